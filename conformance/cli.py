@@ -80,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Without `arguments`, this is the program itself: the arguments are those of `sys.argv`, and
     commands that may call an implementation run in a child process.
+
+    Raises:
+        SystemExit: an argument is invalid, or only help or the version was requested.
     """
     called = arguments is None and "_ARGCOMPLETE" not in os.environ and sys.argv[1:2]
     if called and called[0] in watch.COMMANDS:

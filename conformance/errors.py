@@ -1,7 +1,7 @@
 """Errors as users see them: one line, what to do next, and an exit code.
 
-Everything that the suite raises on purpose derives from `ConformanceError`. The command line
-prints its text as one line and exits with its code, so both are part of the interface.
+Errors that users see derive from `ConformanceError`. The command line prints the text of such an
+error and exits with its code, so both are part of the interface.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ class ExitCode(IntEnum):
     """Exit codes of `mha-conformance`."""
 
     OK = 0
-    """Everything requested was checked (`run`, `report`); the results match the baseline
-    (`gate`)."""
+    """The command succeeded. `run`, `report`: everything requested was checked. `gate`: the results
+    match the baseline."""
     DEVIATES = 1
     """`run --strict`: an implementation violates a requirement of level must. `gate`: a result is
-    worse than in the baseline, or the baseline is out of date."""
+    worse than in the baseline, or the baseline is out of date. `compare`: a result is worse than
+    before. `explore`, `reproduce`: a deviation was found. `judge`: a candidate is not right."""
     USAGE = 2
-    """The command line, a name or a file was invalid; nothing was run."""
+    """The command line, a name or a file was invalid, or `convert` refused to convert."""
     NOTHING_VERIFIED = 3
     """Nothing was checked: everything was unavailable, unsupported or deselected."""
     INCOMPLETE = 4
@@ -41,17 +42,23 @@ PYTEST_CODES = {
     ExitCode.NOTHING_VERIFIED: 5,
     ExitCode.INCOMPLETE: 6,
 }
-"""The exit status of a pytest session for each code; pytest itself uses 0 to 5, but not 6."""
+"""The exit status of a pytest session for each code that it can end with.
+
+pytest itself uses 0 to 5, but not 6.
+"""
 
 
 class ConformanceError(Exception):
-    """The base class of every error that the suite raises on purpose."""
+    """The base class of the errors that the suite reports to users."""
 
     exit_code = ExitCode.USAGE
 
 
 MOST_NAMES = 24
-"""The most names that a message lists; for more, it names the command that lists all of them."""
+"""The most known names that a message lists.
+
+If there are more, it refers to the command that lists all of them, or else says how many it omits.
+"""
 
 _LISTS = {
     "case": "list cases",
@@ -60,11 +67,11 @@ _LISTS = {
     "implementation": "list implementations",
     "case, experiment or requirement": "list cases, list experiments or list requirements",
 }
-"""The subcommand of `mha-conformance` that lists all names of each kind."""
+"""The subcommands of `mha-conformance` that list all names of a kind, by kind."""
 
 
 class UnknownName(ConformanceError):
-    """A name does not exist; the message suggests similar ones."""
+    """A name does not exist; the message suggests similar names, or else says which names exist."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
@@ -80,7 +87,10 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """Return up to three known names that resemble this one, as a whole or in a "/"-part."""
+    """Return up to three known names that resemble or contain `name`.
+
+    If there are none, return names of which a part between slashes resembles `name`.
+    """
     return (
         difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         or [candidate for candidate in known if name and name in candidate][:3]
@@ -118,7 +128,7 @@ class WrongDeclaration(ConformanceError):
 
 
 class WrongShape(ConformanceError):
-    """The shape of an array does not fit the problem."""
+    """The sizes, arrays or options of a problem do not fit together, or an answer is malformed."""
 
 
 class WrongAnswer(ConformanceError):
@@ -168,7 +178,10 @@ class RankLate(RankLost):
 
 
 class Unavailable(ConformanceError):
-    """This machine lacks a framework or a device; the item gets the verdict `unavailable`."""
+    """This machine lacks something that an implementation needs, such as a framework or a device.
+
+    The item gets the verdict `unavailable`.
+    """
 
     exit_code = ExitCode.NOTHING_VERIFIED
 

@@ -1,7 +1,7 @@
 """Show progress bars, but only on a terminal.
 
-They are written to stderr and erased at the end. With --quiet, in CI, or if stderr is redirected,
-no bars are shown, so that logs contain only results.
+Bars are written to stderr and erased at the end. With --quiet, in CI, or if stderr is redirected or
+a dumb terminal, no bars are shown, so that logs contain only results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[..., None]
-"""`advance(text="", steps=1)` reports that `steps` steps are done; `text` names the next one."""
+"""`advance(text="", steps=1)` reports that `steps` more steps are done.
+
+`text` names the next step; with "", the name that is shown stays.
+"""
 
 _silenced = False
 
@@ -24,7 +27,7 @@ def silence() -> None:
 
 
 def wanted() -> bool:
-    """Return whether stderr is a terminal and bars are not disabled."""
+    """Return whether stderr is a terminal that can show bars, and bars are not disabled."""
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return bool(
         not (_silenced or dumb or os.environ.get("CI"))
@@ -36,7 +39,10 @@ def wanted() -> bool:
 
 @contextmanager
 def progress(text: str, total: int | None = None) -> Iterator[Advance]:
-    """Show a progress bar while the body runs, or a spinner if no total is given."""
+    """Show a progress bar while the body runs, and yield the function that advances it.
+
+    `total` is the number of steps. Without it, the bar only shows that the program is running.
+    """
     if not wanted():
         yield lambda text="", steps=1: None
         return

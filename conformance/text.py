@@ -50,7 +50,10 @@ def printable(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception from foreign code, whose `__str__` may itself raise."""
+    """Return the text of an exception from foreign code, whose `__str__` may itself raise.
+
+    If it does, the returned text says so.
+    """
     try:
         return str(error)
     except Exception as failure:
@@ -58,12 +61,12 @@ def text_of(error: BaseException) -> str:
 
 
 def message(error: BaseException) -> str:
-    """Return the text of an exception from foreign code in one line; "" if it has none."""
+    """Return the text of an exception from foreign code as one line; "" if it has no text."""
     return " ".join(text_of(error).split())
 
 
 def relative(path: Path) -> str:
-    """Return a path relative to the working directory if it is inside it, or else unchanged."""
+    """Return a path inside the working directory relative to it, and any other path unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -88,7 +91,7 @@ def paragraph(
 
 
 def line(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
-    """Print a line without wrapping, such as a command or link that users copy."""
+    """Print a line, such as a command or link that users copy, without wrapping it."""
     text = " " * indent + printable(text)
     console.print(text, markup=False, highlight=False, soft_wrap=True, style=style or None)
 
@@ -100,12 +103,12 @@ def heading(console: Console, text: str, style: str = "bold") -> None:
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: "1 case", "2 cases"."""
+    """Return a count with its noun: "1 case", "2 cases"; `many` is an irregular plural."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def some(names: list[str], most: int) -> str:
-    """Return the first `most` names, joined by commas, and the number of the others."""
+    """Return the first `most` names, joined by commas, and the number of the rest, if any."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -124,11 +127,14 @@ _AXES = {
     "weights.output": ("head component out",),
     "weights.output_bias": ("out",),
 }
-"""The axis names of each array, for each form that it has; other weights are "head component"."""
+"""The names of the axes of each array, once for each number of axes that it may have.
+
+An array that is not listed has the axes "head component" if it has two.
+"""
 
 
 def axes(array: str, count: int) -> tuple[str, ...]:
-    """Return the names of the `count` axes of an array such as "output"; () if unknown."""
+    """Return the names of the `count` axes of an array such as "output"; () if they are unknown."""
     known = _AXES.get(array.removeprefix("gradient."), ("head component",))
     return next((names for it in known if len(names := tuple(it.split())) == count), ())
 

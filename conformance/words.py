@@ -1,7 +1,7 @@
 """The English text of findings, card entries and causes, for each id of a `Phrase`.
 
-All sentences are in `words.toml`. No program parses them, so rewording one changes no verdict, no
-gate and no structure of a page.
+The text is in the templates of `words.toml` and, if it needs code, in the functions below. No
+program parses it, so rewording it changes no verdict, no gate and no structure of a page.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def worded(phrase: Phrase) -> Worded | None:
 
 
 def say(phrase: Phrase) -> str:
-    """Return the English text of a phrase; if it has no wording, its id and arguments."""
+    """Return the English text of a phrase; "" if the phrase is empty.
+
+    If its id has no wording, or the wording does not fit its arguments, return both as text.
+    """
     if not phrase:
         return ""
     around = tables()["around"]
@@ -55,7 +58,7 @@ def say(phrase: Phrase) -> str:
 
 
 def advice(cause: Phrase) -> str:
-    """Return what to change to remove a cause; "" if the wording of the cause includes that."""
+    """Return what to change to remove a cause; "" if there is no advice besides its wording."""
     template = tables()["advice"].get(cause.id, "")
     try:
         return template.format(**{name: _field(value) for name, value in cause.arguments.items()})
@@ -73,7 +76,7 @@ def tables() -> dict[str, dict[str, str]]:
 
 @cache
 def wordings() -> Mapping[str, Wording]:
-    """Return the wording of every id."""
+    """Return the wordings of all phrases, by id."""
     templates = {name: text for key in TABLES for name, text in tables()[key].items()}
     return templates | _FUNCTIONS
 
@@ -85,7 +88,7 @@ def causes() -> frozenset[str]:
 
 
 TABLES = "entries", "causes", "places", "names"
-"""The tables of `words.toml` whose keys are ids; the table "around" is keyed by argument."""
+"""The tables of `words.toml` that contain the wordings of phrases, by id."""
 
 
 class _Listed:

@@ -1,13 +1,14 @@
 """Call an implementation on long sequences, be it a function of heads or a whole layer.
 
-An implementation may also take masks as structure, see `AtLength`; for others, masks become arrays
-only if these are small. The inputs are created once, as `[batch heads length head]`, and results
-are read in slices, so that no second copy of them is needed.
+An implementation may also take masks as structure, see `AtLength`. For any other, a mask that it
+cannot express by a flag becomes an array, which is supported only if it is small. The inputs are
+created once, as `[batch heads length head]`, and results are read in slices, so that no second copy
+of them is needed.
 
 A layer gets projections that pass the heads on unchanged. Products with 0 and 1 are exact in every
 precision, so the layer returns the attention of these heads. If it takes only one input for query,
-key and value, this input holds all three side by side. The first of three heads then extracts each
-of them, and the other two heads see zeros.
+key and value, this input holds all three side by side. The layer then has three heads: the first
+extracts query, key and value from the input, and the other two see zeros.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from conformance.long.problem import LongProblem
 from conformance.long.visibility import EVERYTHING, Visibility
 
 DENSE = 2**26
-"""The most elements of a mask that is passed as an array."""
+"""The most pairs of a query and a key for which a mask is passed as an array."""
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
     """The inputs of an implementation: arrays `[batch heads length head]`, and masks as structure.
 
-    Arrays are float64 if `dtype` is, and float32 otherwise; `dtype` represents all their numbers.
-    `sinks` `[heads]` are logits that enter only the sum of the softmax. `soft_cap` is the cap of
-    the logits. `sees` says which keys each query sees.
+    Arrays are float64 if `dtype` is, and float32 otherwise; all their numbers are exactly
+    representable in `dtype`. `cotangent` is that of the output. `sinks` `[heads]` are logits that
+    enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
+    no cap. `sees` says which keys each query sees.
     """
 
     dtype: str
@@ -59,24 +61,27 @@ class AtLength(Protocol):
     """An implementation that takes masks as structure, and returns gradients with the output."""
 
     def at_length(self, heads: Heads) -> Mapping[str, np.ndarray]:
-        """Return "output" and, if it has gradients, "query", "key" and "value", as NumPy arrays.
+        """Return the "output" and any gradients of "query", "key" and "value", as NumPy arrays.
 
         "log_total" `[batch heads query]`, the logarithm of each normaliser, may be among them, and
-        so may "sinks" `[heads]`, their gradient.
+        so may "sinks" `[heads]`, the gradient of the sinks.
         """
         ...
 
 
 Slices = Callable[[int, int, slice], Array]
-"""A function from `(entry, head, rows)` to these rows of an array, `[rows head]`, in float64."""
+"""A function from `(entry, head, rows)` to these rows of an array, `[rows head]`, in float64.
+
+`entry` is the index of the batch entry.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
     """The results of an implementation, and the seconds that the call took.
 
-    `arrays` holds "output" and, if there are gradients, "query", "key" and "value". It may also
-    hold "log_total" and "sinks", with one number in each row. `first` is the additional time, in
+    `arrays` holds "output" and any gradients, as "query", "key" and "value". It may also hold
+    "log_total" and "sinks", with one number in each row. `first` is the additional time, in
     seconds, that only the first call of a shape takes, such as for compiling.
     """
 
@@ -116,8 +121,11 @@ def call(
 ) -> Answered:
     """Call an implementation, in its first mode by default, and return its results.
 
+    If it is an `AtLength`, `device` and `mode` have no effect.
+
     Raises:
         Unsupported: the implementation cannot express the problem.
+        Unavailable: the framework or the device is missing.
         WrongAnswer: the implementation returned something other than the expected arrays.
         WrongShape: the implementation returned arrays of wrong shapes.
     """
@@ -139,12 +147,15 @@ def call(
 _INPUTS = ("query", "key", "value")
 
 SHORT = 10.0
-"""If the first call of a shape takes fewer seconds than this, a second one shows how much of it was
-compilation."""
+"""If the first call of a shape compiles and takes at most this many seconds, a second call shows
+how much of that time was compilation."""
 
 
 def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:
-    """Return an action's result, the seconds it takes, and extra seconds of only the first call."""
+    """Return an action's result, the seconds that it takes, and the extra seconds of a first call.
+
+    The latter are 0 if the action does not compile, or takes too long to be repeated.
+    """
     started = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - started

@@ -1,8 +1,8 @@
 """Compare every element with its exact value, block by block, and locate the worst element.
 
-For each array, this computes the largest |error|/σ and its place, the rms, the signed bias
-Σ(error/σ)/√N, and the gain Σ(error·want/σ²)/√Σ(want/σ)². The gain is like the bias, but adds up
-errors in the direction of the expected values, such as those of a normaliser that is too small.
+For each array, this computes the largest |error|/σ and its place, the rms of error/σ, the signed
+bias Σ(error/σ)/√N, and the gain Σ(error·want/σ²)/√Σ(want/σ)². The gain is like the bias, but adds
+up errors in the direction of the expected values, such as those of a normaliser that is too small.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from conformance.long.problem import LongProblem
 from conformance.records.numbers import LIMIT, ratios
 
 DRIFT = 0.25
-"""What correlated errors add to the limits of bias and gain, in units of σ·LIMIT: equal pairs are
-rounded alike, so an array has at most as many independent errors as there are classes."""
+"""What correlated errors add to the limits of bias and gain, in units of σ·LIMIT, before division
+by the root of the number of independent errors: pairs of the same classes are rounded alike, so an
+array has at most as many independent errors as there are classes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,14 @@ class Place:
 class Tally:
     """Statistics of the errors seen in one array so far, in units of σ.
 
-    `groups` is the number of rows whose errors are independent.
+    Attributes:
+        groups: the number of rows whose errors are independent.
+        count, rows: the number of elements and of rows.
+        largest: the largest |error|/σ; `worst` is its place.
+        squares, sum: the sums of (error/σ)² and of error/σ.
+        along, size: the sums of error·want/σ² and of (want/σ)².
+        beyond: the number of elements whose |error|/σ exceeds `LIMIT`.
+        tiles: the batch entry, head and index of tiles with such elements, up to some thousands.
     """
 
     array: str
@@ -74,7 +82,10 @@ class Tally:
         underflow: float,
         tile: int = BLOCK,
     ) -> None:
-        """Add a block of rows; `at` is the batch entry, head and position of the first row."""
+        """Add a block of rows; `at` is the batch entry, head and position of the first row.
+
+        `tile` is the number of rows of each tile in `tiles`.
+        """
         if not got.size:
             return
         ratio = ratios(got, want, sigma, underflow)
@@ -162,11 +173,14 @@ class Checked:
     seconds: float
 
     def decisive(self, promised: str = "") -> Mapping[str, Tally]:
-        """Return the decisive tallies: of the promised class, or else of the least accurate one."""
+        """Return the tallies that decide the verdict, by array.
+
+        They are those of the promised accuracy class, or else of the least accurate class.
+        """
         return self.tallies[promised if promised in self.tallies else list(self.tallies)[-1]]
 
     def conforms(self, promised: str = "") -> bool:
-        """Return whether every array is within its limits."""
+        """Return whether every array is within its limits in the decisive class."""
         return all(tally.excess <= 1 for tally in self.decisive(promised).values())
 
     @property
@@ -195,7 +209,8 @@ def check(
         tile: how many keys the implementation sums up at once, for σ; `UNKNOWN` if not declared.
         size: the number of rows and of columns in a block.
         threads: how many pieces of each head to check at the same time.
-        accuracy: the only accuracy class to compare with, for speed; "" for all of them.
+        accuracy: the only accuracy class to compare with, for speed; "" or an unknown class for
+            all of them.
     """
     started = time.perf_counter()
     batch, _, length, kv_heads, keys = problem.sizes
@@ -248,7 +263,7 @@ class _Found:
         self.sinks: dict[tuple[str, int], Array] = {}
 
     def of(self, accuracy: str, array: str) -> Tally:
-        """Return the tally of an array, which is created on first use."""
+        """Return the tally of an array in an accuracy class; it is created on first use."""
         return self.tallies.setdefault(accuracy, {}).setdefault(array, Tally(array, self._groups))
 
     def add_sinks(self, accuracy: str, head: int, sums: Array) -> None:
@@ -269,7 +284,7 @@ _READ = 2**15
 
 
 class _Reader:
-    """Reads the rows of one head of an answer in order, and converts many rows at once."""
+    """A reader of the rows of one head of an answer, in order, that converts many rows at once."""
 
     def __init__(self, slices: Slices, entry: int, head: int, span: slice) -> None:
         self._slices, self._at, self._stop = slices, (entry, head), span.stop

@@ -19,7 +19,8 @@ from conformance.long.problem import Classes, LongProblem, Stored
 from conformance.long.visibility import EVERYTHING, Visibility
 
 WRAPS = tuple(2**power for power in (7, 8, 12, 15, 16, 17, 18, 19, 20))
-"""Positions where indices of 8 and 16 bits wrap, and where longer products of indices do."""
+"""Positions at which 8-bit and 16-bit indices wrap, and larger powers of 2, at which products of an
+index and other sizes may."""
 
 _CHUNK = 2**22
 
@@ -71,7 +72,10 @@ def draw(
 
 
 def _frequencies(classes: int, keys: int) -> np.ndarray:
-    """Return the probability of each class of keys: half are common, the others ever rarer."""
+    """Return the probability of each class of keys.
+
+    Half of the classes are equally common; each of the others is rarer than the one before it.
+    """
     common = classes - classes // 2
     rarest = math.log2(max(keys, 2) / 4)
     steps = np.linspace(min(math.log2(common) + 1, rarest), rarest, classes - common)
@@ -82,7 +86,7 @@ def _frequencies(classes: int, keys: int) -> np.ndarray:
 def _key_classes(
     random: np.random.Generator, frequency: np.ndarray, shape: tuple[int, int, int]
 ) -> Classes:
-    """Return random classes of keys, with the rarest at wraps and at the first and last key."""
+    """Return random classes of keys, with the rarest class around `WRAPS` and at both ends."""
     drawn = np.searchsorted(np.cumsum(frequency)[:-1], random.random(shape, dtype=np.float32))
     found = drawn.astype(np.uint8)
     keys = shape[-1]
@@ -92,7 +96,10 @@ def _key_classes(
 
 
 def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Stored:
-    """Return normally distributed numbers rounded to `dtype`, in float32 if that can hold them."""
+    """Return normally distributed numbers rounded to `dtype`.
+
+    The array is float64 if `dtype` is, and float32 otherwise.
+    """
     wide: Any = np.float64 if dtype.name == "float64" else np.float32
     numbers: Stored = np.empty(math.prod(shape), wide)
     for start in range(0, numbers.size, _CHUNK):

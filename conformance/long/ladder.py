@@ -4,9 +4,9 @@ A few queries over all keys, and all queries over a few keys, reach every index 
 Whole sequences, causal and not, follow as far as time and memory allow. Problems that are not
 reached are reported as such.
 
-The cost of the next length is predicted from the two before: time from the number of pairs and
-tokens, and memory, beyond what the suite's own arrays need, from the number of pairs. Thus an
-implementation that holds all logits is not called if they do not fit into memory.
+The cost of a problem is predicted from the same problem at the lengths before: time, from the
+number of pairs and tokens; and memory, beyond the estimate of `needed`, from the number of pairs.
+Thus an implementation that holds all logits is not called if they do not fit into memory.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ FEW = 64
 LAST = 16
 
 QUERIES = {"retrieval": FEW, "one query": 1, "last queries": LAST, "few queries": FEW}
-"""The number of queries of problems with all keys. For 1 and for 16 queries, kernels split the keys
-and merge the partial results; the last of the 16 sees every key."""
+"""The number of queries of each problem that has few queries but all keys.
+
+For 1 and for 16 queries, kernels split the keys and merge the partial results. The 16 queries are
+the last ones of a causal sequence, so only the last of them sees every key.
+"""
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes to examine by default."""
@@ -54,13 +57,16 @@ _ARRAYS_AT_ONCE = 14
 implementation and their conversion through float64, and four results."""
 
 WRAP = 2**31
-"""The number of elements (batch · heads · length · head) beyond which a 32-bit index wraps."""
+"""The number of elements (batch · heads · length · head) beyond which a signed 32-bit index
+wraps."""
 
 BEYOND = "beyond 2^31"
-"""Retrieval from keys and values with more than `WRAP` elements, in as many heads as that takes."""
+"""The name of the problem of retrieval from keys and values with more than `WRAP` elements, in as
+many heads as that takes."""
 
 BEYOND_FROM = 2**20
-"""The least length at which `BEYOND` is posed; shorter ones take more heads than any model has."""
+"""The least length at which `BEYOND` is posed; for shorter ones, it would take more heads than any
+model has."""
 
 PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
 """The problems of one length, in the order in which they are posed."""
@@ -73,7 +79,11 @@ WITH_FEATURES = {
     "soft cap": ("soft cap",),
     "last queries with features": ("sinks", "soft cap"),
 }
-"""Problems for implementations that declare at least one of these features, with those declared."""
+"""The features of further problems, by the name of the problem.
+
+A problem is posed to implementations that declare at least one of its features, and has only those
+that they declare.
+"""
 
 _FEW_QUERIES = {**QUERIES, BEYOND: FEW, "last queries with features": LAST}
 
@@ -83,7 +93,10 @@ CAP = 8.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a run: bytes of memory, and seconds for all problems; None for no limit."""
+    """The limits of a run: bytes of memory, and seconds for all problems.
+
+    None for the memory means all that is available; None for the seconds means no limit.
+    """
 
     memory: int | None = None
     seconds: float | None = None
@@ -98,7 +111,10 @@ class Sizes:
 
     @classmethod
     def of(cls, geometry: Geometry | None, head_size: int | None, tile: int | None) -> Sizes:
-        """Return the given sizes or, in place of None, those that an adapter declares."""
+        """Return the given sizes or, in place of None, those of a geometry.
+
+        Without a geometry, None means a head size of 64 and an `UNKNOWN` tile.
+        """
         head, keys = (geometry.head_sizes[0], geometry.tiles[1]) if geometry else (64, UNKNOWN)
         return cls(head_size or head, tile or keys)
 
@@ -143,8 +159,8 @@ def largest(memory: int, head_size: int, dtype: str) -> int:
 def mode_of(adapter: Adapter, dtype: str) -> Mode:
     """Return the mode in which an implementation is called on long sequences.
 
-    If possible, it is one that is compiled as users do, computes gradients, and returns no weights,
-    which would be an array of all pairs.
+    In this order of preference, it is one that is compiled as users would compile it, that computes
+    gradients, and that returns no weights, which would be an array of all pairs.
     """
 
     def merit(mode: Mode) -> tuple[bool, bool, bool]:
@@ -157,7 +173,14 @@ def mode_of(adapter: Adapter, dtype: str) -> Mode:
 
 @dataclass
 class _Cost:
-    """The measured costs of one problem in one dtype and mode, for each length so far."""
+    """The measured costs of one problem in one dtype and mode, for each length so far.
+
+    Attributes:
+        pairs: the number of pairs of a query and a key.
+        seconds: the seconds per unit of work; see `_work`.
+        extra: the bytes beyond `needed`.
+        fixed: the extra seconds of the last first call, such as for compiling.
+    """
 
     pairs: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -165,7 +188,7 @@ class _Cost:
     fixed: float = 0.0
 
     def foreseen(self, queries: int, keys: int, rate: float) -> tuple[float, float]:
-        """Predict the seconds that a problem takes, and the bytes beyond `needed`.
+        """Predict the seconds that a problem will take, and the bytes beyond `needed`.
 
         If nothing has been measured yet, `rate` is taken as the seconds per unit of work.
         """
@@ -194,8 +217,8 @@ class Ladder:
         steps: the lengths, shortest first.
         dtypes: the dtypes.
         limits: the memory and time that it may take.
-        sizes: of heads and tiles; None for those that the adapter declares.
-        modes: names of modes; empty for the one that suits best, see `mode_of`.
+        sizes: the sizes of heads and tiles; None for those that the adapter declares.
+        modes: the names of modes; empty, or none that the adapter has, for that of `mode_of`.
         device: "cpu" or "gpu".
         threads: how many threads the suite's own comparison may use.
     """
@@ -410,7 +433,10 @@ def _seen(tally: Tally) -> Seen:
 
 
 def _finite(number: float) -> float:
-    """Return the number with four digits, with NaN and infinities replaced by finite numbers."""
+    """Return the number with four significant digits, and at most `INFINITE` in magnitude.
+
+    NaN becomes `INFINITE`.
+    """
     if math.isnan(number) or abs(number) > INFINITE:
         return math.copysign(INFINITE, number) if not math.isnan(number) else INFINITE
     return float(f"{number:.4g}")
@@ -444,7 +470,10 @@ def _sees(step: Step) -> Visibility:
 
 
 def _forget_peak() -> int:
-    """Reset the peak of resident memory, where possible, and return the bytes resident now."""
+    """Reset the peak of resident memory if possible, and return the bytes resident now.
+
+    Both are those of this process and of all processes that it started.
+    """
     for pid in _processes():
         with suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
@@ -452,7 +481,10 @@ def _forget_peak() -> int:
 
 
 def _peak() -> int:
-    """Return the peak of resident memory of all processes in bytes; if unknown, the present one."""
+    """Return the sum of the peaks of resident memory of `_processes`, in bytes.
+
+    If the peak of a process is unknown, its present memory counts.
+    """
     return sum(_resident(pid, peak=True) for pid in _processes())
 
 

@@ -1,8 +1,9 @@
 """σ of every element of a long problem: the suite's error model in closed form.
 
 The model is that of `conformance.definition.arithmetic`, computed from the sums of the oracle.
-Tensors, logits, probabilities and accumulators are held with the roundoffs u_t, u_s, u_p and ũ, and
-each error is uniform, so that its variance is u²/3. Three things are particular to long sequences:
+Tensors, logits, probabilities and accumulators are stored with the roundoffs u_t, u_s, u_p and ũ,
+and each error is uniform, so that its variance is u²/3. Three things are particular to long
+sequences:
 
 - *Equal pairs are rounded alike.* The errors of a logit, its exponential and its rounding are the
   same for all keys of a class. Together they are one error ε_ac, which multiplies S_c − n_c O as a
@@ -10,7 +11,7 @@ each error is uniform, so that its variance is u²/3. Three things are particula
 - *Accumulators run over tiles.* A sum over n terms consists of n/t sums over tiles of t terms, one
   after another. For n ≤ t this is the definition's model, in which all terms are added one after
   another. Over a million terms, that model would give so much noise that it would hide any defect.
-- *Second moments.* Where values are arbitrary, Σ_j P_ij² (dO_i·V_j)² is not a sum by class; it is
+- *Second moments.* Values are arbitrary, so Σ_j P_ij² (dO_i·V_j)² is not a sum by class; it is
   replaced by |dO_i|² Σ_j P_ij² |V_j|²/head, which is its mean over independent components.
 """
 
@@ -36,10 +37,11 @@ their sum to the accumulator."""
 _USUAL = (64, 1024)
 """The tiles to assume for `UNKNOWN`: that of a small kernel, and the number of terms that a
 library's matrix product adds up at once. Errors are smallest with as many tiles as terms in a tile,
-so both ends are considered."""
+and grow in both directions, so the larger result of the two is used."""
 
 MODELS = ("A0", "A", "B")
-"""The accuracy classes with a float32 accumulator; no other is of use for long problems."""
+"""The accuracy classes that do not round running sums to the dtype; others are of no use for long
+problems."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
 
 
 class Noise:
-    """Computes σ for one accuracy class, first of the rows and then of the columns of each head.
+    """The σ of one accuracy class, computed first for the rows and then the columns of each head.
 
     Args:
         problem: the problem.
@@ -188,7 +190,7 @@ class Noise:
         )
 
     def _of_sink(self, head: Head) -> Array:
-        """Return the variance of the exponential of the sink `[query_classes]`."""
+        """Return the variance of the exponential of the head's sink, `[query_classes]`."""
         assert self.problem.sinks is not None
         sink = float(self.problem.sinks[head.head])
         moved = sink**2 if np.isfinite(sink) else 0.0
@@ -225,7 +227,8 @@ class Noise:
     def of_log_total(self, head: Head, block: Rows, whole: Array) -> tuple[Array, Array]:
         """Return the log-normaliser of a block of queries and its σ, `[rows 1]` each.
 
-        Implementations return it in float32. For a query that sees nothing it must be exactly −∞.
+        Implementations return it in float32. It must be exactly −∞ for a query that sees nothing,
+        if there is no sink.
         """
         shares = head.weight[block.span, None] * block.powers * block.count
         of_logits = self._coherent[head.head][head.query_class[block.span]]
@@ -239,7 +242,9 @@ class Noise:
         return self.sums * (5 * self.value_head / 6) + self.probability
 
     def of_columns(self, block: Columns, extra: int) -> tuple[Array, Array]:
-        """Return σ of the gradients of a block of keys `[keys head]` and values.
+        """Return σ of the gradients of a block of keys and of their values.
+
+        The shapes are `[keys head]` and `[keys value_head]`.
 
         `extra` is the index in the heads' `extra` where the numbers of this accuracy class begin;
         see `extras`.
@@ -283,7 +288,10 @@ class Noise:
         return key, value
 
     def _sigma(self, variance: Array, values: Array) -> Array:
-        """Return σ, where half of the variance is the element's, and half the mean of its row."""
+        """Return σ with the rounding of the result added.
+
+        Before that, each variance is averaged with the mean of its row.
+        """
         variance = (variance + _total(variance) / max(1, variance.shape[1])) / 2
         return np.sqrt(self.factor * (variance + self.final * values**2))
 
@@ -293,7 +301,7 @@ COMMON = 4
 
 
 def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[Noise]:
-    """Return the noise of each accuracy class, from the most accurate to the least."""
+    """Return the noise of each class in `MODELS` that differs in the dtype, most accurate first."""
     return [Noise(problem, it, tile) for it in classes_of(problem.format) if it.name in MODELS]
 
 
@@ -301,7 +309,7 @@ def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Ar
     """Return the numbers of each query that the noise of keys needs, `[rows extra]`.
 
     They are w²|dO|², w²D², 1 and |dO|², and for each accuracy class the relative variance of the
-    row times w²|dO|², and w² times the variance of D. All are 0 for a query that sees nothing.
+    row times w²|dO|², and w² times the variance of D. All are 0 for a query with w = 0.
     """
     rows = block.span
     weight = head.weight[rows] ** 2

@@ -1,7 +1,8 @@
 """The exact answer for every element, at a cost of O(length · classes · head size).
 
 If queries and keys are drawn from few classes, e_ac = exp(s_ac − peak_a) is a small table, and the
-sums that attention needs are sums by class over intervals:
+sums that attention needs are sums by class over intervals. With a for the class of a query, q̄_a for
+its prototype, c and k̄_c for those of a key, s for the logits and α for the scale:
 
     n_c(i) = Σ_{j∈c} 1     S_c(i) = Σ_{j∈c} V_j           over the keys j that query i sees
     Z_i = Σ_c e_ac n_c     O_i = Σ_c e_ac S_c / Z_i        w_i = 1/Z_i     D_i = dO_i·O_i
@@ -44,9 +45,9 @@ class Head:
         powers: e `[query_classes key_classes]`.
         slopes: e times the derivative of the cap, of the same shape.
         of_sink: the term of the sink in Z `[query_classes]`.
-        first, last: the interval of keys that each query sees.
-        weight: w `[query]`, which is 0 if a query sees nothing.
-        row: D `[query]`.
+        first, last: the interval of keys that each query sees, without `last` itself, `[query]`.
+        weight: w `[query]`, which `rows` sets; it is 0 if Z is 0.
+        row: D `[query]`, which `rows` sets.
         extra: further numbers of each query, which are summed by class for keys `[query extra]`.
     """
 
@@ -98,7 +99,7 @@ class Head:
 
     @cached_property
     def seen_by(self) -> tuple[Index, Index]:
-        """The interval of queries that see each key, as begin and end, `[keys]` each."""
+        """The interval of queries that see each key, as begin and end, `[key]` each."""
         return transposed(self.first, self.last, len(self.key_class))
 
     def value(self, columns: slice) -> Array:
@@ -246,7 +247,7 @@ class Columns:
 def columns(heads: list[Head], span: slice, size: int = BLOCK) -> Iterator[Columns]:
     """Yield the keys of a span in blocks, with gradients from all query heads that share them.
 
-    Before this, `rows` must have been run over all queries of each head.
+    Before this, `rows` must have yielded all queries of each head.
     """
     begin, end = heads[0].seen_by
     of_heads = [_Transposed(head, size) for head in heads]

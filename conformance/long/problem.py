@@ -19,29 +19,34 @@ from conformance.long.visibility import EVERYTHING, Visibility
 
 Classes = npt.NDArray[np.uint8]
 Stored = npt.NDArray[np.floating]
-"""Numbers that are kept in float32 where it represents them, to halve the memory."""
+"""Numbers that are kept in float32 if it can represent them, to halve the memory, or else in
+float64."""
 
 WIDEST = 600.0
-"""The largest difference of two logits of a query, so that no power underflows in float64."""
+"""The largest difference allowed between two logits of a query, so that no exponential underflows
+in float64."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LongProblem:
     """A long attention problem, whose logits form a table over classes of queries and keys.
 
-    Every number is exactly representable in `dtype`.
+    All numbers in its arrays are exactly representable in `dtype`.
 
     Attributes:
         queries: prototypes `[heads query_classes head]`.
         keys: prototypes `[kv_heads key_classes head]`.
         query_class: `[batch heads query]`; query i of head h is `queries[h, query_class[b, h, i]]`.
-        key_class: `[batch kv_heads key]`.
+        key_class: the same for keys, `[batch kv_heads key]`.
         value: `[batch kv_heads key value_head]`.
         cotangent: the cotangent of the output, `[batch heads query value_head]`.
         scale: the factor of the logits; None for 1/√head.
         sees: which keys a query may attend to.
         sinks: a logit per head that enters only the sum of the softmax, `[heads]`; None for none.
         soft_cap: the cap of the logits, applied as cap · tanh(logits / cap); None for no cap.
+
+    Raises:
+        WrongShape: sizes do not fit together, or logits of a query differ by more than `WIDEST`.
     """
 
     dtype: str
@@ -91,7 +96,7 @@ class LongProblem:
 
     @property
     def format(self) -> DType:
-        """The floating-point format of every number in the problem."""
+        """The floating-point format of every number in the problem's arrays."""
         return dtype_of(self.dtype)
 
     def uncapped(self, head: int) -> Array:

@@ -1,8 +1,9 @@
 """Bit-exact retrieval: every query finds exactly one key, at whatever position it lies.
 
 The key at position j consists of the binary digits of j, written as ±1, and a query is a large
-multiple of the key that it looks for. Every other weight then underflows to 0 and this one is 1, so
-the output is exactly a value, and the gradient of that value exactly a cotangent, in every format.
+multiple of the key that it looks for. The weight of this key is then 1 and all others underflow to
+0, so the output is exactly a value, and the gradient of a value that one query looks for is exactly
+a cotangent, in every format.
 An index that wraps leads to another value, however long the sequence. Each key/value head has
 different digits flipped, so that keys of different heads differ.
 """
@@ -22,8 +23,8 @@ from conformance.long.drawing import normal
 from conformance.long.visibility import EVERYTHING, Visibility
 
 MARGIN = {"float64": 800.0}
-"""By how much the logit of the sought key exceeds all others, if not by 150: exp(−150) is 0 in
-float32, and exp(−800) in float64."""
+"""The least amount by which the logit of the sought key exceeds all others, by dtype; 150 for
+dtypes that are not listed. exp(−150) is 0 in float32, and exp(−800) is 0 in float64."""
 
 _SPREAD = 0x9E3779B1
 """An odd number whose multiples differ in many bits."""
@@ -31,7 +32,7 @@ _SPREAD = 0x9E3779B1
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """The inputs, and `sought` `[batch heads query]`, the position of the key each query seeks."""
+    """The inputs, and in `sought` `[batch heads query]` the position of the key for each query."""
 
     heads: Heads
     sought: np.ndarray
@@ -59,7 +60,10 @@ def retrieval(
     causal: bool = False,
     seed: int = 0,
 ) -> Retrieval:
-    """Return a retrieval problem with random positions, which include the first and the last one.
+    """Return a retrieval problem of one batch entry, whose queries look for random positions.
+
+    The first of several queries looks for the first key, and the last query for the last key that
+    it can see.
 
     Raises:
         Unsupported: the head is too small to hold a position in binary.
@@ -104,7 +108,8 @@ def _binary(positions: np.ndarray, digits: int, size: int) -> np.ndarray:
 def missed(given: Retrieval, answered: Answered) -> list[Missed]:
     """Return where the output and, if there is one, the gradient of the values have wrong rows.
 
-    If several queries of a group look for the same value, its gradient is a sum, and not compared.
+    If several queries that share a value head look for the same value, its gradient is a sum, which
+    is not compared.
     """
     heads, wrong = given.heads, []
     _, count, queries, _ = heads.query.shape

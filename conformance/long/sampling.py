@@ -1,4 +1,4 @@
-"""Generic long inputs: check sampled rows of the output, and all of dK and dV.
+"""Generic long inputs: check sampled rows of the output, and all of dQ, dK and dV.
 
 Queries, keys and values are all N(0, 1). The cotangent is 0 except in the sampled rows, which are
 edges of tiles and random ones. The gradients of every key and value are therefore sums over these
@@ -27,7 +27,11 @@ _COLUMNS = 4096
 
 
 def sampled(queries: int, tile: int, most: int = 256, seed: int = 0) -> np.ndarray:
-    """Return the rows to sample, sorted: the edges of tiles, evenly spread, and random ones."""
+    """Return the rows to sample, sorted: those at edges of tiles, and random ones.
+
+    If there are too many edges for `most` rows, take an evenly spread selection of them. An
+    `UNKNOWN` tile counts as one of 64 rows.
+    """
     edges = np.arange(0, queries, tile or 64)
     edges = np.unique(np.concatenate([edges, np.maximum(edges - 1, 0), [queries - 1]]))
     room = max(2, most - RANDOM)
@@ -72,7 +76,10 @@ def generic(
 def check_sampled(
     heads: Heads, chosen: np.ndarray, answered: Answered, tile: int = UNKNOWN
 ) -> Checked:
-    """Compare the chosen rows of the output, and all of dQ, dK and dV, with expected values."""
+    """Compare the chosen rows of the output, and all of dQ, dK and dV, with expected values.
+
+    The heads are those of `generic`, with a cotangent of 0 except in the chosen rows.
+    """
     import time
 
     started = time.perf_counter()

@@ -33,6 +33,9 @@ class Visibility:
         members: the lengths of packed sequences, of queries and of keys. A query sees only the keys
             of its sequence; queries beyond the last sequence see nothing.
         key_lengths: the number of keys of each batch entry; keys beyond it are padding.
+
+    Raises:
+        WrongShape: a number is negative, or the two tuples of `members` differ in length.
     """
 
     causal: Causal | None = None
@@ -112,7 +115,7 @@ class Around:
     Attributes:
         start, stop: the first row of the block, and the row after the last.
         inner: the index of the first whole block of columns, and of the block after the last one;
-            they are equal if there is none.
+            the two indices are equal if there is no whole block.
         edges: the other columns that some row sees, as at most two spans.
         visible: `[rows edge_columns]`, whether a row sees a column of the edges.
         seen: `[rows]`, how many columns each row sees altogether.

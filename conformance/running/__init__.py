@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 LEVELS = ("core", "full", "large")
-"""The levels of a run: some of the cases, all of them, or some of them at the sizes of kernels."""
+"""The levels of a run, from which `--level` chooses one.
+
+They are the cases marked `core`, all cases and experiments, and the cases marked `core` or `large`
+at the sizes for which kernels are written.
+"""
 
 DEVICES = ("cpu", "gpu")
 

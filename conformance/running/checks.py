@@ -1,8 +1,8 @@
 """Run the suite in another project's tests: `parametrize_with_checks` and `assert_conforms`.
 
-A check is one case in one dtype and mode. Cases that an adapter declares as unsupported are not
-collected; a check that turns out to be unsupported when it is run is skipped, with the reason. One
-additional check for each implementation fails if all others were skipped.
+A check is one case or experiment in one dtype and mode. Cases that an adapter declares as
+unsupported are not collected; a check that turns out to be unsupported when it is run is skipped,
+with the reason. One additional check for each implementation fails if nothing could be verified.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import pytest
 
 SHOWN_IN_FULL = 2
-"""The number of failures that `assert_conforms` shows in full."""
+"""The most failures that `assert_conforms` shows in full, and the most reasons that are given if
+nothing was verified."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +39,9 @@ class Bench:
 
     Attributes:
         adapter: the adapter of the implementation.
-        spec: its name on the command line, or "".
-        examiner: the examiner of its rows.
-        results: the results so far, by item id.
+        spec: the implementation's name on the command line, or "" if it has none.
+        examiner: the examiner of the implementation's rows.
+        results: the results so far, by the id of the row.
     """
 
     adapter: Adapter
@@ -74,7 +75,7 @@ class Check:
     run: Callable[[], None]
 
     def __call__(self) -> None:
-        """Run the check: pass, fail with a self-contained message, or skip with a reason."""
+        """Run the check: pass, fail with a self-contained message, or skip or xfail with reason."""
         __tracebackhide__ = True
         self.run()
 
@@ -101,12 +102,14 @@ def parametrize_with_checks(
         implementations: adapter classes or instances, functions decorated with
             `attention_function`, or arguments of `mha-conformance run`: names, files, modules.
         level: "core" for the cases marked `core`, normally in float32 and bfloat16, which takes
-            some seconds; "full" for all cases in all dtypes, and the experiments.
-        cases: parts of ids or wildcard patterns of cases to run instead of those of the level.
+            some seconds; "full" for all cases in all dtypes, and the experiments; "large" for the
+            cases marked `core` or `large`, at the sizes for which kernels are written.
+        cases: parts of case ids, beginnings of experiment ids, or wildcard patterns for either. The
+            cases and experiments that they select replace those of level "core" or "full".
         dtypes: the dtypes to use instead of those of the level.
         device: "cpu" or "gpu".
-        known: the reasons for known deviations, by parts or patterns of the ids of checks. These
-            checks are run as strict xfails: they fail if they do not deviate.
+        known: the reasons for known deviations, by parts or patterns of the ids of checks. Checks
+            with these ids are run as strict xfails: they fail if they do not deviate.
 
     Raises:
         ConformanceError: the arguments are invalid, or there is nothing to check.
@@ -134,10 +137,10 @@ def assert_conforms(
 ) -> None:
     """Run all checks of one implementation; raise `AssertionError` if one fails.
 
-    The arguments are those of `parametrize_with_checks`.
+    The other arguments are those of `parametrize_with_checks`.
 
     Raises:
-        AssertionError: the implementation deviates, or nothing could be verified.
+        AssertionError: a check fails, a known deviation is gone, or nothing could be verified.
         ConformanceError: the arguments are invalid, or there is nothing to check.
     """
     __tracebackhide__ = True
@@ -155,9 +158,9 @@ def assert_conforms(
 
 
 def _all_failures(bench: Bench, failed: Sequence[tuple[Row, CaseResult, str]], total: int) -> str:
-    """Return a message with the number of failures by cause, the first few in full.
+    """Return a message that counts the failures by cause and shows the first few in full.
 
-    Of the others, it has only the ids.
+    It only lists the ids of the rest.
     """
     causes = Counter(
         next((say(f.cause) for f in result.findings if f.cause), "no known cause")
@@ -220,7 +223,10 @@ def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
 
 
 def _id(row: Row) -> str:
-    """Return the id of a check, which omits the device "cpu", and the mode if there is only one."""
+    """Return the id of a row's check.
+
+    It omits the device if that is "cpu", and the mode if the adapter has only one.
+    """
     parts = [row.adapter.name, row.asked.id, row.dtype]
     parts += [row.device] if row.device != "cpu" else []
     parts += [row.mode.name] if len(row.adapter.modes) > 1 else []
@@ -286,7 +292,10 @@ def _verified(bench: Bench, rows: Sequence[Row]) -> Callable[[], None]:
 
 
 def _fails(result: CaseResult) -> bool:
-    """Return whether a check fails: on an error, or if a requirement of level "must" is not met."""
+    """Return whether a check fails.
+
+    It fails on an error, crash or timeout, or if a requirement of level "must" is not met.
+    """
     return result.verdict in ("error", "crashed", "timed-out") or any(
         finding.verdict == "deviates" and is_must(finding) for finding in result.findings
     )

@@ -32,7 +32,7 @@ SUITE = "conformance"
 ROOMS = ("definition", "adapter")
 """The subpackages on which every result depends."""
 JUDGING = ("requirements", "experiments")
-"""The subpackages of which only the imported modules count."""
+"""The subpackages of which a digest covers only the modules that are imported, also indirectly."""
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
@@ -66,9 +66,10 @@ def suite_code() -> str:
 def revisions() -> dict[str, str]:
     """Return a digest for each requirement and experiment, by id.
 
-    It is a digest of the module and its imports, and for a requirement also has its revision
-    number. The key "causes" has the digest of the package `causes`: if it changes, deviating items
-    are measured again.
+    Each digest covers the module that defines the requirement or experiment, and the modules in
+    `JUDGING` that this module imports. That of a requirement begins with its revision number. The
+    key "causes" has the digest of the package `causes`: if it changes, deviating items are measured
+    again.
     """
     of_module: dict[str, str] = {}
 
@@ -100,7 +101,7 @@ def _modules(room: str) -> list[str]:
 def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
     """Return these modules and those that they import, directly or indirectly.
 
-    Only imports for whose names `follow` returns True are included.
+    Imported modules are included only if `follow` returns True for their names.
     """
     known: dict[str, None] = {}
     todo = list(modules)
@@ -128,10 +129,11 @@ def _joined(lines: Iterable[str]) -> str:
 
 @cache
 def adapter_digest(spec: str, framework: str) -> str:
-    """Return the digest of an adapter, the modules of its project, and its framework's bridge.
+    """Return the digest of an adapter, its project's modules that it imports, and its bridge.
 
-    It includes the versions of installed packages that these import. It is "" if there is no
-    source file; in this case, changes cannot be detected, so everything is measured again.
+    The digest includes the versions of installed packages that the adapter and these modules
+    import. It is "" if there is no source file; in this case, changes cannot be detected, so
+    everything is measured again.
 
     Args:
         spec: the argument of `--implementation`.
@@ -184,7 +186,8 @@ def _project(
 ) -> Iterator[tuple[Path, str]]:
     """Yield the file and the name of each module of the project that an import refers to.
 
-    If the import refers to an installed package, add its version to `packages` instead.
+    If the import refers to an installed or missing package, add its version or "none" to `packages`
+    instead. Ignore the standard library and all modules of the suite except its adapters.
 
     Args:
         imported: the name in the import statement, with leading dots if it is relative.
@@ -214,7 +217,7 @@ def _project(
 
 
 def _beside(path: Path, name: str) -> Path | None:
-    """Return the file of a module in the folder of the file `path` that imports it, or None."""
+    """Return the file of module `name` in the folder of `path`, which imports it, or None."""
     stem = path.parent.joinpath(*name.split("."))
     candidates = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
     return next((file for file in candidates if file.is_file()), None)
@@ -228,7 +231,11 @@ _distributions = cache(metadata.packages_distributions)
 
 
 def _version(package: str) -> str:
-    """Return the version of the distribution that contains an import package, or ""."""
+    """Return the version of the distribution with the name of an import package.
+
+    If there is none, return the names and versions of all distributions that contain the package;
+    "" if there are no such distributions either.
+    """
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     names = _distributions().get(package, [])
@@ -271,7 +278,7 @@ def _file(module: str) -> Path | None:
 def source(path: Path) -> Source:
     """Return the parsed source of a file.
 
-    If the file is not Python, the result has only a digest of its bytes.
+    If it is not valid Python, the result has only a digest of its bytes.
     """
     content = path.read_bytes()
     key = hashlib.sha256(content).hexdigest()

@@ -2,8 +2,9 @@
 
 A result is valid as long as nothing has changed on which it depends: the case, the requirements,
 the adapter, the packages and the machine. All of these are in the header of a record, so the items
-to measure again can be determined by comparing two headers. Items that crashed or were not run are
-always measured again. The journal of an interrupted run can be reused too.
+to measure again can be determined by comparing two headers. Items that crashed, timed out, were
+unavailable or were not run are always measured again. The journal of an interrupted run can be
+reused too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ SETTING = (
     "device",
     "device_model",
 )
-"""The fields of `Provenance` that must be equal for any result to be reused."""
+"""The fields of `Provenance` that must be equal for any result to be reused.
+
+The versions of `BASE_PACKAGES` must be equal, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Earlier:
     """The results of earlier runs that are still valid.
 
     Attributes:
-        lines: the journal line of each item, by item id, with the day of its measurement.
+        lines: the journal line of each item, by item id; it has the day of the measurement unless
+            this is the day of the new run.
         days: the day on which each item was measured, by item id.
         problems: an explanation for each file that could not be used.
     """
@@ -74,13 +79,15 @@ def earlier(
 ) -> Earlier:
     """Return the results in these records and journals that are still valid.
 
-    If several files have a valid result of an item, the first of these files is used.
+    If several files have a valid result of an item, the first of these files is used. A result is
+    left out if the new record needs arrays that are missing.
 
     Args:
         files: paths of records and journals.
         header: the header of the new run.
         planned: the rows of the new run.
-        places: the position of each item whose attention weights may be recorded, by item id.
+        places: the position in the run of each item whose attention weights may be recorded, by
+            item id.
     """
     problems: list[str] = []
     items = {item.id: item for item in planned}
@@ -199,10 +206,11 @@ def _drop_without_arrays(
 
 
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
-    """Return the record if all its results are still valid for these implementations, else None.
+    """Return the record in a file if a new run of these implementations would not change it.
 
-    No adapter and no framework is imported. For a GPU the result is None, because only a framework
-    could determine the model of the GPU.
+    Return None if the record is incomplete, is of a restricted run, or has results that are no
+    longer valid or that verify nothing. No adapter and no framework is imported. For a GPU the
+    result is None, because only a framework could determine the model of the GPU.
     """
     try:
         previous = read(record)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _Suite:
-    """The requirements and cases of this version of the suite."""
+    """The requirements of this version of the suite, and what its cases and experiments ask."""
 
     @cached_property
     def requirements(self) -> dict[str, RequirementInfo]:
@@ -101,10 +101,10 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 
 
 def _call_failed(result: CaseResult) -> bool:
-    """Return whether the call itself failed: nothing conforms, and nothing was measured.
+    """Return whether the call itself failed.
 
-    Findings of an experiment on the arguments, such as "rejected", may deviate in this case without
-    being errors.
+    It failed if there is an error, nothing conforms, and nothing was measured. Findings of an
+    experiment on the arguments, such as "rejected", may then deviate without being errors.
     """
     answered = [one for one in result.findings if one.verdict != "unsupported"]
     return any(one.verdict == "error" for one in answered) and all(
@@ -135,8 +135,9 @@ def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
 def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
     """Return the item to show in full, and the number of items that deviate or failed.
 
-    It is chosen by these criteria, in this order: a requirement of level "must", a case rather than
-    an experiment, a known cause, and a large deviation. It is None if there are no such items.
+    The item to show is chosen by these criteria, in this order: a requirement of level "must", a
+    case rather than an experiment, a known cause, and a large deviation. It is None if no item
+    deviates or failed.
     """
     wrong = [result for result in results if result.verdict in WRONG]
     return max(wrong, key=_weight, default=None), len(wrong)
@@ -156,7 +157,7 @@ def heading(name: str, of: int) -> str:
 
 
 def everything(record: str) -> str:
-    """Return a hint on how to print all items; `record` is the path of the record, or ""."""
+    """Return a hint on how to show all deviations; `record` is the path of the record, or ""."""
     again = "the same with --strict"
     if record:
         return f"all of them: {shlex.join(['mha-conformance', 'report', record])}, or {again}"
@@ -164,7 +165,10 @@ def everything(record: str) -> str:
 
 
 def exit_code(results: Iterable[CaseResult], *, complete: bool) -> ExitCode:
-    """Return the exit code of a run in which deviations are not failures."""
+    """Return the exit code of a run in which deviations are not failures.
+
+    `complete` says whether every planned item has a result.
+    """
     verdicts = {result.verdict for result in results}
     if not verdicts & VERIFIED:
         return ExitCode.NOTHING_VERIFIED
@@ -217,6 +221,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The summary of a run, which `mha-conformance run --json` prints.
 
     Attributes:
+        schema: `SCHEMA`.
+        implementations: the summary of each implementation.
         planned: the number of planned items; `missing` of them were not examined.
         selection: the options that restricted the run, or "".
         record: the path of the record, or "".

@@ -48,6 +48,8 @@ def examine(
 ) -> Outcome:
     """Examine an implementation in this process, like `mha-conformance run --no-isolate`.
 
+    Experiments that may end the process are the exception: they are run in a separate one.
+
         outcome = examine("torch-mha", cases="mask", dtypes="float32")
         outcome.counts    # {'conforms': 31, 'unsupported': 5}
 
@@ -56,20 +58,21 @@ def examine(
     Args:
         attention: an adapter class or instance, a function decorated with `attention_function`,
             or an argument of `mha-conformance run`: a name, file or module.
-        cases: parts of ids, or patterns, of the cases and experiments to run; empty for all.
-        dtypes: the dtypes to use; empty for all.
-        modes: the modes to use; empty for all.
-        level: "full"; "core" for the cases marked `core` in float32 and bfloat16; or "large" for
-            these cases at the sizes of kernels.
+        cases: parts of case ids, beginnings of experiment ids, or wildcard patterns for either, to
+            restrict the run to them; empty for all cases and experiments of the level.
+        dtypes: the dtypes to use; empty for all of the level.
+        modes: the names of the modes to use; empty for all.
+        level: "full"; "core" for the cases marked `core`, in float32 and bfloat16; or "large" for
+            the cases marked `core` or `large`, at the sizes for which kernels are written.
         device: "cpu" or "gpu".
 
     Returns:
         An object with counts, findings and conventions, which can be saved as a record.
 
     Raises:
-        NotAnAdapter: `attention` is not an implementation.
+        NotAnAdapter: `attention` is not an implementation, or fails on import.
         UnknownName: an implementation, case, dtype, mode, level or device does not exist.
-        ConformanceError: the selection is empty.
+        ConformanceError: the selection is empty, or the implementation cannot be loaded.
     """
     environment()
     selection = Selection(several(cases), several(dtypes), several(modes), level)
@@ -187,7 +190,10 @@ class Outcome:
 
     @property
     def worst(self) -> dict[str, Any] | None:
-        """The worst finding, as a dictionary like those in `findings`; None if none deviates."""
+        """The worst finding, as a dictionary like those in `findings`.
+
+        It is None if no finding deviates or is an error.
+        """
         result, _ = ending.worst(self.results)
         if result is None:
             return None
@@ -214,7 +220,7 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Return the results as a dictionary of plain data.
 
-        It contains the items of the summary, and `counts`, `findings` and `card`.
+        It contains the fields of the `Summary`, and `counts`, `findings` and `card`.
         """
         code = ending.exit_code(self.results, complete=self.record.complete)
         data: dict[str, Any] = msgspec.to_builtins(ending.summary(self, code))
@@ -235,14 +241,15 @@ class Outcome:
         return pandas.DataFrame(self.findings)
 
     def save(self, path: str | Path) -> Path:
-        """Save the results as a record, which other commands can read, and return its path.
+        """Save the results as a record, which the commands can read, and return its absolute path.
 
         Args:
             path: a file name that ends with .json. An existing file is replaced. Arrays are written
-                to a second file.
+                to a second file beside it.
 
         Raises:
-            ConformanceError: the file cannot be written, or another run is writing it.
+            ConformanceError: the name does not end with .json, the file cannot be written, or
+                another run is writing it.
         """
         path = Path(path).absolute()
         check_writable(path)

@@ -25,7 +25,7 @@ KNOWN = "known: "
 
 
 def is_known(report: pytest.TestReport) -> bool:
-    """Return whether a test report is of an item whose deviations are all in the baseline."""
+    """Return whether a test report is about an item whose deviations are all in the baseline."""
     return getattr(report, "wasxfail", "").removeprefix("reason: ").startswith(KNOWN)
 
 
@@ -33,8 +33,8 @@ class Gated:
     """The baseline with which a run is compared, and the judgement at the end of the run.
 
     Raises:
-        BrokenBaseline: the baseline cannot be read, or refers to names that do not exist in the
-            run.
+        BrokenBaseline: the baseline cannot be read, or a condition in it uses a variable that the
+            run does not define.
     """
 
     def __init__(self, path: Path, folder: Path, header: Header, *, verbose: bool) -> None:
@@ -59,7 +59,10 @@ class Gated:
         return msgspec.structs.replace(result, findings=left)
 
     def excuse(self, result: CaseResult) -> str:
-        """Return the reasons for an item's deviations if all are in the baseline, else ""."""
+        """Return the reasons for an item's deviations if all of them are in the baseline.
+
+        Return "" if there are no deviations, or if one is not in the baseline.
+        """
         wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
         entries = [self._claims.knows(result, finding) for finding in wrong]
         reasons = {entry.reason.strip() for entry in entries if entry is not None}

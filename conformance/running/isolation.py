@@ -67,7 +67,8 @@ from conformance.running.session import Inquiry, Row
 TICK = 0.05
 """The interval in seconds at which the memory of a busy process is checked."""
 TREE = 20
-"""Every 20th check includes child processes, because listing them takes milliseconds."""
+"""Every 20th check of the memory includes child processes, because listing them takes
+milliseconds."""
 
 _SUPERVISORS: dict[str, Supervisor] = {}
 
@@ -88,10 +89,10 @@ class Supervisor:
     def start(self) -> None:
         """Start a process and import the implementation in it, unless this was already done.
 
-        Any other failure than the following one is reported by `declare`.
+        `declare` reports other failures than the following one.
 
         Raises:
-            NotAnAdapter: there is no such implementation.
+            NotAnAdapter: there is no such implementation, or it is invalid.
         """
         if self._process is None and self._ended is None:
             self._ended = self._begin()
@@ -99,7 +100,13 @@ class Supervisor:
             raise NotAnAdapter(self._ended.reason)
 
     def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
-        """Return the implementation's declaration and the modes planned for each case and dtype."""
+        """Return the implementation's declaration and the modes planned for each case and dtype.
+
+        If there was no answer, the declaration says why.
+
+        Raises:
+            NotAnAdapter: there is no such implementation, or it is invalid.
+        """
         self.start()
         if self._ended is None:
             names = [case.id for case in cases]
@@ -116,7 +123,7 @@ class Supervisor:
         self.name, self._ended = declared.implementation.name, declared.ended
 
     def _unreachable(self) -> Declared:
-        """Return an empty declaration of an implementation that cannot be imported."""
+        """Return an empty declaration of an implementation that did not answer `declare`."""
         assert self._ended is not None
         self.name = self.spec.rpartition(":")[2]
         described = Implementation(
@@ -166,7 +173,8 @@ class Supervisor:
     def inquire(self, inquiry: Inquiry) -> CaseResult:
         """Return the result of an experiment whose questions are answered one by one.
 
-        If the process is lost, only one question remains unanswered.
+        If the process is lost, only the current question remains unanswered. If it is lost at
+        `Limits.deaths` questions in a row, the remaining ones are not asked.
         """
         listed = self._question(inquiry, -1)
         if isinstance(listed, Ended):
@@ -192,9 +200,9 @@ class Supervisor:
         return inquiry.concluded(settled(entries)) if entries else listed
 
     def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
-        """Return the result of a question, or how its process was lost.
+        """Return the result of a question with this number, or how its process was lost.
 
-        Afterwards, the process is used only for questions.
+        The number -1 lists all questions. Afterwards, the process is used only for questions.
         """
         failure = self._ended
         if failure is None and self._process is None:
@@ -225,7 +233,7 @@ class Supervisor:
     def _examined(self, request: Examine | Ask, row: Row) -> Examined | Ended:
         """Return the response of the process to a request about this row.
 
-        If the response is about another item, the process is considered as crashed.
+        If the response is about another item, the process is considered to have crashed.
         """
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
@@ -244,7 +252,7 @@ class Supervisor:
         return answer
 
     def _ask(self, request: Request, seconds: float) -> Any:
-        """Return the response of the process; if it is `Ended`, the process no longer exists."""
+        """Return the response to a request; if it is `Ended`, the process no longer exists."""
         assert self._process is not None
         return self._received(self._process.ask(request, seconds))
 
@@ -264,7 +272,7 @@ class Supervisor:
 
 @contextmanager
 def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
-    """Yield a function for `Session.apart`; at the end, kill the processes that it used.
+    """Yield a function for `Session.apart`; at the end, kill the processes that the function used.
 
     `spec` is the implementation's name on the command line, or "" if it has none.
     """
@@ -284,7 +292,7 @@ def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
 def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
     """Return the supervisor of an implementation.
 
-    An existing one is reused if it has the same device and limits.
+    An existing supervisor is reused if it has the same device and limits, and closed otherwise.
     """
     supervisor = _SUPERVISORS.get(spec)
     if supervisor is None or (supervisor.device, supervisor.limits) != (device, limits):
@@ -368,7 +376,10 @@ class Process:
                 return self._kill("timed-out", reason)
 
     def _used(self, tree: bool) -> float:
-        """Return the resident memory in MiB, including child processes if `tree` is true."""
+        """Return the resident memory in MiB, including child processes if `tree` is true.
+
+        Return 0 if it cannot be determined.
+        """
         try:
             processes = [self._measured] if self._measured else []
             processes += [child for one in processes if tree for child in one.children(True)]
@@ -412,8 +423,8 @@ class Process:
 def _context() -> BaseContext:
     """Return a context that forks processes from a server that has imported only the suite.
 
-    A new process then takes 20 ms instead of a second, and does not inherit any threads. Where
-    this is not possible, the context spawns processes.
+    A new process then takes 20 ms instead of a second, and does not inherit any threads. On systems
+    without such a server, the context spawns processes.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")

@@ -59,7 +59,10 @@ FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXE
 
 
 def serve(channel: Connection, printed: Connection, spec: str, device: str) -> None:
-    """Load the implementation, then serve requests until the channel is closed."""
+    """Load the implementation, then serve requests until the channel is closed.
+
+    If the implementation cannot be loaded, send the reason and exit.
+    """
     settle(printed)
     try:
         adapter = load(spec)
@@ -189,7 +192,7 @@ def _reason(error: BaseException) -> str:
 
 
 def settle(printed: Connection) -> None:
-    """Detach from the terminal, redirect output to the pipe, and exit with the parent."""
+    """Detach from the terminal, redirect output to the pipe, and arrange to end with the parent."""
     if hasattr(os, "setsid"):
         # A new process group receives no Ctrl-C, and can be killed with all its children.
         os.setsid()

@@ -21,7 +21,10 @@ from conformance.records.header import Implementation
 from conformance.running.session import Planned
 
 STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
-"""The signal on which a process prints its stack; a C handler does so even if Python hangs."""
+"""The signal on which a process prints its stack; a C handler does so even if Python hangs.
+
+It is None on systems without this signal.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A message or result that the process has ended or failed to import the implementation.
+    """The reason why a process ended, was killed, or could not import the implementation.
 
     Attributes:
-        verdict: the verdict for its item.
+        verdict: the verdict for an item that the process was asked to examine.
         reason: the reason, as text.
-        invalid: whether the reason is that no such implementation exists.
+        invalid: whether the reason is that the implementation does not exist or is invalid.
     """
 
     verdict: Verdict
@@ -63,7 +66,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Declare(msgspec.Struct, frozen=True, tag=True):
-    """A request for the adapter's declaration and the modes to examine for cases and dtypes."""
+    """A request for the adapter's declaration and the modes in which to run these cases."""
 
     cases: list[str]
     dtypes: list[str]
@@ -133,9 +136,9 @@ class Examined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
-    """A message before `Examined`, if an item deviates: its journal line without any causes.
+    """A message before `Examined`, if an item deviates: the journal line of the item so far.
 
-    The process sends it before it begins to search for causes.
+    The process sends it before it begins to search for the causes of the deviations.
     """
 
     line: bytes
@@ -148,10 +151,10 @@ class Mistaken(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Declare | Examine | Ask
-"""A message from a supervisor to its process, which takes one at a time."""
+"""A message from a supervisor to its process, which handles one request at a time."""
 
 Response = Declared | Checked | Examined | Mistaken | Ended
-"""A message that a supervisor gets in return, or `Ended` if the process ended instead."""
+"""A message that a supervisor gets in return, or `Ended` if the process ended or was killed."""
 
 
 def plan_key(case: str, dtype: str) -> str:

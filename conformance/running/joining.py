@@ -1,7 +1,7 @@
 """Join partial records into one, and lock records against concurrent writing.
 
 Partial records of an implementation may have different items (a shard, one dtype, some cases) and
-may come from different machines. If two of them contain the same item, they must agree on it.
+may come from different machines. If two of them disagree on an item, this is reported.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Joined(NamedTuple):
     """A record joined from parts.
 
     Attributes:
-        record: the joined record; each item has its result from the first part that verified it.
+        record: the joined record; each item has its result from the first part that verified it,
+            or else from the last part that contains it.
         contradictions: a line of text for each item on which two parts disagree.
     """
 
@@ -107,8 +108,9 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
     Raises:
         BrokenRecord: a part cannot be read.
-        ConformanceError: parts differ in the suite's code, versions or device, so they cannot be
-            joined; or the output cannot be written.
+        ConformanceError: parts differ in the suite, in Python, in the device, or in the code or
+            versions of an implementation, so they cannot be joined; or the output cannot be
+            written, or another run is writing it.
     """
     parts = [(file, read(file)) for file in files]
     header = _joined_header([(file.name, record.header) for file, record in parts], output.stem)
@@ -221,7 +223,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 
 
 def joined_selection(selections: Sequence[str]) -> str:
-    """Return the selection of the joined record, given those of its parts.
+    """Return the selection of the joined record, given the selections of its parts.
 
     It is "" if a part is a complete run, or if all shards of a complete run are present.
     """

@@ -1,8 +1,8 @@
 """Cache expectations on disk, because computing them takes most of the time of a run.
 
-An expectation depends on the problem, the code of `conformance.definition` and NumPy. The file name
-contains a hash of all three, so an outdated file is never read, and a checksum in the file detects
-damage. If anything goes wrong with the cache, the expectation is computed.
+An expectation depends on the problem, on code of the suite, mostly `conformance.definition`, and on
+NumPy. The file name contains hashes of these, so an outdated file is never read, and a checksum in
+the file detects damage. If a file cannot be read, its expectation is computed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the cache, or None if it is disabled."""
+    """Return the folder of the cache; None if it is disabled or the user has no home directory."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return None if chosen == "off" else Path(chosen)
@@ -137,7 +137,10 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
 
 
 _NOISE = "|noise"
-"""The suffix of the tensors that hold the noise of each class, in float32 where that is exact."""
+"""The suffix of the tensors that hold the noise σ for each accuracy class.
+
+They are in float32 if that is exact, and in float64 otherwise.
+"""
 
 
 def _make_room(folder: Path, size: int) -> None:

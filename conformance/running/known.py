@@ -2,10 +2,11 @@
 
 Entries refer to cases of the catalogue by patterns, but a drawn problem is not one of these cases.
 It is represented by the cases that have the same features, that is, the same kinds of masks, heads
-and scale. If there are none, these are the cases that have as many of the features as possible and
-no others. An entry explains a deviation of the drawn problem if it claims the same deviation of
-more than half of these cases. For example, `mask/*` explains deviations on problems with a mask,
-but neither `*/one-key` nor `logits/huge/*` explains those on problems without one.
+and scale. If there are no such cases, it is represented by those that have as many of its features
+as possible and no others. An entry explains a deviation of the drawn problem if it claims the same
+deviation of more than half of the cases that represent it. For example, `mask/*` explains
+deviations on problems with a mask, but neither `*/one-key` nor `logits/huge/*` explains deviations
+on problems without a mask.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class KnownDeviations:
         seen: the number of deviations that each entry has explained.
 
     Raises:
-        BrokenBaseline: a condition depends on something that is not known of the implementation.
+        BrokenBaseline: a condition uses a variable that is not defined for the implementation.
     """
 
     def __init__(self, baseline: Baseline, adapter: Adapter, spec: str, device: str) -> None:
@@ -89,7 +90,7 @@ def _finding(requirement: str, deviation: Deviation) -> Finding:
 
 
 def _explained(finding: Finding, adapter: Adapter, trial: Trial) -> Finding:
-    """Return the finding with its cause, for which the implementation is called again."""
+    """Return the finding with its cause; to find it, call the implementation again."""
     if finding.cause:
         return finding
     ex = Examination(adapter, trial.case(), trial.problem.dtype, trial.device, trial.mode)
@@ -97,7 +98,7 @@ def _explained(finding: Finding, adapter: Adapter, trial: Trial) -> Finding:
 
 
 def similar(problem: Problem) -> Sequence[str]:
-    """Return the ids of the cases that represent a problem, among cases with usual magnitudes."""
+    """Return the ids of the cases that represent a problem; see the docstring of this module."""
     return _similar(features(problem))
 
 

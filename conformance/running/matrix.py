@@ -114,7 +114,7 @@ def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> En
 
 
 def _record_of(keys: Mapping[str, Any]) -> str:
-    """Return the record that the commands of an environment write, or ""."""
+    """Return the path of the record that the commands of an environment write, or ""."""
     for command in keys.get("commands") or ():
         words = shlex.split(command)
         for option, path in pairwise(words):
@@ -225,7 +225,7 @@ def connected(address: str) -> Iterator[list[dict[str, float]]]:
 
 
 def _aside(names: Sequence[str], root: Path) -> ExitCode:
-    """Run environments on this machine, one after the other, and return the exit code."""
+    """Run environments on this machine, one after the other; return `OK` or `INCOMPLETE`."""
     done = subprocess.run(_tox("run", "-e", ",".join(names)), cwd=root, check=False)
     return ExitCode.OK if done.returncode == 0 else ExitCode.INCOMPLETE
 
@@ -284,15 +284,18 @@ class Run:
                 ray.cancel(ref, force=True)
 
     def _order(self) -> list[str]:
-        """Return the environments, longest first, by the records that are here.
+        """Return the names of the environments, beginning with those that last took longest.
 
-        If a long environment came last, one node would work on it while the others wait. An
-        environment without a record may take any time, and comes before all that have one.
+        If a long environment came last, one node would work on it while the others wait. If this
+        machine has no record of an environment, it may take any time, so it comes first.
         """
         return sorted(self._records, key=self._expected, reverse=True)
 
     def _expected(self, name: str) -> float:
-        """Return how many seconds the items of an environment took when they were last run."""
+        """Return how many seconds the items of an environment took according to its records here.
+
+        Return infinity if there are no records.
+        """
         from conformance.records.record import narrowed_path, read
 
         record = self._root / self._records[name]
@@ -380,10 +383,10 @@ class Run:
             self._left[part.environment] -= 1
 
     def _whole(self, part: Part) -> Part | None:
-        """Return a part that judges the joined record of an environment.
+        """Join the shards of an environment, and return a part that judges the joined record.
 
-        The shards are joined if `part` is the last one to arrive. Return None if it is not, or if
-        there are no shards.
+        Return None, without joining anything, unless `part` is the last shard to arrive and there
+        are records to join.
         """
         from conformance.records.record import narrowed_path, read
         from conformance.running.joining import join, joined_selection
@@ -403,7 +406,7 @@ class Run:
         return self._part(part.environment)
 
     def code(self) -> ExitCode:
-        """Return the exit code of the run, where an incomplete run takes precedence."""
+        """Return the exit code of the run; of several, `INCOMPLETE` takes precedence."""
         found = {*self._codes.values()} - {ExitCode.OK}
         order = (ExitCode.INCOMPLETE, ExitCode.USAGE, ExitCode.DEVIATES)
         return next((code for code in order if code in found), max(found, default=ExitCode.OK))

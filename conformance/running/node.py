@@ -40,7 +40,8 @@ for pause in (0, 0.1):
             pass
 """
 """A program that reads the id of a session from its standard input until that is closed, and then
-kills what is left of the session. It is no child of the worker, because Ray kills those first."""
+kills what is left of the session. It detaches from the worker, because Ray kills the worker's
+children first."""
 
 Files = dict[str, bytes]
 
@@ -54,7 +55,8 @@ class Part:
         shard: the shard, such as "2/8", or "" for the whole environment.
         arguments: the arguments that tox passes on to the environment's command, including those
             for the shard.
-        files: files of the project that are not part of its source, by path: existing records.
+        files: files of the project that are not part of its source, by path: existing records, and
+            the file with the id of the run.
     """
 
     environment: str
@@ -148,7 +150,7 @@ def unpack(project: bytes, root: Path) -> None:
 
 
 def _holds(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-    """Return whether a file already equals the member of the archive for its path."""
+    """Return whether the file at this path already equals a member of the archive."""
     if path.is_symlink() or not path.is_file() or (content := archive.extractfile(member)) is None:
         return False
     is_program = bool(member.mode & 0o100)
@@ -172,7 +174,9 @@ def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
 
 
 def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -> int:
-    """Run a program and return its exit code; kill its processes at the end or if this one dies.
+    """Run a program and return its exit code.
+
+    The processes that it leaves are killed when it ends; if this process dies, all of them are.
 
     Args:
         command: the program and its arguments.

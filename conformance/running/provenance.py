@@ -44,7 +44,7 @@ from conformance.running.session import Inquiry, Item, Row
 from conformance.text import message
 
 RUN_FILE = "run"
-"""The file, in the folder of the records, that holds the id of a run of several environments."""
+"""The name of the file with the id of a run of several environments, in the folder of records."""
 
 BASE_PACKAGES = ("numpy", "einops")
 """The packages that may affect results, in addition to those of the implementations."""
@@ -162,7 +162,7 @@ def environment() -> dict[str, str]:
 def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
     """Return the declaration of each implementation, given its adapter and spec.
 
-    If an implementation cannot be run, its declaration has the reason.
+    If an implementation cannot be run, its declaration says why, in `unavailable`.
     """
     return [_describe(adapter, spec, device) for adapter, spec in adapters]
 
@@ -238,7 +238,10 @@ def _example(adapter: Adapter) -> str:
 
 
 def _parameters(adapter: Adapter) -> list[ParameterInfo]:
-    """Return the parameter table of a layer for the simplest shape that it accepts, or []."""
+    """Return the parameter table of a layer for the simplest shape that it accepts.
+
+    Return [] for a function, or if neither of the simplest shapes is accepted.
+    """
     if not isinstance(adapter, Layer):
         return []
     for name in ("plain/no-mask/self", "plain/no-mask/cross"):
@@ -254,5 +257,5 @@ def _parameters(adapter: Adapter) -> list[ParameterInfo]:
 
 
 def requirements() -> list[RequirementInfo]:
-    """Return all requirements of the suite as in a record, in the order of a report."""
+    """Return all requirements of the suite as records store them, in the order of a report."""
     return msgspec.convert(REQUIREMENTS, list[RequirementInfo], from_attributes=True)

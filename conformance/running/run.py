@@ -68,7 +68,8 @@ FIXTURES = {"conformance_item", "conformance_run", "request"}
 """The fixtures that the test of an item may use without needing pytest's setup."""
 SETUP_PLUGINS = {f"_pytest.{name}" for name in ("runner", "capture", "skipping", "unittest")}
 SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan", "durations")
-"""The plugins whose setup hooks do nothing for such a test, and the options that change this."""
+"""The plugins whose setup hooks do nothing for a test with only `FIXTURES`, and the options that
+change this."""
 REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.terminal", __name__}
 """The plugins that use only the report of a test's call, not those of setup and teardown."""
 
@@ -79,8 +80,9 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 def take_gpu(worker: str) -> None:
     """Restrict an xdist worker ("gw1") and the processes that it starts to one of the GPUs.
 
-    The GPUs are assigned to the workers in turn. A framework reads `CUDA_VISIBLE_DEVICES` when it
-    first uses a GPU, so this function must be called before adapters are loaded.
+    The GPUs in `CUDA_VISIBLE_DEVICES`, or else all GPUs, are assigned to the workers in turn. A
+    framework reads this variable when it first uses a GPU, so this function must be called before
+    adapters are loaded.
     """
     given = os.environ.get(GPUS)
     there = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
@@ -166,7 +168,7 @@ class Run:
     # Examining
 
     def examine(self, row: Row) -> None:
-        """Examine a row; pass, fail or skip the current test accordingly."""
+        """Examine a row; pass, fail, xfail or skip the current test accordingly."""
         result, self._lines[row.id] = self._examine(row)
         self._examined += 1
         verdict = result.verdict
@@ -194,7 +196,8 @@ class Run:
     def _conforms_alone(self, row: Row) -> bool:
         """Return whether the item conforms when examined alone.
 
-        Return False for isolated implementations and for the first item, where this is not tried.
+        Return False for isolated implementations and for the first item, for which this is not
+        tried.
         """
         isolated = row.adapter.name in self.supervisors
         return not isolated and self._examined > 1 and conforms_alone(row)
@@ -291,9 +294,10 @@ class Run:
 
     @property
     def _record(self) -> Path | None:
-        """The file to write, or None; shards and restricted runs have files of their own.
+        """The file to write, or None if no record was requested.
 
-        In this way, they do not overwrite a complete record.
+        Shards and restricted runs have files of their own, so that they do not overwrite a complete
+        record.
         """
         given = self._given
         if given is not None and self.shard[1] > 1:
@@ -330,7 +334,10 @@ class Run:
         )
 
     def _read_earlier(self) -> Earlier:
-        """Return the valid results of earlier records and of journals of interrupted runs."""
+        """Return the valid results of earlier records and of journals of interrupted runs.
+
+        There are none with --fresh.
+        """
         option = self.config.getoption
         if self._given is None or option("--fresh") or self.config.option.collectonly:
             return Earlier()
@@ -450,7 +457,7 @@ class Run:
             report.conformance = encode_line(crashed, {}).decode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store the result in a report, and write it to the journal, except in xdist workers."""
+        """Store an item's result and write it to the journal, except in xdist workers."""
         line = getattr(report, "conformance", None)
         if line is None or self._is_worker:
             return
@@ -465,9 +472,9 @@ class Run:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Catch a failure to write the record, and close the journal.
+        """If the body fails to write the record, remember the reason and close the journal.
 
-        Nothing more may be written to the journal, because its last line may be incomplete.
+        Nothing more may be written to the journal then, because its last line may be incomplete.
         """
         try:
             yield
@@ -547,7 +554,7 @@ class Run:
         return self._is_worker or self.config.option.collectonly or usage_error
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
-        """Print the counts of each implementation or the judgement by a baseline.
+        """Print the counts of each implementation or, with a baseline, the judgement.
 
         In a survey without a baseline, also print the worst deviation of each implementation in
         full.
@@ -683,7 +690,7 @@ def _expect(reason: str) -> NoReturn:
 
 
 def _row(item: pytest.Item) -> Row | None:
-    """Return the row that a test examines, or None if it is not a test of a row."""
+    """Return the row that a pytest item examines, or None if it examines none."""
     call = getattr(item, "callspec", None)
     row = call.params.get("conformance_item") if call is not None else None
     return row if isinstance(row, Item | Inquiry) else None

@@ -26,10 +26,11 @@ from conformance.running.session import Item, Row, inquiries, plan
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
 CORE_DTYPES = (SINGLE[0], HALVES[0])
-"""The dtypes of level "core"; `dtypes_of` replaces those that an adapter does not support."""
+"""The dtypes of levels "core" and "large"; `dtypes_of` replaces those that an adapter lacks."""
 
 FIRST = "first"
-"""The name that selects the first mode of every implementation, to which others are compared."""
+"""The name that selects the first mode of every implementation, with which its other modes are
+compared."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,17 @@ class Selection:
     """The options that restrict a run.
 
     Attributes:
-        cases: parts of ids, or patterns, of cases and experiments; empty for all.
+        cases: parts of case ids, beginnings of experiment ids, or wildcard patterns for either;
+            empty for all cases and experiments.
         dtypes: the dtypes of the cases; empty for all. An experiment, which has one dtype, is run
             if that dtype is included.
         modes: the names of modes, or `FIRST`; empty for all.
-        level: "core" selects the cases marked `core` in `CORE_DTYPES`, or in `dtypes`, and no
-            experiments; "full" selects everything; "large" selects the cases marked `core` at the
-            sizes of kernels. If `cases` are given too, only what both select is run.
-        files: cases from case files, by id.
+        level: "core" selects the cases marked `core`, in `CORE_DTYPES` or in `dtypes`, and no
+            experiments; "full" selects everything; "large" selects `large_cases()` in `CORE_DTYPES`
+            or in `dtypes`. `cases` restrict this further; with "large", however, they select every
+            dtype and also experiments, and a pattern that matches no large case selects cases of
+            other sizes.
+        files: cases from case files, by id; they belong to every level.
 
     Raises:
         UnknownName: the level or a dtype does not exist.
@@ -80,7 +84,7 @@ class Selection:
     def find_cases(self) -> list[Case]:
         """Return the selected cases.
 
-        Cases without a grid have not been adapted yet to the sizes that an implementation accepts.
+        Cases whose `grid` is None are not yet adapted to the sizes that an implementation accepts.
 
         Raises:
             UnknownName: a pattern matches neither cases nor experiments.
@@ -125,6 +129,7 @@ class Selection:
 
         Raises:
             UnknownName: a case, experiment, mode or device does not exist.
+            ConformanceError: level "core" has none of the cases that a pattern matches.
         """
         if device not in DEVICES:
             raise UnknownName("device", device, DEVICES)
@@ -151,7 +156,8 @@ class Selection:
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:
     """Return the dtypes in which to check an adapter.
 
-    At level "full" these are all, otherwise at most one of `SINGLE` and one of `HALVES`.
+    At level "full", these are all that the adapter declares. Otherwise, they are at most one of
+    `SINGLE` and one of `HALVES`, in each of which it can express a case marked `core`.
     """
     if level == "full":
         return list(adapter.dtypes)
@@ -192,7 +198,7 @@ def can_express(adapter: Adapter, case: Case, dtype: str) -> bool:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Parse a shard such as "2/8" to (2, 8); raise `ConformanceError` if it is invalid."""
+    """Parse a shard such as "2/8" into (2, 8); raise `ConformanceError` if it is invalid."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     number, of = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= of:

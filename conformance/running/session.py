@@ -116,9 +116,10 @@ class Inquiry(Row):
 def inquiries(
     adapters: Sequence[Adapter], experiments: Sequence[Experiment], device: str
 ) -> Iterator[Inquiry]:
-    """Yield rows for all experiments, in float32 or else in the adapter's first dtype.
+    """Yield a row for each adapter, experiment and mode that the experiment examines.
 
-    Some experiments also call the implementation in other dtypes.
+    Its dtype is float32, or else the adapter's first dtype. Some experiments also call the
+    implementation in other dtypes.
     """
     for adapter in adapters:
         dtype = "float32" if "float32" in adapter.dtypes else adapter.dtypes[0]
@@ -138,7 +139,7 @@ class Planned(Adapter):
 def plan(
     adapters: Sequence[Adapter], cases: Iterable[Case], dtypes: Sequence[str], device: str
 ) -> Iterator[Item]:
-    """Yield all items, with each case at the sizes that the adapter declares.
+    """Yield the items of these adapters, with each case at the sizes that the adapter declares.
 
     Items that share an expectation are adjacent.
     """
@@ -157,7 +158,7 @@ def plan(
 
 
 def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
-    """Return the modes in which to examine a case, which are none if it does not apply.
+    """Return the modes in which to examine a case; () if the case does not apply.
 
     If the adapter cannot express the case, only the first mode is examined. A case with features
     does not apply to an implementation that declares none of them, unless the case is `maskable`,
@@ -206,7 +207,8 @@ class Session:
             process; None to run it in this one.
         checked: a function that is called with the result of an item before the search for the
             causes of its deviations, if there is such a search.
-        entries: the entries of experiments in the first mode, by the id of the row.
+        entries: the entries that experiments found in their first mode, by the id of the row, for
+            comparison with other modes.
     """
 
     bench: Workbench = field(default_factory=lambda: Workbench(expect=expectation))
@@ -269,10 +271,11 @@ class Session:
         return inquiry.concluded(shown.entries, others), shown.arrays
 
     def question(self, inquiry: Inquiry, number: int) -> CaseResult:
-        """Return a result with the entry for one question of an experiment in a separate process.
+        """Ask one question of an experiment, and return a result with the entry for it.
 
-        For the number -1, return entries that have only subjects, one for each question. If the
-        experiment cannot be run, return the result with the reason.
+        `number` is the index of the question. For -1, ask nothing, and return an entry with only
+        the subject for each question. If the experiment cannot be run, return a result that says
+        why.
         """
         try:
             with _unchanged(inquiry.adapter):
@@ -295,9 +298,10 @@ class Session:
         return self.laboratories[place]
 
     def _between_modes(self, inquiry: Inquiry, entries: Sequence[Entry]) -> Iterator[Finding]:
-        """Yield the finding on whether these entries equal those in the adapter's first mode.
+        """Yield the finding on whether these entries equal those of the first mode.
 
-        Nothing is yielded in the first mode, and for experiments whose entries may differ.
+        Yield nothing in the first mode, or if the entries of the experiment may differ between
+        modes.
         """
         if inquiry.asked.name not in ONE_FOR_ALL:
             return
@@ -338,7 +342,7 @@ def _without_answer(requirement: Requirement, error: Exception) -> Finding:
 
 @contextmanager
 def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
-    """Yield a function that restores the process-wide settings, and call it at the end."""
+    """Yield a function that restores the present process-wide settings, and call it at the end."""
     try:
         settings = adapter.settings()
     except Unavailable:
@@ -400,11 +404,14 @@ class Examiner:
 MOST = 2
 """The most items per implementation, requirement and cause whose weights are recorded."""
 MOST_ELEMENTS = 4096
-"""The most weights of an item to record; more would be unreadable and inflate records."""
+"""The most attention weights that an item may have if they are to be recorded.
+
+More would be unreadable and inflate records.
+"""
 
 
 def places(rows: Iterable[Row]) -> dict[str, int]:
-    """Return the position of each item whose weights are few enough to record, by item id."""
+    """Return the positions of those items whose weights are few enough to record, by item id."""
     return {
         row.id: place
         for place, row in enumerate(rows)
@@ -417,9 +424,9 @@ class Worst:
 
     They are few, so that records stay small: the `MOST` worst items for each implementation,
     requirement and cause. They do not depend on the order of the run: an item that is among the
-    worst of all is also among the worst of its process so far when it is examined. For this reason,
-    each process passes on the weights of such items, and at the end only those of the worst of all
-    are kept.
+    worst of the whole run is also among the worst that its process has examined so far. For this
+    reason, each process passes on the weights of the latter, and at the end only those of the
+    former are kept.
     """
 
     def __init__(self, places: Mapping[str, int]) -> None:
@@ -476,7 +483,7 @@ def conforms_alone(row: Row) -> bool:
     """Return whether a new instance of the implementation conforms on this row.
 
     Return False if no new instance can be created, and for implementations that compile, because
-    compiling again for each deviating item takes too long.
+    compiling again for each deviating item would take too long.
     """
     adapter, kind = row.adapter, cast("Any", type(row.adapter))
     if adapter.compiles:
