@@ -185,9 +185,10 @@ def read_run(file: Path | None) -> str:
         return ""
     try:
         return file.read_text(encoding="utf-8").strip()
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         hint = "start the run with mha-conformance begin"
-        raise ConformanceError(f"{file}: cannot be read ({error.strerror}); {hint}") from error
+        raise ConformanceError(f"{file}: cannot be read ({reason}); {hint}") from error
 
 
 def _summary(report: Report) -> list[str]:

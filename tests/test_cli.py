@@ -510,6 +510,13 @@ def test_begin_writes_an_id(tmp_path, capsys):
     assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{4}\n", file.read_text())
 
 
+def test_a_run_file_that_is_no_text_is_one_line(tmp_path, capsys):
+    (tmp_path / "run").write_bytes(b"\xff\xfe")
+    command = ["report", str(tmp_path), "--run-file", str(tmp_path / "run")]
+    assert main(command) == ExitCode.USAGE
+    assert "run: cannot be read (it is no UTF-8 text); start the run" in capsys.readouterr().err
+
+
 # What the checks do with an implementation that is not there, or that ends the program
 
 

@@ -173,6 +173,7 @@ def test_what_matches_nothing_is_an_error(given, options, error, text):
             "not in level core; without",
         ),
         (["--level", "core", "--case", "probe/dropout"], "probe/dropout is not in level core"),
+        (["--level", "large", "--case", "key-padding/narrow"], "is not in level large; without"),
     ],
 )
 def test_the_command_says_the_same(options, text, capsys):

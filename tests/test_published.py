@@ -235,6 +235,13 @@ def step(problem, length, verdict="conforms", *, largest=2.0, **changes):
     return long.Step(problem, queries=few, keys=length, verdict=verdict, **fields | changes)
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("pages").write_text("a file stands where the folder of pages belongs")
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.USAGE
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_what_was_examined_at_length_is_a_column_and_a_kind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     publish(tmp_path, of(result(good(), name="ours")))

@@ -318,8 +318,7 @@ class Ladder:
         own = needed_beyond(step.keys, self._sizes.head_size, step.dtype)
         if own > self._memory:
             return f"needs {own / 2**30:.1f} GiB; there are {self._memory / 2**30:.1f} GiB"
-        seconds = self._rate * _work(step.queries, step.keys)
-        seconds *= heads_beyond(step.keys, self._sizes.head_size)
+        seconds = self._rate * _work(step.queries, step.keys) * self._heads(step)
         late = self._limits.seconds is not None and (
             time.perf_counter() - self._started + seconds > self._limits.seconds
         )
@@ -329,11 +328,16 @@ class Ladder:
         """Return the predicted seconds for a problem and all after it, up to the limit."""
         asked = (step for step, _ in self._plan[number:] if not self._beyond(step))
         found = sum(
-            self._cost(step).foreseen(step.queries, step.keys, self._rate)[0] for step in asked
+            self._cost(step).foreseen(step.queries, step.keys, self._rate)[0] * self._heads(step)
+            for step in asked
         )
         if self._limits.seconds is None:
             return found
         return min(found, self._limits.seconds - (time.perf_counter() - self._started))
+
+    def _heads(self, step: Step) -> int:
+        """Return the number of heads of a problem."""
+        return heads_beyond(step.keys, self._sizes.head_size) if step.problem == BEYOND else 1
 
     def _measured(self, step: Step, mode: Mode) -> Step:
         began, before = time.perf_counter(), _forget_peak()
@@ -367,7 +371,7 @@ class Ladder:
         seen: list[Seen] = []
         detail = reached = ""
         if step.problem in ("retrieval", BEYOND):
-            count = heads_beyond(step.keys, head) if step.problem == BEYOND else 1
+            count = self._heads(step)
             given = retrieval(
                 step.dtype, step.queries, step.keys, head_size=head, heads=count, kv_heads=count
             )

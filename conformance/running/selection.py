@@ -88,7 +88,7 @@ class Selection:
 
         Raises:
             UnknownName: a pattern matches neither cases nor experiments.
-            ConformanceError: level "core" has none of the cases that a pattern matches.
+            ConformanceError: level "core" or "large" has none of the cases that a pattern matches.
         """
         pool = large_cases() if self.level == "large" else every_case()
         every = {case.id: case for case in (*pool, *self.files.values())}
@@ -99,12 +99,18 @@ class Selection:
             hits = [name for name in every if matches(name, pattern)]
             hits = [pattern] if pattern in every else hits
             those = [every[name] for name in hits]
-            if not hits and not find_experiments(pattern):
+            experiments = find_experiments(pattern)
+            if not hits and not experiments:
                 those = [*find_cases(pattern)]
-            if self.level == "core" and not any(map(self._has, those)):
-                name = those[0].id if those else find_experiments(pattern)[0].id
+            there = {
+                "core": any(map(self._has, those)),
+                "large": bool(hits or experiments),
+            }
+            if not there.get(self.level, True):
+                name = those[0].id if those else experiments[0].id
                 raise ConformanceError(
-                    f"--case {pattern}: {name} is not in level core; without --level it is run"
+                    f"--case {pattern}: {name} is not in level {self.level}; without --level it is "
+                    "run"
                 )
             found |= {case.id: case for case in those if self._has(case)}
         order = [*every, *found]
@@ -129,7 +135,7 @@ class Selection:
 
         Raises:
             UnknownName: a case, experiment, mode or device does not exist.
-            ConformanceError: level "core" has none of the cases that a pattern matches.
+            ConformanceError: level "core" or "large" has none of the cases that a pattern matches.
         """
         if device not in DEVICES:
             raise UnknownName("device", device, DEVICES)

@@ -51,7 +51,7 @@ from conformance.reports.publishing.sizes import (
     read_climbs,
 )
 from conformance.reports.wording import UNSORTED
-from conformance.reports.writing import build, outcome, read_run
+from conformance.reports.writing import build, outcome, read_run, write_file
 from conformance.text import plural, printable
 
 RECORDS, VERSIONS = "records", "versions"
@@ -100,9 +100,8 @@ def publish(wanted: Wanted) -> int:
     """Store the records, write the pages, and return the exit code that a report would have.
 
     Raises:
-        ConformanceError: if records are too large to store, if a file cannot be read, if no record
-            is stored, or if a record to add does not fit those that are stored.
-        OSError: if a file cannot be written.
+        ConformanceError: if records are too large to store, if a file cannot be read or written, if
+            no record is stored, or if a record to add does not fit those that are stored.
     """
     with progress("reading records") as advance:
         if wanted.records:
@@ -113,9 +112,8 @@ def publish(wanted: Wanted) -> int:
         published = read(wanted)
         files = render(published)
     for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
-    (wanted.output / SITE).write_bytes(render_site(published, wanted.translator))
+        write_file(path, content.encode())
+    write_file(wanted.output / SITE, render_site(published, wanted.translator))
     for stale in set(wanted.pages.glob("*.md")) - set(files):
         if stale.read_text(encoding="utf-8").endswith(END):
             stale.unlink()
@@ -201,9 +199,8 @@ def keep(records: Sequence[Loaded], folder: Path) -> int:
             f"{folder}: {size:,} bytes, {MOST_TOGETHER:,} are the most that published records "
             "can have together"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        write_file(folder / name, content)
     for file in folder.glob("*.json.gz"):
         if file.name not in files:
             file.unlink()
@@ -233,7 +230,7 @@ def _made(minutes: int, expected: Sequence[str], problems: Sequence[str]) -> Mad
 
 def _write_made(made: Made, folder: Path) -> None:
     text = msgspec.json.format(msgspec.json.encode(made), indent=1)
-    (folder / MADE).write_bytes(text + b"\n")
+    write_file(folder / MADE, text + b"\n")
 
 
 def read_made(folder: Path) -> Made | None:
