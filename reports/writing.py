@@ -166,6 +166,14 @@ def write_file(path: Path, content: bytes, *, append: bool = False) -> None:
         raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder if it is missing; raise `ConformanceError` if that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be created ({error.strerror})") from error
+
+
 def _nothing(records: Sequence[Path]) -> str:
     """Return the line that says why there is no report."""
     folders = [place for place in records if place.is_dir()]

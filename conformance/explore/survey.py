@@ -52,7 +52,7 @@ def survey(
         ConformanceError: the record cannot be read or written.
     """
     path = folder / f"{adapter.name}.json"
-    earlier = read_exploration(path)
+    earlier = read_exploration(path) if path.exists() else None
     found = [msgspec.structs.replace(one, times=0) for one in earlier.found] if earlier else []
     before = {one.case for one in found}
     answered: dict[str, int] = {}

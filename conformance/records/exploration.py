@@ -69,14 +69,12 @@ class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     found: list[Found]
 
 
-def read_exploration(path: Path) -> Exploration | None:
-    """Return the record in a file, or None if the file does not exist.
+def read_exploration(path: Path) -> Exploration:
+    """Return the record in a file.
 
     Raises:
         BrokenRecord: the file cannot be read, is too large, or is not a record of an exploration.
     """
-    if not path.exists():
-        return None
     found = read_document(path, Exploration, SCHEMA, MOST_BYTES, "record of an exploration")
     for one in found.found:
         if not CASE.fullmatch(one.case):

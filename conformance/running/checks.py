@@ -20,7 +20,7 @@ from conformance.errors import ConformanceError, UnknownName
 from conformance.records.findings import VERIFIED, CaseResult, count
 from conformance.running.ending import failure, is_must
 from conformance.running.examine import Implementation, resolve, several
-from conformance.running.selection import Selection, can_express, dtypes_of
+from conformance.running.selection import Selection, can_express, check_names, dtypes_of
 from conformance.running.session import Examiner, Item, Row, conforms_alone
 from conformance.text import printable
 from conformance.words import say
@@ -190,14 +190,9 @@ def _plan(
     if isinstance(implementations, (Adapter, str, type)):
         implementations = [implementations]
     selection = Selection(several(cases), several(dtypes), level=level)
-    names: set[str] = set()
-    for one in implementations:
-        bench = Bench(*resolve(one))
-        if bench.adapter.name in names:
-            raise ConformanceError(
-                f"two implementations are called {bench.adapter.name!r}; rename one"
-            )
-        names.add(bench.adapter.name)
+    benches = [Bench(*resolve(one)) for one in implementations]
+    check_names([bench.adapter for bench in benches])
+    for bench in benches:
         yield bench, _rows(bench.adapter, selection, device)
 
 

@@ -27,6 +27,7 @@ from conformance.adapter.loading import registered
 from conformance.experiments import EXPERIMENTS
 from conformance.frameworks import BRIDGES
 from conformance.requirements import REQUIREMENTS
+from conformance.running.kept import user_folder
 
 SUITE = "conformance"
 ROOMS = ("definition", "adapter")
@@ -321,9 +322,8 @@ _changed: list[str] = []
 
 
 def _cache_file() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     version = ".".join(map(str, sys.version_info[:2]))
-    return Path(root) / "mha-conformance" / f"code-{version}.json"
+    return user_folder() / f"code-{version}.json"
 
 
 @cache

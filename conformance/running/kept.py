@@ -60,18 +60,22 @@ def cache_folder() -> Path | None:
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return None if chosen == "off" else Path(chosen)
+    try:
+        folder = user_folder()
+    except RuntimeError:
+        return None
+    return folder / "expectations" if folder.is_absolute() else None
+
+
+def user_folder() -> Path:
+    """Return the suite's folder among the user's caches; raise `RuntimeError` without a home."""
     if sys.platform == "win32":
         base, default = "LOCALAPPDATA", "AppData/Local"
     elif sys.platform == "darwin":
         base, default = "XDG_CACHE_HOME", "Library/Caches"
     else:
         base, default = "XDG_CACHE_HOME", ".cache"
-    try:
-        root = Path(os.environ.get(base) or Path.home() / default)
-    except RuntimeError:
-        # The user has no home directory.
-        return None
-    return root / "mha-conformance" / "expectations" if root.is_absolute() else None
+    return Path(os.environ.get(base) or Path.home() / default) / "mha-conformance"
 
 
 @cache

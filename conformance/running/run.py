@@ -42,7 +42,7 @@ from conformance.running.examine import Outcome
 from conformance.running.gated import Gated
 from conformance.running.joining import Lock
 from conformance.running.provenance import describe, header_of
-from conformance.running.selection import Selection, parse_shard, part
+from conformance.running.selection import Selection, check_names, parse_shard, part
 from conformance.running.session import (
     Examiner,
     Inquiry,
@@ -116,10 +116,7 @@ class Run:
             (self._adapter(spec), spec) for spec in option("--implementation")
         ]
         adapters = [adapter for adapter, _ in self.adapters]
-        names = [adapter.name for adapter in adapters]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConformanceError(f"two implementations are called {name!r}; rename one")
+        check_names(adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         rows = self.selection.rows(adapters, self.device)

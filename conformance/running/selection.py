@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -240,3 +240,10 @@ def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
         if smallest == number - 1:
             chosen |= {row.id for row in members}
     return [row for row in rows if row.id in chosen]
+
+
+def check_names(adapters: Sequence[Adapter]) -> None:
+    """Raise `ConformanceError` if two implementations have the same name."""
+    for name, times in Counter(adapter.name for adapter in adapters).items():
+        if times > 1:
+            raise ConformanceError(f"two implementations are called {name!r}; rename one")

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from conformance.errors import BrokenRecord, ConformanceError
+from conformance.errors import ConformanceError
 from conformance.progress import progress
 from conformance.records.exploration import Exploration, read_exploration
 from conformance.records.header import processor
@@ -49,9 +49,10 @@ from conformance.reports.publishing.sizes import (
     large_of,
     lengths_of,
     read_climbs,
+    read_each,
 )
 from conformance.reports.wording import UNSORTED
-from conformance.reports.writing import build, outcome, read_run, write_file
+from conformance.reports.writing import build, make_folder, outcome, read_run, write_file
 from conformance.text import plural, printable
 
 RECORDS, VERSIONS = "records", "versions"
@@ -199,6 +200,7 @@ def keep(records: Sequence[Loaded], folder: Path) -> int:
             f"{folder}: {size:,} bytes, {MOST_TOGETHER:,} are the most that published records "
             "can have together"
         )
+    make_folder(folder)
     for name, content in files.items():
         write_file(folder / name, content)
     for file in folder.glob("*.json.gz"):
@@ -298,13 +300,7 @@ def read_explored(folder: Path) -> dict[str, Exploration]:
     Raises:
         BrokenRecord: if a file is not an exploration, or is not named after its implementation.
     """
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        exploration = read_exploration(path)
-        if exploration is None or exploration.implementation != path.stem:
-            raise BrokenRecord(f"{path} is not about {path.stem}")
-        found[path.stem] = exploration
-    return found
+    return read_each(folder, read_exploration, lambda exploration: exploration.implementation)
 
 
 def render(published: Published) -> dict[Path, str]:

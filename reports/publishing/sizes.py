@@ -6,9 +6,10 @@ cases in its `case`, for example `*.d64t64x64` or `long/causal/*`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from conformance.errors import BrokenRecord
 from conformance.records.findings import INFINITE, count
@@ -19,6 +20,8 @@ from conformance.reports.gate.baseline import Baseline
 from conformance.reports.gate.judging import Claims
 from conformance.reports.totals import WRONG, by_key
 from conformance.reports.wording import UNSORTED
+
+T = TypeVar("T")
 
 LARGE, LONG = "large", "long"
 """The folders of records of level "large" and of checks of long sequences."""
@@ -79,12 +82,20 @@ def read_climbs(folder: Path) -> dict[str, Climb]:
     Raises:
         BrokenRecord: if a file is not such a check, or is not named after its implementation.
     """
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        found[path.stem] = read_climb(path)
-        if found[path.stem].implementation.name != path.stem:
+    return read_each(folder, read_climb, lambda climb: climb.implementation.name)
+
+
+def read_each(folder: Path, read: Callable[[Path], T], name_of: Callable[[T], str]) -> dict[str, T]:
+    """Return what is stored in the JSON files of a folder, by implementation.
+
+    Raises:
+        BrokenRecord: if a file cannot be read, or is not named after its implementation.
+    """
+    found = {path: read(path) for path in sorted(folder.glob("*.json"))}
+    for path, one in found.items():
+        if name_of(one) != path.stem:
             raise BrokenRecord(f"{path} is not about {path.stem}")
-    return found
+    return {path.stem: one for path, one in found.items()}
 
 
 @dataclass(frozen=True)
