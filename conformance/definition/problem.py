@@ -29,7 +29,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -130,6 +130,10 @@ class Shape:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all canonical weights of the layer, by name."""
+        return dict(self._weight_shapes)
+
+    @cached_property
+    def _weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {
             name: tuple(getattr(self, axis) for axis in axes)
             for name, axes in WEIGHT_AXES.items()
@@ -139,6 +143,10 @@ class Shape:
 
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of query, key and value, by name."""
+        return dict(self._input_shapes)
+
+    @cached_property
+    def _input_shapes(self) -> dict[str, tuple[int, ...]]:
         return {
             name: tuple(getattr(self, axis) for axis in axes) for name, axes in INPUT_AXES.items()
         }
@@ -309,7 +317,7 @@ class Problem:
             if lengths is not None and not ((lengths >= 0) & (lengths <= length)).all():
                 raise WrongShape(f"{name} are {lengths.tolist()}; they are within 0 and {length}")
 
-    @property
+    @cached_property
     def features(self) -> tuple[str, ...]:
         """The names of the features that the problem has, in the order of the definition."""
         present = {

@@ -365,9 +365,10 @@ def check_answer(answer: Answer, problem: Problem) -> None:
     wanted: dict[str, tuple[int, ...]] = {
         "output": problem.cotangent.shape,
         "weights": averaged if getattr(answer.weights, "ndim", 4) == 3 else shape.logits,
-        **{f"gradient.{name}": shape.input_shapes()[name] for name in shape.distinct_inputs()},
         **{f"gradient.weights.{name}": size for name, size in shape.weight_shapes().items()},
     }
+    inputs = shape.input_shapes()
+    wanted |= {f"gradient.{name}": inputs[name] for name in shape.distinct_inputs()}
     if problem.attn_bias is not None:
         wanted["gradient.attn_bias"] = problem.attn_bias.shape
     wanted |= {f"gradient.{name}": values.shape for name, values in problem.trained().items()}

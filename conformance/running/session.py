@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,9 +88,14 @@ class Item(Row):
     asked: Case
 
     @property
-    def requirements(self) -> list[Requirement]:
+    def requirements(self) -> Sequence[Requirement]:
         """The requirements that are checked on this item."""
-        return [item for item in REQUIREMENTS if item.serves(self.asked)]
+        return _requirements_of(self.asked)
+
+
+@lru_cache(maxsize=64)
+def _requirements_of(case: Case) -> tuple[Requirement, ...]:
+    return tuple(item for item in REQUIREMENTS if item.serves(case))
 
 
 class Inquiry(Row):
