@@ -9,9 +9,9 @@ rows and columns of all tokens there; of a mask with a head axis, it needs the p
 heads; and the gradient of an additive mask has to be summed over ranks. The batch axis is specified
 twice: by `batch_dim_idx` in the call, and indirectly by `gather_idx`, the axis of the sequence, in
 the constructor. The default of `gather_idx`, 0, means that the sequence comes first. The number of
-heads need not be a multiple of the number of ranks. But heads are divided by the rank that
-`deepspeed.utils.groups` knows, not by the rank in the process group that is passed, and without a
-mesh, every process has the first rank there.
+heads need not be a multiple of the number of ranks. But heads are assigned according to the rank in
+`deepspeed.utils.groups`, not the rank in the process group that is passed, and without a mesh,
+every process has the first rank there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from conformance import CausalFlag, Distributed, MaskArgument, Mode, Split, Unsu
 
 
 def local(query: Any, key: Any, value: Any, sequence: int, **options: Any) -> Any:
-    """Attend to all tokens with the heads of this rank; `sequence` is the index of that axis."""
+    """Attend to all tokens with the heads of this rank.
+
+    `sequence`, 0 or 1, is the index of the axis of tokens; the batch has the other index.
+    """
     from torch.nn.functional import scaled_dot_product_attention
 
     inputs = (it.movedim((1 - sequence, sequence), (0, 2)) for it in (query, key, value))

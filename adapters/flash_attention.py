@@ -43,7 +43,7 @@ _FEATURES = (
 
 
 class FlashAttention(Function):
-    """The adapter for flash_attn_func, and the base class of the others."""
+    """The adapter for flash_attn_func, and the base class of the other adapters in this file."""
 
     title = "flash_attn.flash_attn_func"
     documentation = "https://github.com/Dao-AILab/flash-attention"

@@ -43,7 +43,7 @@ class OnMesh(NativeAdapter):
 
         Raises:
             Unavailable: if JAX has fewer devices, for example because it had already started, or
-                if it is older than 0.6.
+                if JAX is older than 0.6.
         """
         super().prepare()
         if not since("jax", "0.6"):

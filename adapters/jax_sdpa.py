@@ -46,7 +46,10 @@ from conformance.adapters.lengths import LengthTable
 
 
 class _WithLengths(LengthTable):
-    """A mask table whose second encoding uses lengths, so that lengths are always examined."""
+    """A mask table whose second encoding of padding on the right uses lengths.
+
+    Lengths are therefore examined wherever they can express the mask.
+    """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         masks = MaskTable.spellings(self, problem)
@@ -133,8 +136,8 @@ class CudnnAttention(DotProductAttention):
     """The adapter for jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
 
     Gradients need even lengths, but no shape family whose heads fit the kernel has even lengths.
-    The output of a fully masked query and the causal alignment for different lengths are not
-    declared. A mask may not have a single row for all queries.
+    The output of a fully masked query and the causal alignment if lengths differ are not declared.
+    A mask may not have a single row for all queries.
     """
 
     title = "jax.nn.dot_product_attention (cuDNN)"

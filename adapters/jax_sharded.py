@@ -25,7 +25,8 @@ AXES = {
     "mask": ("batch", "heads", "queries", "keys"),
     "bias": ("batch", "heads", "queries", "keys"),
 }
-"""The names of the axes of each argument; lengths are the same on all devices."""
+"""The names of the axes of each argument that may be divided. Other arguments, which give lengths,
+are whole on every device."""
 
 
 class ShardedAttention(FunctionOnMesh, DotProductAttention):

@@ -342,7 +342,7 @@ class _AdditiveAttention(_Keras, Function):
 
     The output of a fully masked query is not declared, because it depends on the dtype: 1e9 (65504
     in float16) is subtracted from blocked scores. In float32, this rounds the scores away, but in
-    float64, enough of them is left to attend as if unmasked.
+    float64, they keep enough digits to attend as if unmasked.
     """
 
     documentation = f"{_DOCS}/additive_attention/"

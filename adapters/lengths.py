@@ -53,9 +53,9 @@ class LengthTable(MaskTable):
 
 
 def right_padding(visible: np.ndarray) -> np.ndarray | None:
-    """Return the number of keys of each batch entry, `[batch]`, if a mask is padding on the right.
+    """Return the number of visible keys of each batch entry, `[batch]`, for padding on the right.
 
-    Return None for any other mask, and if an entry has no keys at all.
+    Return None for any other mask, and if an entry has no visible keys at all.
     """
     counts = visible[:, 0, 0].sum(axis=-1)
     padded = np.arange(visible.shape[-1]) < counts[:, None, None, None]

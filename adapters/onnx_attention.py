@@ -13,10 +13,10 @@ float16, unless `softmax_precision` sets another.
 was applied after the mask, so that −∞ became −cap (onnxruntime before 1.27). `left_window_size` and
 `right_window_size` count the keys before and after the query's own, and −1 means no limit. The
 causal flag and windows start from the position of the first query: 0, or the number of keys in the
-cache, or with `nonpad_kv_seqlen` that number minus the number of queries. So only
-`nonpad_kv_seqlen` makes `is_causal` align at the end of each batch entry. Keys and values beyond
-this number are multiplied by a weight of 0, so NaN there reaches every query. A mask for fewer keys
-than there are is padded with −∞ by ONNX, and rejected by onnxruntime.
+cache, or `nonpad_kv_seqlen`, if given, minus the number of queries. So only `nonpad_kv_seqlen`
+makes `is_causal` align at the end of each batch entry. Keys and values beyond `nonpad_kv_seqlen`
+are multiplied by a weight of 0, so NaN there reaches every query. A mask for fewer keys than there
+are is padded with −∞ by ONNX, and rejected by onnxruntime.
 
 Opset 23 introduced the operator, 24 added the input `nonpad_kv_seqlen`, and 25 added windows. If an
 argument needs a later opset than that of the mode, the adapter uses the first opset that has it.
@@ -218,7 +218,10 @@ class _Attention(Function):
         return context, weights
 
     def check_inputs(self, given: Natives) -> None:
-        """Raise `Unsupported` for inputs that the installed version of the runtime rejects."""
+        """Raise `Unsupported` for inputs that the installed version of the runtime rejects.
+
+        The base class accepts all inputs.
+        """
 
 
 def _side_by_side(heads: np.ndarray) -> np.ndarray:

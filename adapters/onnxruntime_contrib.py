@@ -180,10 +180,10 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
 
 
 class _LastIndexTable(LengthTable):
-    """A mask table that never combines the causal flag and lengths if keys outnumber queries.
+    """A mask table that never passes key lengths with the causal flag if keys outnumber queries.
 
-    In that case, the operator aligns the last query with the last key within each length, which the
-    feature `Cache` expresses.
+    In that case, the operator aligns the last query with the last key within each length. The
+    feature `Cache` expresses that.
     """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:

@@ -109,7 +109,10 @@ def attention(query, key, value, attention_mask=None, causal=False):
 
 
 def _steps(given: Natives) -> list[Natives]:
-    """Return the inputs of each inference: for the keys before the queries, if any, and the rest.
+    """Return the inputs of one or two inferences.
+
+    If there are more keys than queries, the first inference stores the keys before the queries. The
+    last one has the queries and the other keys.
 
     Raises:
         Unsupported: if there are fewer keys than queries.

@@ -12,7 +12,7 @@ only powers of two: most of the lengths that are interpreted here are rejected t
 The following is not run: masks other than packed sequences, and biases, for which there are no
 arguments; float64, because the kernel accumulates in float32, and a float64 product does not fit
 its loop; and, because interpreting takes too long, half precision except in self-attention. If
-queries and keys have the same length above 128, both are padded to a multiple of it, as users do,
+queries and keys have the same length above 128, both are padded to a multiple of 128, as users do,
 with a separate segment id for the padding. Keys whose length differs from that of the queries (131
 in the family `long`) cannot be padded, because the backward pass needs as many blocks of keys as of
 queries.

@@ -70,7 +70,7 @@ FEATURES = (
 
 @dataclass(frozen=True, eq=False)
 class SplashTable(SegmentTable):
-    """A mask table with one mask for all batch entries, or a batched array if they differ."""
+    """A mask table with one mask for all batch entries if possible, or else one for each entry."""
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         shared = list(super().spellings(problem))
@@ -194,7 +194,11 @@ class PallasTpuSplash(Function):
 
 
 def _static(shape: Shape, array: Any, causal: bool, window: Any) -> Any:
-    """Return splash attention's mask objects for all heads, with the padded lengths."""
+    """Return splash attention's mask objects for all heads, with the padded lengths.
+
+    Raises:
+        Unsupported: if the mask differs between batch entries.
+    """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     rows, columns = -shape.query_length % BLOCK, -shape.key_length % BLOCK

@@ -5,7 +5,7 @@ With `causal=True` the mask of keys is silently ignored. With `ring_reduce_col=T
 passes its keys on, but only if it has as many keys as queries; otherwise it treats its keys as all
 keys. In the striped layout, rank r of n has tokens r, r + n, and so on. The number of tokens of
 each rank must be a multiple of `bucket_size`, which is not checked. With several buckets and more
-keys than queries, the causal mask is a different one.
+keys than queries, the causal mask differs from that with a single bucket.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ PADDING = -3
 
 
 def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
-    """Append elements of a value to a JAX array; `missing` is their number for each axis."""
+    """Return a JAX array with elements equal to `value` appended.
+
+    `missing` maps an axis to the number of elements to append along it.
+    """
     import jax.numpy as jnp
 
     widths = [(0, missing.get(axis, 0)) for axis in range(array.ndim)]
@@ -35,7 +38,7 @@ def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class SegmentTable(MaskTable):
-    """A mask table that encodes masks as segment ids if they consist of separate segments.
+    """A mask table that also encodes a mask as segment ids, if it divides tokens into segments.
 
     Args:
         shared: whether there is one array `segment_ids` for queries and keys, instead of

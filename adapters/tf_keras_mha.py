@@ -8,7 +8,8 @@ negative number and *added* to the logits, so that 0.5 blocks too, and 2 attract
 query therefore attends to all keys equally, but in float64 as if nothing were masked, because
 adding -1e9 preserves the logits there; its output is not zero as in Keras 3.
 `softmax_robust_masking=True` replaces the logits by the number instead. The causal flag is aligned
-top-left. Attention weights are returned per head if requested, and computed in the same way.
+top-left. Attention weights are returned per head if requested, which does not change the
+computation.
 """
 
 from __future__ import annotations

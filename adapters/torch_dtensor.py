@@ -16,7 +16,10 @@ from conformance import Distributed, MaskArgument, Mode, Split, Unsupported, Wor
 def on_rank(
     query: Any, key: Any, value: Any, shard: Any, attn_mask: Any = None, **more: Any
 ) -> Any:
-    """Compute attention on DTensors made from this rank's tensors, or directly on a single rank."""
+    """Compute attention on DTensors made from this rank's tensors.
+
+    If there is only one rank, compute it on the tensors themselves.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.nn.attention import SDPBackend, sdpa_kernel

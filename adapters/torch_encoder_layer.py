@@ -5,8 +5,8 @@ native operation for the whole layer, unless biases are omitted, the number of h
 submodule has a hook, or autocast is on. This fast path does not add a mask of numbers: everything
 that is not 0 is blocked, and a fully masked query gets NaN. True in a boolean mask means *blocked*
 on both paths. `is_causal` is a hint about `src_mask`, which is still required; without it, training
-raises, and the fast path attends to the future. torch.nn.TransformerEncoder goes further: it
-removes tokens that a padding mask hides at the end of a sequence before its layers, and returns 0
+raises, and the fast path attends to the future. torch.nn.TransformerEncoder goes further: before
+its layers, it removes tokens that a padding mask hides at the end of a sequence, and it returns 0
 for them, whereas in training the encoder returns their attention output.
 
 The layer cannot run its attention alone, so everything else is turned into the identity. The
@@ -36,7 +36,7 @@ _BROAD = 4
 """The factor by which the layer is wider, and has more heads, than the problem."""
 
 _POWERS = {"float64": 50, "float32": 20, "bfloat16": 20, "float16": 14}
-"""For each dtype, an n such that it represents 2^n, and a variance vanishes when added to 4^n."""
+"""For each dtype, n: the dtype can represent 2^n, and a variance vanishes when added to 4^n."""
 
 
 class EncoderLayerAttention(Layer):
@@ -179,7 +179,10 @@ def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
 
 
 def _for_all(mask: Any, heads: int) -> Any:
-    """Extend a mask per head to the wide layer's heads, of which the added ones see all keys."""
+    """Return a mask per head extended to the wide layer's heads; the added heads see all keys.
+
+    A mask that is not per head is returned unchanged.
+    """
     import torch
 
     if mask.ndim != 3 or mask.shape[0] % heads:

@@ -1,4 +1,4 @@
-"""torch.nn.attention.flex_attention.flex_attention, called as it is and compiled.
+"""torch.nn.attention.flex_attention.flex_attention, called as it is or compiled.
 
 Easy to miss in a port: there is no mask argument. A mask is a function of four indices that returns
 whether a query attends to a key, from which `create_block_mask` makes a block mask; a bias is a
@@ -9,8 +9,9 @@ heads need enable_gqa=True. On a CPU there is no derivative.
 
 Windows, lengths and segments are masks too, computed here from positions, lengths and segment ids.
 A soft cap and ALiBi are functions of the score. The caller chooses their order; here the cap comes
-first, then the slopes, then a bias. These functions capture all other values that they need. A sink
-cannot be expressed by a function of a single score, because it affects the whole row.
+first, then the slopes, then a bias. The functions capture arrays such as slopes and lengths from
+the code around them. A sink cannot be expressed by a function of a single score, because it affects
+the whole row.
 
 Tracing takes a fraction of a second for each set of shapes, and compiling takes some seconds.
 Therefore float16, which is handled like bfloat16, is not examined, and the compiled mode is
@@ -44,7 +45,7 @@ _ASKED = ("float64", "float32", "bfloat16")
 
 
 class FlexAttention(Function):
-    """The adapter of flex_attention, whose two functions read masks and biases from arrays."""
+    """The adapter of flex_attention, with functions that read masks and biases from arrays."""
 
     title = "torch.nn.attention.flex_attention"
     documentation = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
@@ -190,7 +191,11 @@ def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callab
 
 
 def _reader(array: Any, sizes: tuple[int, ...]) -> Callable[..., Any]:
-    """Return a function of four indices that reads from an array with two or four axes."""
+    """Return a function of four indices that reads from an array with two or four axes.
+
+    Raises:
+        Unsupported: if an axis of the array does not have its full size.
+    """
     if tuple(array.shape) == sizes[2:]:
         return lambda b, h, i, j: array[i, j]
     if tuple(array.shape) == sizes:

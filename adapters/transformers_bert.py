@@ -111,7 +111,7 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
     """Return a `BertAttention` with this `attn_implementation`.
 
     Raises:
-        Unsupported: the installed transformers offers no choice of implementation for BERT.
+        Unsupported: if the installed transformers offers no choice of implementation for BERT.
     """
     from transformers import BertConfig
     from transformers.models.bert import modeling_bert

@@ -121,7 +121,11 @@ class _Llama(Layer):
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
-    """Return a `LlamaAttention` with an `attn_implementation`, in any transformers version."""
+    """Return a `LlamaAttention` with an `attn_implementation`, in any transformers version.
+
+    Raises:
+        Unsupported: if this version does not support the head size.
+    """
     from transformers import LlamaConfig
     from transformers.models.llama import modeling_llama
 
@@ -147,7 +151,7 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
 
 
 def _call(layer: Any, query: Any, mask: Any, *, bidirectional: bool = False) -> tuple[Any, Any]:
-    """Call the layer as the installed version requires; return output and weights or None."""
+    """Call the layer as the installed version requires; return the output, and weights or None."""
     from transformers.models.llama import modeling_llama
 
     given: dict[str, Any] = {"attention_mask": mask}
@@ -168,13 +172,13 @@ def _takes(layer: Any, name: str) -> bool:
 
 
 def _no_rotation(values: Any, *_: Any) -> tuple[Any, Any]:
-    """Return the cosine 1 and sine 0 of rotary embeddings that leave all positions unchanged."""
+    """Return cosine 1 and sine 0, with which rotary embeddings leave queries and keys unchanged."""
     cosine = values.new_ones(1, 1, values.shape[-1])
     return cosine, cosine - cosine
 
 
 def _is_triangle(mask: Any) -> bool:
-    """Return whether a mask is exactly the causal mask."""
+    """Return whether a mask is exactly the causal mask, and needs no gradient."""
     import torch
 
     if mask is None or mask.requires_grad:

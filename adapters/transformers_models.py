@@ -1,9 +1,9 @@
-"""Decoders of Hugging Face transformers, with attention called by the model: masks, positions.
+"""Decoders of Hugging Face transformers: attention with the masks and positions of its model.
 
-Each adapter examines a whole model of one layer, made from its configuration, from which everything
-but the attention is removed: embeddings, norms, feed-forward network and residual connections. The
-rest of Mistral, Gemma 2, gpt-oss, Qwen 3, Llama, Bloom or Falcon still makes the mask, the window,
-the rotary angles and the caches as usual. `transformers_llama.py` examines a layer alone.
+Each adapter examines a whole model of one layer, made from its configuration, from which the
+embeddings, norms, feed-forward network and residual connections are removed. The rest of Mistral,
+Gemma 2, gpt-oss, Qwen 3, Llama, Bloom or Falcon still makes the mask, the window, the rotary angles
+and the caches as usual, and calls the attention. `transformers_llama.py` examines a layer alone.
 
 Easy to miss in a port: these models are causal without a mask. Their `attention_mask` is
 `[batch key]`, with 1 for tokens and 0 for padding; a mask with four axes replaces the causal mask
@@ -21,11 +21,12 @@ The models differ as follows:
 - Gemma 2: `attn_logit_softcapping`, and a window in every other layer. SDPA has no soft cap.
 - gpt-oss: a sink for each head, which is a parameter of the layer; a window in every other layer.
   SDPA would ignore the sinks. The softmax is computed in the model's dtype.
-- Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. It cannot be removed.
+- Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. There is no option to
+  omit it.
 - Bloom: ALiBi with the slopes of its paper, also for head counts that are not powers of two. It
   adds slope · key position, which for causal queries is equivalent to minus slope · distance.
 - Falcon: rotary embeddings, or ALiBi that is divided by √head and rounded to bfloat16 regardless of
-  the dtype. Eager adds it twice.
+  the dtype. Eager attention adds ALiBi twice.
 
 For problems without rotary embeddings, cos = 1 and sin = 0 replace the model's angles; for problems
 without sinks, the sinks are -inf. If a problem has biases and the model has none, its projections
@@ -384,7 +385,7 @@ class _Sdpa(_Decoder):
 
 
 class _Llama(_Decoder):
-    """The base class of Llama's adapters, with rotary embeddings as its only feature."""
+    """The base class of Llama's adapters: rotary embeddings, positions, segments and padding."""
 
     config = "LlamaConfig"
     features = _ROTARY

@@ -32,7 +32,7 @@ from conformance import (
 
 TILE = 32
 MOST_TILES = 8
-"""The most query tiles, over all batch entries and heads, to interpret in dtypes but float32."""
+"""The most query tiles, over all batch entries and heads, to interpret in float64 and float16."""
 
 
 class TritonFlash(Function):

@@ -18,10 +18,10 @@ where a mask or the triangle blocks, it is filled with a number that is also int
 `max_attend_past` counts keys before the query's own, and hides none after it; it is aligned
 bottom-right. `logit_softclamp_value` is applied after a bias is added, and before masks. A learned
 sink (`head_learned_sink`) is one logit for each head, and its weight comes first in the returned
-weights. With flash=True neither is available. Rotary embeddings rotate pairs of adjacent
-components. ALiBi and sinks use the layer's order of heads. `RotaryEmbedding` is a module whose
-buffer is rounded if a model is converted, and positions are rounded too: in bfloat16, 257 becomes
-256. Here it remains in float32.
+weights. With flash=True, neither the clamp nor the sink is available. Rotary embeddings rotate
+pairs of adjacent components. ALiBi and sinks use the layer's order of heads. `RotaryEmbedding` is a
+module whose buffer is rounded if a model is converted, and positions are rounded too: in bfloat16,
+257 becomes 256. Here the module remains in float32.
 
 The softmax is computed in float32 for every dtype, unless flash=True.
 
@@ -278,7 +278,11 @@ class XTransformersAttention(Layer):
 
 
 def _interleaved(array: Any, heads: int, shared: int) -> Any:
-    """Reorder heads (axis -3) as in the layer: the first head of each group, then the second."""
+    """Return an array with heads (axis -3) in the layer's order instead of group by group.
+
+    The layer has the first head of each of `shared` groups, then the second of each, and so on.
+    With the size of a group as `shared`, the reordering is undone. An axis of size 1 is unchanged.
+    """
     if array.shape[-3] != heads or shared in (1, heads):
         return array
     return array.unflatten(-3, (shared, -1)).transpose(-4, -3).flatten(-4, -3)

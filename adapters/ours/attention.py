@@ -10,9 +10,9 @@ head g = h // (heads / kv_heads) that it reads:
     c_ih  = sum(p_ijh v_jg for all j)                                                (the context)
     out_i = sum(W_Oh c_ih for all h) + b_O                                           (the output)
 
-A_ih is the set of keys that query i may attend to in head h: those that masks, causality and a bias
-of -inf leave. If it is empty, every weight is zero, so the context is zero and the output is b_O.
-(Other libraries return NaN in this case, or the mean of the values.)
+A_ih is the set of keys that query i may attend to in head h: those that masks, causality, windows,
+lengths, segments and a bias of -inf leave. If it is empty, every weight is zero, so the context is
+zero and the output is b_O. (Some libraries return NaN in this case, or the mean of the values.)
 
 There are two scores, each with a default scale; for the second, every head learns a vector u_h:
 
@@ -159,15 +159,21 @@ class MultiHeadAttention(nn.Module):
         """Return the output, or with `need_weights` (output, weights), with weights before dropout.
 
         `key` defaults to `query` (self-attention) and `value` to `key`. A query attends to a key
-        iff `attend_mask` is True, `block_mask` is False, `attn_bias` is not -inf, and `causal`
-        allows it: "top-left" lets query i see keys j <= i, "bottom-right" j <= i + keys - queries.
+        iff `attend_mask` is True, `block_mask` is False, `attn_bias` is not -inf, and `causal`, the
+        layer's window, lengths and segments allow it. Unless positions say otherwise, `causal`
+        lets query i see keys j <= i ("top-left") or j <= i + keys - queries ("bottom-right").
         Masks and bias are [query key], [batch query key] or [batch heads query key], each axis of
         full size or 1; a [batch key] padding mask is passed as `mask[:, None, None, :]`.
 
-        Lengths count the tokens of each entry that are not padding. Tokens see each other only if
-        their segments are equal. If positions are not given, they are derived from all of these.
-        A `cache` is extended by the new keys and values, and queries attend to all of its keys; the
-        key axis of masks then has the length of the extended cache.
+        Lengths count the tokens of each batch entry that are not padding. Tokens see each other
+        only if their segments are equal. Positions that are not given are derived from lengths,
+        segments, cache and `causal`. A `cache` is extended by the new keys and values, and queries
+        attend to all of its keys; the key axis of masks then has the length of the extended cache.
+
+        Raises:
+            ValueError: if shapes do not fit, `causal` is unknown, only one side has segments, or
+                keys have lengths or segments although the cache is not empty.
+            TypeError: if a mask is not a boolean tensor, or the bias is not a floating one.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -250,8 +256,9 @@ def _softmax_over_visible(
 ) -> Weights:
     """Return the softmax over visible keys, in float32 or better, with zeros where blocked.
 
-    In a row without visible keys, the softmax is taken of zeros, not of -inf, and then replaced by
-    zeros, so that neither the row nor its gradient is NaN.
+    A sink takes part in the softmax, but is not returned. In a row without visible keys or sink,
+    the softmax is taken of zeros, not of -inf, and then replaced by zeros, so that neither the row
+    nor its gradient is NaN.
     """
     keys = logits.shape[-1]
     logits = logits.masked_fill(blocked, -math.inf)
@@ -291,8 +298,8 @@ def _with_all_axes(name: str, mask: Tensor, axes: tuple[int, int, int, int]) -> 
     """Return a view of a mask or bias with axes [batch heads query key], each of full size or 1.
 
     Raises:
-        TypeError: if it is not a tensor, a bias is not floating, or a mask is not bool.
-        ValueError: if its shape is not one of those that `MultiHeadAttention.forward` accepts.
+        TypeError: if `mask` is no tensor, or if a bias is not floating or another mask not boolean.
+        ValueError: if the shape is not one of those that `MultiHeadAttention.forward` accepts.
     """
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")

@@ -141,7 +141,7 @@ def ring_attention(
         mesh: the devices, on one axis. Device r of n gets part r of n of queries and of keys.
         mask: boolean, True where a query may attend, or numbers that are added; every axis
             has its full size.
-        sinks: one logit per head, which is only added to the sum of weights.
+        sinks: one logit per head, whose exponential is only added to the sum of weights.
         causal: whether keys after a query are hidden; positions of both count from 0 (top-left).
         window: how many keys before and after a query's position are visible; None for all.
         scale: the factor of logits; by default 1/√head size.

@@ -13,10 +13,11 @@ Query i may attend to key j iff all of these hold:
     segments      query and key are in the same segment
     lengths       i < query length and j < key length of the entry
 
-Easy to miss in a port: it counts the query's own key as one of the window's keys before it; it
-compares indices instead of positions, so that a causal mask hides the cache; it counts padding as
-keys, so that the position of the last query is beyond the last key; it computes angles in half
-precision, but in bfloat16, for example, many positions beyond 256 are not exact.
+Easy to miss in a port: the query's own key is not one of the window's keys before it; causality
+compares positions, because comparing indices would hide the cache; padding does not count, so with
+"bottom-right" the last query has the position of the last key that is not padding; angles must not
+be computed in half precision, because in bfloat16, for example, many positions beyond 256 are not
+exact.
 """
 
 from __future__ import annotations

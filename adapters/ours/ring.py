@@ -63,7 +63,10 @@ class Ring:
         return logits.masked_fill(~self.sees(source), -math.inf)
 
     def first(self, query: Tensor, sinks: Tensor | None, width: int) -> list[Tensor]:
-        """Return the running maximum, sum of weights and weighted sum of values before any hop."""
+        """Return the running maximum, sum of weights and weighted sum of values before any key.
+
+        They include the sink, if there is one.
+        """
         rows = query.shape[:-1]
         if sinks is None:
             start = [query.new_full(rows, -math.inf), query.new_zeros(rows)]
@@ -92,7 +95,7 @@ class Ring:
         return total * factor + powers.sum(-1)
 
     def result(self, state: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the context, zeros for fully masked queries, and the log-sum-exp of logits."""
+        """Return the context and the log-sum-exp of logits; both are 0 without any key or sink."""
         highest, total, values = state
         seen = total > 0
         total = total.masked_fill(~seen, 1.0)

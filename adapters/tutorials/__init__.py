@@ -147,7 +147,7 @@ class Tutorial2(Tutorial):
 class Tutorial3(Tutorial):
     """The adapter of tutorial 3, built from `hidden_dim, head_num`.
 
-    It is self-attention, with masks that must be expanded for every head.
+    It is self-attention, with masks that the page expands for every head and every query.
     """
 
     title = "Tutorial 3 (self-attention, mask == 0 blocks)"

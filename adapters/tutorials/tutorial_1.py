@@ -35,7 +35,7 @@ class MultiHeadAttention(nn.Module):
         """Return the output and the attention weights.
 
         q: [batch, q_len, d_model], k and v: [batch, k_len, d_model];
-        mask: [batch, n_heads, q_len, k_len], or 1 along an axis; 1 hides a key.
+        mask: [batch, n_heads, q_len, k_len], any axis of which may have size 1; 1 hides a key.
         Returns the output [batch, q_len, d_model], and the weights
         [batch, n_heads, q_len, k_len].
         """

@@ -32,7 +32,7 @@ class MultiHeadAttention(nn.Module):
         """Return the output of multi-head attention.
 
         values and keys: (N, key_len, embed_size), query: (N, query_len, embed_size);
-        mask: (N, num_heads, query_len, key_len), or 1 along an axis; 0 hides a key.
+        mask: (N, num_heads, query_len, key_len), any axis of which may have size 1; 0 hides a key.
         Returns (N, query_len, embed_size).
         """
         N, query_len = query.shape[0], query.shape[1]

@@ -2,7 +2,7 @@
 
 It represents tutorials that implement only self-attention, on one input, with a dropout of 0.1 on
 the weights in training. Logits are set to -inf where `attention_mask == 0`, so a fully masked query
-gets NaN. The mask must be expanded for every head and every query:
+gets NaN. The page expands the mask for every head and every query before the call:
 
     padding[:, None, None, :].expand(-1, head_num, seq_len, -1)
 """

@@ -54,7 +54,7 @@ class MultiHeadAttention(nn.Module):
         """Return the output (batch, query, d_model) and the attention weights.
 
         query: (batch, query, d_model), key and value: (batch, key, d_model);
-        mask: (batch, num_heads, query, key), or 1 along an axis; 0 hides a key.
+        mask: (batch, num_heads, query, key), any axis of which may have size 1; 0 hides a key.
         """
         Q = self.split_heads(self.W_q(query))
         K = self.split_heads(self.W_k(key))

@@ -2,8 +2,9 @@
 
 It represents tutorials that come from translation with recurrent networks: the score is Bahdanau's
 v . tanh(q + k), here computed in every head, between the projections of the Transformer. The logits
-are not scaled. They are set to -1e10 where `mask == 0`, which float16 cannot represent, and a fully
-masked query averages all values. All heads share one mask, [batch, query, key].
+are not scaled. They are set to -1e10 where `mask == 0`. That number is finite, so a fully masked
+query averages all values; float16 cannot represent it. All heads share one mask,
+[batch, query, key].
 
     encoder          attention(x, x, x, pad_mask(x_lengths, x_len))
     decoder          attention(y, y, y, pad_mask(y_lengths, y_len) & causal_mask(y_len))
@@ -37,7 +38,7 @@ class AdditiveMultiHeadAttention(nn.Module):
         """Return the output and the attention weights.
 
         query: [batch, query len, hidden size], key and value: [batch, key len, hidden size];
-        mask: [batch, query len, key len], or 1 along an axis; 0 hides a key.
+        mask: [batch, query len, key len], any axis of which may have size 1; 0 hides a key.
         Returns the output [batch, query len, hidden size], and the weights
         [batch, heads, query len, key len].
         """

@@ -44,19 +44,22 @@ class Case:
         name: "chapter/what", such as "mask/key-padding".
         family: the name of its shape in `FAMILIES`.
         why: what the case does and which mistakes it catches.
+        mask, bias: patterns that return the mask and the additive bias; None if there is none.
+        causal, scale: as in `Problem`.
+        regime: a pattern that changes the drawn inputs and weights; None if they stay ordinary.
         features: patterns that return those fields of `Problem` that are features, such as a
             window.
         maskable: whether the case is also run on implementations that can express its features only
             by a mask or a bias. Other cases with features are run only on implementations that
             declare an argument for at least one of them.
         serves: ids of requirements that use the case, in addition to those that use every case.
-        defined: False if the definition leaves the answer open, so that it is only observed.
+        defined: False if the definition leaves the answer open; the answer is then only observed.
         idle: inputs that by definition do not affect the answer in this case, with the reason.
-        core: whether level "core" includes it; that level has a case for each common mistake.
-        large: whether level "large", which includes the cases of "core", includes it too.
+        core: whether level "core" includes the case; that level has a case for each common mistake.
+        large: whether level "large" includes the case; that level also has all cases of "core".
         exchanged: whether its outputs are stored with the record, so that implementations can be
             compared pairwise.
-        grid: the sizes of the problem, or None for the small sizes of its family.
+        grid: the grid that gives the sizes of the problem; None for the small sizes of its family.
         tiled: whether the case is about tiles, so that it is used on grids only.
     """
 
@@ -91,12 +94,12 @@ class Case:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the problem, which is that of its family."""
+        """The shape of the problem: that of its family, at the sizes of the grid if it has one."""
         small = FAMILIES[self.family]
         return self.grid.shape(self.family, small) if self.grid else small
 
     def on(self, grid: Grid) -> Case:
-        """Return the same case with the sizes of a grid.
+        """Return the same case with the sizes of a grid, and with `exchanged` False.
 
         Masks that end at certain tokens then end around the edges of tiles. A scale that was chosen
         for a head size is converted to the head size of the grid.
@@ -104,7 +107,7 @@ class Case:
         return _on(self, grid)
 
     def problem(self, dtype: str) -> Problem:
-        """Return the problem with all numbers rounded to `dtype`; the result is cached."""
+        """Return the problem with its arrays rounded to `dtype`; the result is cached."""
         return _problem(self, dtype)
 
     def random(self, purpose: str = "") -> np.random.Generator:
@@ -117,9 +120,9 @@ class Case:
 
 
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
-    """Return the pattern for these tiles, if it has a parameter `tiles`, or else unchanged.
+    """Return the pattern with its parameter `tiles` set, or unchanged if it has no such parameter.
 
-    Masks of such a pattern end around the edges of the tiles.
+    Masks of a pattern with this parameter end around the edges of the tiles.
     """
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
@@ -196,7 +199,7 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
 
 
 def rounded(problem: Problem, dtype: str) -> Problem:
-    """Return the problem with all numbers rounded to another dtype."""
+    """Return the problem in a dtype: inputs, weights, cotangent, bias and features are rounded."""
     to_dtype = dtype_of(dtype).round
     query = to_dtype(problem.query)
     key = query if problem.shape.sharing == "self" else to_dtype(problem.key)
@@ -221,7 +224,7 @@ class StoredCase(Case):
 
     Attributes:
         stored: the problem in float64, before rounding to the requested dtype.
-        path: the file from which it was read, or "".
+        path: the case file from which it was read or to which it was written, or "".
     """
 
     stored: Problem
@@ -248,10 +251,11 @@ def _rounded(case: StoredCase, dtype: str) -> Problem:
 
 @lru_cache(maxsize=1024)
 def case_hash(case: Case) -> str:
-    """Return a hash of all numbers and flags of a case, the same in every process.
+    """Return a hash of what a case asks: its problem, `serves`, `defined` and the names in `idle`.
 
-    It covers the float64 numbers, which determine those of all other dtypes. Together with the name
-    of a dtype, it identifies a case in that dtype. Texts are not included.
+    The hash is the same in every process. It covers the float64 numbers, which determine those of
+    all other dtypes. Together with the name of a dtype, it identifies a case in that dtype. Names,
+    texts and levels are not included.
     """
     flags = (
         case.problem("float64").digest(),
@@ -351,8 +355,8 @@ FAMILIES: dict[str, Shape] = {
 }
 """The shape families, which are few because compiling frameworks compile for each new shape.
 
-Within a family, all sizes (batch, query, key, heads, kv_heads, group, head, value_head) differ
-wherever implementations allow it, so that swapped axes change a shape or the answer. Widths equal
-heads × head, as most layers require, except in `separate`, `narrow`, `value-head`, `gqa`, `mqa` and
-`decoding`.
+Within most families, the sizes (batch, query, key, heads, kv_heads, group, head, value_head) differ
+as far as implementations allow, so that swapped axes change a shape or the answer. Widths equal
+heads × head, as most layers require, except in `separate`, `narrow`, `value-head`, `gqa`, `mqa`,
+`decoding` and `many-heads`.
 """

@@ -37,9 +37,9 @@ KEY = "mha-conformance"
 """The key in the file's metadata under which the description is stored."""
 
 MOST_BYTES = 64 * 2**20
-"""The maximum size of a case file; larger ones are rejected before they are read."""
+"""The maximum size of a case file in bytes; larger files are rejected before they are read."""
 MOST_NUMBERS = 2**22
-"""The most elements of an array, or of the logits, of which the reference makes many copies."""
+"""The most elements of an array or of the logits; the reference makes many copies of them."""
 LARGEST = 1e30
 """The maximum magnitude of a number, so that products of numbers do not overflow float64."""
 
@@ -103,7 +103,7 @@ def store(path: Path, name: str, problem: Problem, why: str, found: Failure | No
     """Write a problem to a case file atomically, and return it as a case.
 
     Raises:
-        BrokenCase: if the problem exceeds the limits of case files.
+        BrokenCase: if the name or the problem is not allowed in a case file.
         ConformanceError: if the file cannot be written.
     """
     sizes, rotary = Sizes(**dataclasses.asdict(problem.shape)), problem.rotary
@@ -137,13 +137,13 @@ def load_case(path: Path) -> StoredCase:
     """Return the case in a case file.
 
     Raises:
-        BrokenCase: if the file is missing, damaged, too large, or not a case file.
+        BrokenCase: if the file is missing, unreadable, damaged, too large, or not a case file.
     """
     return read(path)[0]
 
 
 def read(path: Path) -> tuple[StoredCase, Failure | None]:
-    """Return the case in a file and its recorded failure, if any.
+    """Return the case in a file, and its recorded failure or None.
 
     Raises:
         BrokenCase: as in `load_case`.
@@ -180,7 +180,10 @@ def read(path: Path) -> tuple[StoredCase, Failure | None]:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text is a valid name of a case: lower-case letters, digits and hyphens."""
+    """Return whether a text is a valid name of a stored case.
+
+    It has at most 64 lower-case letters, digits and hyphens, without a hyphen at either end.
+    """
     return _NAME.fullmatch(text) is not None
 
 
@@ -256,7 +259,11 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
 
 
 def _features(described: Features | None, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the features as fields of `Problem`; raise `BrokenCase` if they are invalid."""
+    """Return the features as fields of `Problem`; no fields if `described` is None.
+
+    Raises:
+        BrokenCase: if a number is out of range, or a part of a feature is missing.
+    """
     if described is None:
         return {}
     rotary, epsilon = described.rotary, described.epsilon

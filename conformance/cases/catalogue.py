@@ -1,7 +1,7 @@
 """The catalogue of cases on which every implementation is run.
 
 `catalogue.toml` lists the cases, and `covering.toml` those that combine features.
-`tests/test_cases_bind.py` tests that each catches the mistakes for which it was made.
+`tests/test_cases_bind.py` tests that the answer of each case depends on each of its inputs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ KEY_BIAS_IDLE = {
 }
 
 _FEEL_KEY_BIAS = {"soft", "sinks", "rotary", "norm"}
-"""First words of the names of features for which a constant added to a row of logits matters."""
+"""The first words of the names of features with which the key bias affects the answer."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """An entry of `TABLES`; the comment at the top of `catalogue.toml` explains its fields."""
+    """A table `[[case]]` in a file of `TABLES`, which stands for one case in each of its families.
+
+    The comment at the top of `catalogue.toml` explains the fields.
+    """
 
     name: str
     families: str
@@ -135,14 +138,15 @@ def every_case() -> tuple[Case, ...]:
 def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) -> tuple[Case, ...]:
     """Return the cases that a case turns into at the sizes that an implementation supports.
 
-    With a geometry, the case is put on its first grid, or on all its grids if it belongs to level
-    "core". A case that is already on one of these grids is returned unchanged, as are cases from
-    files and cases with the additive score, which has no tiles. If keys are in pages, tiles of keys
-    are at least as long as a page.
+    With a geometry, the case is put on the geometry's first grid, or on all its grids if the case
+    belongs to level "core". A case that is already on one of these grids is returned unchanged, as
+    are cases from files and cases with the additive score, which has no tiles. If keys are in
+    pages, tiles of keys are made at least as long as a page, unless the greatest length forbids it.
 
-    Without a geometry, every size is supported. The case keeps its sizes; a tiled case without a
-    grid is left out. If keys are in pages, a case of level "core" without a grid is also put on a
-    grid with lengths of several pages.
+    Without a geometry, every size is supported. A case on a grid stays on it, with widths according
+    to `layer`. A case without a grid keeps its sizes, except that a tiled case is left out. If keys
+    are in pages, a case of level "core" without a grid is also put on a grid with lengths of
+    several pages.
 
     Args:
         case: a case, on a grid or not.
@@ -164,7 +168,10 @@ def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) 
 
 
 def _at_least(page: int, grid: Grid) -> Grid:
-    """Return the grid with tiles of keys no shorter than a page, if it allows longer lengths."""
+    """Return the grid with tiles of keys at least as long as a page, if lengths may exceed a page.
+
+    Otherwise, return the grid unchanged.
+    """
     queries, keys = grid.tiles
     if page <= keys or 0 < grid.greatest_length <= page:
         return grid
@@ -176,7 +183,10 @@ PAGED_HEAD = PAGED_ROWS = 16
 
 
 def large_cases() -> tuple[Case, ...]:
-    """Return the cases of level "large", which include those of "core", on the grids `LARGE`."""
+    """Return the cases of level "large", which include those of "core", on each grid in `LARGE`.
+
+    Cases with the additive score are left out, because it has no tiles.
+    """
     those = [case for case in every_case() if case.core or case.large]
     return tuple(
         case.on(grid) for grid in LARGE for case in those if case.shape.score != "additive"
@@ -215,17 +225,17 @@ def matches(name: str, pattern: str) -> bool:
 
 
 GENERIC = ("cross", "gqa", "self", "separate", "additive", "additive-self")
-"""The families in which no two sizes coincide and no size is 1."""
+"""The families of ordinary shapes, without sizes of 1, in the order of preference."""
 
 
 @lru_cache(maxsize=1024)
 def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
-    """Return the cases of the catalogue in which the same arguments are passed, in two groups.
+    """Return two groups of cases of the catalogue in which the same arguments are passed.
 
-    The first group has cases in other shape families, the second has cases with other patterns in
-    the same family. In each, the most similar case comes first. Their inputs are ordinary or have
-    the same regime as those of the case. There are no groups for a case that is not in the
-    catalogue.
+    The first group has cases in the families `GENERIC`, except that of the case; the second has
+    other cases in the family of the case. The most similar case of a group comes first. The inputs
+    of these cases are ordinary or have the same regime as those of the case. If the case is on a
+    grid, these cases are put on it too. A case that is not of the catalogue has no groups.
     """
     if type(case) is not Case:
         return ()
@@ -263,7 +273,7 @@ def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
 
 
 def _broadcast(mask: Array | BoolArray | None) -> tuple[bool, ...] | None:
-    """Return whether a mask or bias is the same for all heads, and whether for all queries.
+    """Return whether a mask or bias has one axis of size 1 for heads, and whether for queries.
 
     An implementation that accepts one of these kinds may not accept another. Return None if there
     is neither a mask nor a bias.

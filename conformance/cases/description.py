@@ -16,7 +16,7 @@ from conformance.text import plural, some
 
 MOST_PLANES = 4
 MOST_ELEMENTS = 2**17
-"""The most elements of a mask to draw: larger ones are unreadable and would inflate records."""
+"""The most elements of a mask to draw: larger masks are unreadable and would inflate records."""
 
 
 def describe_all(cases: Iterable[Case]) -> dict[str, CaseInfo]:
@@ -25,7 +25,7 @@ def describe_all(cases: Iterable[Case]) -> dict[str, CaseInfo]:
 
 
 def describe(case: Case) -> CaseInfo:
-    """Return the description of one case: its purpose, facts, masks and hash."""
+    """Return the description of one case: its purpose, facts, masks, hash and features."""
     problem = case.problem("float64")
     drawn = planes(problem)
     return CaseInfo(
@@ -107,7 +107,11 @@ def _numbers(values: np.ndarray) -> str:
 
 
 def planes(problem: Problem) -> list[Plane]:
-    """Return each distinct mask `[query key]`, with the batch entries and heads that use it."""
+    """Return each distinct mask `[query key]`, with the batch entries and heads that use it.
+
+    The list is empty if nothing is masked. If masks are too large to draw, it holds one plane
+    without runs.
+    """
     if problem.allowed is None or problem.allowed.shape[-1] * problem.allowed.shape[-2] == 0:
         return []
     allowed = problem.allowed_in_full()

@@ -28,8 +28,8 @@ from conformance.definition.problem import Causal, Shape
 def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]` whose entries have different lengths.
 
-    With tiles, lengths end one key into the last tile but one, at the end of that tile, and one key
-    before it.
+    With tiles, and more keys than a tile, the entries in turn end after the first key of the last
+    tile but one, at the end of that tile, and one key before that end.
     """
     lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
     if tiles and shape.key_length > tiles[1]:
@@ -52,7 +52,10 @@ def first_unpadded(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def blocked_start(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a mask `[1 1 1 key]` that blocks the first 54 % of keys, more than a whole tile."""
+    """Return a mask `[1 1 1 key]` that blocks the first 54 % of the keys.
+
+    In the family `tiles`, these are more than a tile of 64.
+    """
     return (np.arange(shape.key_length) >= 0.54 * shape.key_length)[None, None, None]
 
 
@@ -73,7 +76,7 @@ def padded_cache(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def keys_per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[1 heads 1 key]`, the same for all entries and queries."""
+    """Return a random mask `[1 heads 1 key]`, the same for all batch entries and queries."""
     return _arbitrary((1, shape.heads, 1, shape.key_length), random)
 
 
@@ -93,9 +96,11 @@ def shared_with_first_key(shape: Shape, random: np.random.Generator) -> BoolArra
 
 
 def near_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[1 1 query key]` that allows the keys near each query.
+    """Return a random mask `[1 1 query key]` that always allows the keys near each query.
 
-    Combined with a window or with segments, it leaves keys to nearly all queries.
+    These are the key with the query's index, and the key at the same relative place. About three
+    quarters of the other keys are allowed too. Combined with a window or with segments, the mask
+    leaves keys to nearly all queries.
     """
     mask = shared(shape, random)
     query, key = np.ogrid[: shape.query_length, : shape.key_length]
@@ -145,10 +150,10 @@ def block_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
 def sliding_window(
     shape: Shape, random: np.random.Generator, tiles: Pair | None = None
 ) -> BoolArray:
-    """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query position.
+    """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query's place.
 
-    With tiles, it allows as many keys before the position as a tile has, so that it crosses the
-    edge of a tile.
+    The place is that of the query, scaled to the keys. With tiles, as many keys before it are
+    allowed as a tile has, so that the window crosses the edge of a tile.
     """
     centre = np.arange(shape.query_length) * shape.key_length // shape.query_length
     distance = np.arange(shape.key_length) - centre[:, None]
@@ -178,11 +183,11 @@ def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = 
 
 
 def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
-    """Return a mask `[batch heads query key]`: two spans of an eighth to a quarter of the keys.
+    """Return a mask `[batch heads query key]` of two random spans of keys for each query.
 
-    The spans differ between the queries of each head, so that a tile or a split is blocked for some
-    of them only. The first query of head 0 sees the last keys, that of the last head the first
-    keys.
+    Each span is an eighth to a quarter of the keys long. The spans differ between the queries of a
+    head, so that a tile or a split is blocked for only some of these queries. The first query of
+    head 0 sees the last keys; the first query of the last head sees the first keys.
     """
     keys = shape.key_length
     least = max(1, keys // 8)
@@ -199,7 +204,8 @@ def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) 
 def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]` of caches that are filled to very different lengths.
 
-    The first entry has two keys, or with tiles one tile and one key; the last has nearly all keys.
+    The first entry has two keys, or with tiles one key more than a tile; the last entry has nearly
+    all keys.
     """
     first = min((tiles[1] if tiles else 1) + 1, shape.key_length)
     lengths = np.linspace(first, max(first, shape.key_length - 1), shape.batch).astype(int)
@@ -207,9 +213,9 @@ def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None =
 
 
 def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
-    """Return a causal mask `[batch 1 query key]` that also allows a prefix of the keys.
+    """Return a causal mask `[batch 1 query key]` that also allows every query a prefix of the keys.
 
-    The prefixes differ between entries; with tiles, they are longer by a tile.
+    The prefixes differ between batch entries; with tiles, they are longer by a tile.
     """
     prefix = 1 + np.arange(shape.batch) % (shape.key_length - 1) + (tiles[1] if tiles else 0)
     causal = np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
@@ -218,7 +224,7 @@ def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = No
 
 
 def one_allowed_key(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[batch 1 query key]` in which every second query attends to one key."""
+    """Return a random mask `[batch 1 query key]` that leaves every second query exactly one key."""
     mask = per_batch(shape, random)
     for entry in range(shape.batch):
         for query in range(0, shape.query_length, 2):
@@ -255,9 +261,10 @@ def bias_per_head(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias from N(0, 1), minus 100 in the last entry, where exp underflows float32.
+    """Return a bias `[batch heads query key]` from N(0, 1), minus 100 in the last batch entry.
 
-    The other entries are not shifted, because bfloat16 has few digits left near 100.
+    There, exp underflows float32. The other entries are not shifted, because bfloat16 has few
+    digits left near 100.
     """
     bias = random.standard_normal(shape.logits)
     bias[-1] -= 100.0
@@ -265,7 +272,10 @@ def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def bias_high_on_padding(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias from N(0, 1), plus 200 where `key_padding` blocks, so that it has no effect."""
+    """Return a bias `[batch heads query key]` from N(0, 1), plus 200 on the padding.
+
+    The padding is what `key_padding` blocks, so the 200 must have no effect.
+    """
     return random.standard_normal(shape.logits) + 200.0 * ~key_padding(shape, random)
 
 
@@ -290,7 +300,10 @@ def bias_in_full(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def _arbitrary(shape: tuple[int, ...], random: np.random.Generator) -> BoolArray:
-    """Return a random mask that allows about 60 % of keys, in each row at least one but not all."""
+    """Return a random mask that allows about 60 % of keys: in each row at least one, but not all.
+
+    There have to be at least two keys.
+    """
     mask = random.random(shape) < 0.6
     keys = shape[-1]
     for index in np.ndindex(shape[:-1]):
@@ -308,10 +321,11 @@ def large_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> Non
 
 
 def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Raise logits to about 110: exp overflows float32 unless the row maximum is subtracted.
+    """Raise the largest logit of the last batch entry to about 110, where exp overflows float32.
 
-    Queries grow with the index of their entry. The first entry is unchanged, because a one-hot
-    softmax hides mistakes in scale and biases. Larger logits would have too much noise in bfloat16.
+    A softmax must therefore subtract the maximum of the row first. Queries grow with the index of
+    their entry. The first entry is unchanged, because a one-hot softmax hides mistakes in scale and
+    biases. Larger logits would have too much noise in bfloat16.
     """
     logits = _logits(shape, drawn)
     growth = np.linspace(0.0, 1.0, shape.batch)[:, None, None]
@@ -319,7 +333,7 @@ def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
 
 
 def low_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Shift all logits of the last entry to about -200, where exp underflows float32.
+    """Shift all logits of the last batch entry to about -200, where exp underflows float32.
 
     The queries of this entry share a component, and its keys are shifted against that in each head.
     A shift of all logits of a row leaves its weights unchanged if the row's own maximum is
@@ -357,7 +371,10 @@ def beyond_float16(shape: Shape, drawn: Drawn, random: np.random.Generator) -> N
 
 
 def queries_without_scale(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Multiply queries by the default scale, as models without a scale (T5) initialise them."""
+    """Multiply the query projection by the default scale.
+
+    Models without a scale, such as T5, initialise it that way.
+    """
     _scale_queries(drawn, shape.default_scale)
 
 
@@ -415,7 +432,10 @@ def constant_rows(shape: Shape, drawn: Drawn, random: np.random.Generator) -> No
 
 
 def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Make keys equal in pairs, so that the largest logit of each row appears exactly twice."""
+    """Make keys equal in pairs, so that the largest logit of a row appears exactly twice.
+
+    If the number of keys is odd, the last key has no twin.
+    """
     name = "query" if shape.sharing == "self" else "key"
     _scale_queries(drawn, 3.0)
     half = drawn[name].shape[1] // 2
@@ -423,7 +443,7 @@ def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> 
 
 
 def outliers(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Add noise from N(0, 100) to 1 % of the inputs, as in FlashAttention-3's error table."""
+    """Add noise of variance 100 to 1 % of the inputs, as in FlashAttention-3's error table."""
     for name in shape.distinct_inputs():
         values = drawn[name]
         chosen = random.random(values.shape) < 0.01
@@ -513,7 +533,7 @@ def soft_cap(shape: Shape, causal: Causal | None, random: np.random.Generator) -
 
 
 def sinks(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return sinks as large as the largest logits, in random order of the heads.
+    """Return sinks about as large as the largest logits, one for each head, in random order.
 
     For up to 8 keys, they lie between 0.5 and 3. For more keys, log(keys / 8) is added.
     """
@@ -522,7 +542,10 @@ def sinks(shape: Shape, causal: Causal | None, random: np.random.Generator) -> F
 
 
 def sinks_far_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return sinks of 100 and -100 for two heads: exp of their difference overflows float32."""
+    """Return sinks of 100 and -100 for the first two heads, and ordinary ones for the others.
+
+    The exponential of the difference of these two overflows float32.
+    """
     ordinary = sinks(shape, causal, random)["sinks"]
     return {"sinks": np.concatenate([[100.0, -100.0], ordinary[2:]])[: shape.heads]}
 
@@ -580,7 +603,8 @@ def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fi
 def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return positions with gaps that differ between batch entries and do not begin at 0.
 
-    The shorter sequence has the last positions of the longer one.
+    If there are fewer queries than keys, the queries have the last of the keys' positions, and vice
+    versa.
     """
     tokens = max(shape.query_length, shape.key_length)
     at = 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1)
@@ -598,7 +622,7 @@ def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fi
 
 
 def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return key lengths, by entry: about half of the keys, one key, all keys, all but one."""
+    """Return key lengths, in turn: just over half of the keys, one key, all keys, all but one."""
     keys = shape.key_length
     return {"key_lengths": np.resize([keys // 2 + 1, 1, keys, keys - 1], shape.batch)}
 
@@ -606,20 +630,23 @@ def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator
 def key_lengths_from_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return key lengths that are at least the number of queries, as with a cache."""
+    """Return key lengths, less than all keys but not fewer than the queries, as with a cache.
+
+    There have to be more keys than queries.
+    """
     most, least = shape.key_length, min(shape.query_length, shape.key_length)
     return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}
 
 
 def key_lengths_empty(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return key lengths of which every second one is 0."""
+    """Return the lengths of `key_lengths`, but 0 for every second batch entry."""
     lengths = key_lengths(shape, causal, random)["key_lengths"]
     lengths[1::2] = 0
     return {"key_lengths": lengths}
 
 
 def lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return query lengths, which leave out some queries of every entry, and key lengths."""
+    """Return lengths that leave out some queries and some keys of every batch entry."""
     entries = np.arange(shape.batch)
     return {
         "query_lengths": np.maximum(1, shape.query_length - 1 - 2 * entries),
@@ -630,8 +657,8 @@ def lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) ->
 def segments(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return three segments of 1, 2 and more queries, or fewer segments if there are few tokens.
 
-    Each segment has as many keys as queries. Keys that remain are distributed over the segments,
-    whose order differs between entries.
+    Each segment gets as many keys as queries, as far as there are enough. Remaining keys are
+    distributed over the segments. The order of the segments differs between batch entries.
     """
     return {"segments": _segments(shape, 0)}
 
@@ -659,7 +686,7 @@ def segments_of_many_queries(
 def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return segments with different numbers of queries and keys, although the totals may agree.
 
-    If there are as many keys as queries, the keys are divided like the queries of the next entry.
+    The keys are divided as in the next batch entry of `segments`.
     """
     found = _segments(shape, 0)
     of_keys = found.query if shape.query_length == shape.key_length else found.key
@@ -669,7 +696,7 @@ def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Gene
 def segments_large_numbers(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return the segments of `segments` with ids around 512, which bfloat16 cannot tell apart."""
+    """Return the segments of `segments` with ids from 510 on; bfloat16 rounds 511 and 512 alike."""
     return {"segments": _segments(shape, 510)}
 
 

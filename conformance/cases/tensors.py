@@ -1,4 +1,4 @@
-"""Read and write safetensors files without changing a bit, whatever the dtype.
+"""Read and write safetensors files without changing a bit, in all dtypes in `WIDTH`.
 
 NumPy has no bfloat16 and no 8-bit floats, so elements are represented as unsigned integers, with
 the name of their dtype. The safetensors library validates a file; only requested tensors are read.
@@ -77,7 +77,12 @@ class File:
     start: int
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor; raise `WrongTensors` if its dtype is not supported."""
+        """Return one tensor of the file.
+
+        Raises:
+            WrongTensors: if its dtype is not supported, or the file cannot be read.
+            KeyError: if there is no such tensor.
+        """
         entry = self.header[name]
         size = WIDTH.get(entry["dtype"])
         if size is None:
@@ -90,7 +95,11 @@ class File:
 
 
 def look(path: Path) -> File:
-    """Return a file with its header read; raise `WrongTensors` if it is not a safetensors file."""
+    """Return a file with its header read.
+
+    Raises:
+        WrongTensors: if the file cannot be read, or is not a safetensors file.
+    """
     from safetensors import SafetensorError, safe_open
 
     with _guarded(path, "cannot be read"), path.open("rb") as file:
@@ -138,7 +147,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 @contextmanager
 def _guarded(path: Path, what: str, undo: Callable[..., None] | None = None) -> Iterator[None]:
-    """Turn an OSError in the body into a one-line `WrongTensors`; call `undo` on any failure."""
+    """Turn an OSError in the body into a one-line `WrongTensors`.
+
+    On any failure, first call `undo(missing_ok=True)` if it is given.
+    """
     try:
         yield
     except BaseException as error:

@@ -26,8 +26,9 @@ from conformance.records.numbers import UNDERFLOW
 Kind = Literal["tensor", "logits", "probability", "returned", "angle"]
 """The kind of an intermediate, which decides the format in which each class stores it.
 
-"logits" include statistics and factors; "returned" is rounded to the dtype because it is returned;
-an "angle" is never stored in a format less accurate than float32.
+"logits" include statistics and factors; "returned" adds the rounding to the dtype in those classes
+that do not round probabilities to it, because the intermediate is returned; an "angle" is never
+stored in a format less accurate than float32.
 """
 
 SAMPLES = 12
@@ -104,7 +105,7 @@ class Exact:
         return values
 
     def among_equals(self, terms: int) -> Exact:
-        """Return the arithmetic for sums of which `terms` terms may be equal: here, itself."""
+        """Return the arithmetic for sums in which `terms` terms may be equal: here, itself."""
         return self
 
 
@@ -171,13 +172,13 @@ class Noisy(Exact):
             yield part, members
 
     def among_equals(self, terms: int) -> Noisy:
-        """Return this arithmetic for sums of which `terms` terms may be equal."""
+        """Return a copy of this arithmetic for sums in which `terms` terms may be equal."""
         found = copy.copy(self)
         found._equal = terms
         return found
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) for each x, plus η·ξ' where underflow matters; zeros stay zero."""
+        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero."""
         if not self._roundoff[kind].any():
             return values
         roundoff = _column(self._roundoff[kind], values.ndim)
@@ -216,8 +217,8 @@ class Noisy(Exact):
         """Return the weights with each row scaled by 1 + u·|log_total|·ξ.
 
         That is the error of rounding the logarithm of the normaliser. Fused kernels keep only this
-        logarithm for the backward pass, and recompute weights from it. It is their largest error
-        for logits of about a hundred; for a weight near 1, already for logits of 8.
+        logarithm for the backward pass, and recompute weights from it. The error is their largest
+        one if logits are about 100, and for a weight near 1 already if they are about 8.
         """
         error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
         return weights * (1.0 + error * self._uniform(error.shape))
@@ -227,16 +228,16 @@ class Noisy(Exact):
         return values[None]
 
     def _accumulated(self, exact: Array, squares: Array, terms: int, kind: Kind) -> Array:
-        """Return `exact` with the noise of summing n terms sequentially, as a matrix product does.
+        """Return `exact` with the noise of summing its n terms one by one and rounding the sum.
 
         Each partial sum is rounded, and may underflow. For terms with mean S/n and mean square Q/n,
         the k-th partial sum has the mean square k(Q/n - S²/n²) + k²S²/n²; the total over all k is
-        nQ/2 + (n/3 - 1/2)S². Q and S are taken from one sample: they differ between samples by at
-        most u.
+        nQ/2 + (n/3 - 1/2)S². Q and S are taken from one sample, because they hardly differ between
+        samples.
 
         If m terms are equal, each is rounded like the one before it, until the sum has doubled.
-        Their errors add up to m/2 times the rounding error of the sum, not to the square root of
-        that.
+        Their errors then add up to m/2 times the rounding error of the sum, instead of partly
+        cancelling.
         """
         spread = max(terms / 2, 1.0) * squares
         spread += max(terms / 3 - 0.5, 0.0) * exact[:1] ** 2
@@ -253,7 +254,11 @@ class Noisy(Exact):
         return self(noise, kind)
 
     def _uniform(self, shape: tuple[int, ...]) -> Array:
-        """Return uniform noise in [-1, 1]: a read-only slice of the pool at a random offset."""
+        """Return uniform noise in [-1, 1], which callers must not change.
+
+        It is a slice of the pool at a random offset. If it would be larger than half of the pool,
+        one slice is taken for each sample, or else fresh noise is drawn.
+        """
         size = math.prod(shape)
         pool = _pool()
         if size > pool.size // 2:
@@ -278,7 +283,7 @@ class Amplified(Exact):
     samples are enough.
 
     Attributes:
-        factor: the factor by which the noise of the present sample is amplified.
+        factor: the factor by which the noise of the current sample is amplified.
     """
 
     def __init__(
@@ -290,13 +295,14 @@ class Amplified(Exact):
             dtype: the format in which implementations store intermediates.
             seed: the seed of the noise.
             wide: the format of the arrays: float32, or float64 for numbers beyond its range.
-            reach: the factor by which the noise is amplified less, because something multiplies it.
+            reach: a factor by which the problem itself magnifies noise, so that the noise is
+                amplified by so much less.
         """
         self._dtype, self._seed, self._wide, self._reach = dtype, seed, wide, reach
         self._spreads: list[Array] = []
 
     def begin(self, accuracy: AccuracyClass, number: int, samples: int) -> None:
-        """Begin a sample of an accuracy class.
+        """Begin a sample of an accuracy class; sample 0 of each class has to come first.
 
         Args:
             accuracy: the accuracy class.
@@ -333,7 +339,7 @@ class Amplified(Exact):
         self._place = 0
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) for each x, plus η·ξ' where underflow matters; zeros stay zero."""
+        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero."""
         if not self._roundoff[kind]:
             return values
         noise = self._times_noise(values, self._roundoff[kind])
@@ -407,7 +413,8 @@ class Amplified(Exact):
 
 
 AMPLIFIED = 2.0**-13
-"""The roundoff to which `Amplified` raises smaller ones: 2^11 times that of float32."""
+"""The roundoff to which `Amplified` raises the largest roundoff of a class if that is smaller: 2^11
+times the roundoff of float32."""
 
 _AT_ONCE = 2**15
 """How many elements `Amplified` multiplies by noise at once."""
@@ -417,8 +424,8 @@ _AT_ONCE = 2**15
 def _stratified(samples: int, wide: str) -> Array:
     """Return a pool of noise for each sample, `[samples pool]`.
 
-    [-1, 1] is divided into as many parts as there are samples. For each element of the pool, one
-    sample is drawn from each part, and the mean square over the samples is 1/3.
+    [-1, 1] is divided into as many parts as there are samples. For each element of the pool, every
+    sample is drawn from a different part, and the mean square over the samples is 1/3.
     """
     random = np.random.Generator(np.random.SFC64(samples))
     parts = random.permuted(np.repeat(np.arange(samples)[:, None], 2**18, axis=1), axis=0)
@@ -441,7 +448,7 @@ def projected_by_identity(axes: str, values: Array, identity: Array) -> Array:
 
 
 def contract(axes: str, left: Array, right: Array) -> Array:
-    """Return `numpy.einsum(axes, left, right)`, as matrix products if there are many terms.
+    """Return `numpy.einsum(axes, left, right)`, by matrix products if there are many terms.
 
     An ellipsis stands for at most one axis, that of the samples.
     """
@@ -483,7 +490,10 @@ def _pool() -> Array:
 
 
 def is_identity(weight: Array) -> bool:
-    """Return whether a weight `[width heads head]` or `[heads head width]` is the identity."""
+    """Return whether a weight, `[width heads head]` or `[heads head width]`, is the identity.
+
+    It is compared as a matrix, with the axes of heads joined.
+    """
     if weight.ndim != 3 or not weight.size:
         return False
     if _identities.get(id(weight)) is weight:
@@ -506,7 +516,7 @@ _identities: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 
 def _first(operand: Array, axes: str, position: int) -> Array:
-    """Return the first sample of an operand with a sample axis, or the operand itself."""
+    """Return the first sample of an operand, or all of it if `axes` give it no sample axis."""
     return operand[:1] if axes.split("->")[0].split(",")[position].startswith("...") else operand
 
 

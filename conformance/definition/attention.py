@@ -8,13 +8,13 @@ loss with respect to X, C = P v the context, and D the row term of the softmax's
     scaled dot:  dq = scale · dS k             dk = scale · dSᵀ q
     additive:    dH_ijd = scale · dS_ij w_d (1 − tanh²(q_i + k_j)_d);  dq = Σ_j dH, dk = Σ_i dH
     soft cap:    dS is multiplied by 1 − tanh²(logits / cap) before the scale
-    sink:        dsink_h = −Σ_i P_i,sink D_i, because its dP is zero: it has no value
+    sink:        dsink_h = −Σ_i P_i,sink D_i, because a sink has no value, so its dP is zero
 
 `conformance.definition.heads` has the norm and the rotation of queries and keys.
 
 Axes are in einsum's notation: b batch, q query, k key, h heads, d head, e embed; `...` stands for
 the sample axis of the noisy arithmetic, which the exact one does not have. `hold` is the
-arithmetic, called wherever an implementation would store an intermediate. `tests/` compare the
+arithmetic, called wherever an implementation would store an intermediate. The tests compare the
 reference with a scalar loop, 50-digit arithmetic, complex steps and two frameworks' autodiff.
 """
 
@@ -37,12 +37,13 @@ class Forward:
     """The results of the forward pass, with the intermediates that the backward pass needs.
 
     `q`, `k` `[batch heads length head]` are projected, normed and rotated; `v`
-    `[batch heads key value_head]` is projected. Keys and values are repeated for all query heads;
-    `queries` and `keys` hold the heads before that. `hidden` is tanh(q + k) of the additive score;
-    `capped` is tanh(logits / cap). `log_total` is the logarithm of the softmax's normaliser.
-    `softmax` and `weights` differ only in rounding: the former divides exponentials by their sum,
-    the latter is exp(logits - log_total). `of_sink` `[batch heads query 1]` is the weight of the
-    sink.
+    `[batch heads key value_head]` is projected. In `k` and `v`, heads are repeated for all query
+    heads; `queries` and `keys` hold the prepared heads before they are repeated. `hidden` is
+    tanh(q + k) of the additive score; `capped` is tanh(logits / cap). `log_total`
+    `[batch heads query 1]` is the logarithm of the softmax's normaliser. `softmax` and `weights`
+    differ only in rounding: the former divides exponentials by their sum, the latter is
+    exp(logits - log_total). `of_sink` `[batch heads query 1]` is the weight of the sink. `hidden`,
+    `capped` and `of_sink` are None if the problem has no such step.
     """
 
     q: Array
@@ -130,11 +131,11 @@ def projected_heads(problem: Problem, hold: Exact) -> tuple[Array, Array, Array]
 def masked_softmax(
     logits: Array, allowed: BoolArray, hold: Exact, sinks: Array | None = None
 ) -> tuple[Array, Array | None, Array]:
-    """Return the softmax over the allowed keys, the weight of the sink, and log of the normaliser.
+    """Return the softmax over the allowed keys, the sink's weight, and the normaliser's logarithm.
 
     The softmax has the shape of `logits` and is 0 for blocked keys, so a fully masked query gets
-    only zeros. The others have the shape `[batch heads query 1]`. The weight of the sink is None
-    without `sinks`, `[heads]`.
+    only zeros. The weight and the logarithm have the shape `[batch heads query 1]`. The weight is
+    None if there are no `sinks`, `[heads]`.
     """
     peak = np.max(logits, axis=-1, keepdims=True, where=allowed, initial=-np.inf)
     if sinks is not None:
@@ -156,9 +157,9 @@ def masked_softmax(
 
 
 def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
-    """Return the gradient of ⟨output, cotangent⟩ with respect to each array, by its name.
+    """Return the gradient of ⟨output, cotangent⟩ with respect to each array, by the array's name.
 
-    If the problem is one of `heads_alone`, its projections have no gradients. If it has a
+    If the problem consists of heads alone, its projections have no gradients. If it has a
     `weights_cotangent`, the loss is ⟨output, cotangent⟩ + ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
@@ -234,10 +235,10 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
 
 
 def heads_alone(problem: Problem) -> Problem:
-    """Return the problem with its projected heads, rounded, as inputs, and identity projections.
+    """Return a problem with the projected heads of another as inputs and identity projections.
 
-    The query, key and value hold their heads side by side, `[batch length (heads head)]`, and the
-    cotangent is that of the context.
+    The query, key and value hold their heads side by side, `[batch length (heads head)]`. The
+    cotangent is that of the context. All of them are rounded to the dtype.
     """
     shape, rounded = problem.shape, problem.format.round
     q, k, v = projected_heads(problem, Exact())
@@ -272,7 +273,10 @@ def heads_alone(problem: Problem) -> Problem:
 
 
 class Repeated(NamedTuple):
-    """The distinct tokens `[1 distinct embed]` of an input, and each token's index among them."""
+    """The distinct tokens of an input, and for each of its tokens the index of the equal one.
+
+    `rows` is `[1 distinct embed]`, `origin` is `[(batch length)]`.
+    """
 
     rows: Array
     origin: IntArray
@@ -292,7 +296,7 @@ class _Repeats(NamedTuple):
 
 
 _known: WeakKeyDictionary[Problem, _Repeats] = WeakKeyDictionary()
-"""The repetitions of each problem; finding them takes a quarter as long as a noisy evaluation."""
+"""A cache of what repeats in each problem; finding that takes a quarter of a noisy evaluation."""
 
 
 def _repeats(problem: Problem) -> _Repeats:
@@ -308,7 +312,7 @@ def _repeats(problem: Problem) -> _Repeats:
 
 
 def _repeated(values: Array) -> Repeated | None:
-    """Return the distinct tokens of an input, or None if all of them are distinct."""
+    """Return the distinct tokens of an input with their places, or None if all are distinct."""
     tokens = values.reshape(-1, values.shape[-1])
     if not _may_repeat(tokens):
         return None
@@ -341,11 +345,11 @@ FEW = 64
 
 
 def equal_keys(problem: Problem) -> int:
-    """Return the greatest number of equal keys in an entry, or 0 if it is small.
+    """Return the greatest number of equal keys in a batch entry, or 0 if it is at most `FEW`.
 
-    In sums over keys, as many terms are then equal: the weights times the values, if these are the
-    same array as the keys, and the gradients of all values, which are the same for equal weights. A
-    scale of 0 makes the weights equal too.
+    Equal keys have equal weights, so sums over keys have as many equal terms: the gradients of the
+    values and, if keys and values are one array, the weights times the values. If the scale is 0
+    and nothing is added to the logits, all keys of an entry count as equal.
     """
     return _repeats(problem).equal_keys
 
@@ -364,7 +368,10 @@ def _most_equal_keys(problem: Problem) -> int:
 
 
 def _may_repeat(rows: Array) -> bool:
-    """Return False if no two rows are equal; hashes find that faster than sorting."""
+    """Return whether two rows may be equal; if this is False, all rows are distinct.
+
+    The rows are compared by their hashes, which is faster than sorting them.
+    """
     if not rows.size:
         return True
     factors = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.uint64) | 1

@@ -1,10 +1,10 @@
 """Compare arrays in units of unavoidable rounding noise.
 
-One rule holds for every element: |got - want| ≤ limit·σ + underflow. There is no averaging that
-could hide a deviation, and elements with σ = 0 must be exact. Two more rules detect what no single
-element shows: the rms of error/σ over an array must be at most a quarter of the limit, and the
-signed bias of outputs and weights at most the sum of correlated roundings in correct
-implementations.
+One rule holds for every element: |got - want| is at most limit·σ, or at most the underflow. There
+is no averaging that could hide a deviation, and elements with σ = 0 must be exact, except for
+underflow. In arrays of at least `FEWEST` elements, two more rules detect what no single element
+shows: the rms of error/σ must be at most a quarter of the limit, and the signed bias of outputs and
+weights at most what correlated roundings cause in correct implementations.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ DOUBTFUL = 2.0
 
 FEWEST = 64
 """Arrays with fewer elements are judged by their worst element alone: their errors may come from
-three or four roundings, so the rms varies as much as a single element."""
+three or four roundings, so their rms varies as much as a single error."""
 
 RMS = 0.25
 """The limit of the rms, relative to that of an element: 2σ. The largest rms of 28 correct
 algorithms is 1.7σ (`benchmarks/calibrate.py --honest`)."""
 
 SINGLE = 2.0**-20
-"""The relative σ of a weight is not much larger than this in float32, and not smaller in half."""
+"""About the largest relative σ of a weight in float32; in half precision, it is larger."""
 
 UNBIASED = ("output", "weights")
-"""The arrays whose bias is judged: in gradients of shared weights, correlated errors add up."""
+"""The arrays whose bias is judged. Gradients are not among them, because in the gradients of shared
+weights, correlated errors add up."""
 
 _HUGE = 1e100
 """The magnitude to which ratios are clipped, so that their squares can be added."""
@@ -118,7 +119,9 @@ def _excess(
 ) -> float:
     """Return the largest of the three figures of an array, each relative to its limit.
 
-    `tolerated` is the limit of the bias if it is larger than the limit for independent rows.
+    In arrays with fewer than `FEWEST` elements, only the largest error counts; the bias counts only
+    in the arrays `UNBIASED`. `tolerated` is the limit of the bias if it is larger than the limit
+    for independent rows.
     """
     parts = [largest / limit]
     if count >= FEWEST:
@@ -194,11 +197,11 @@ def element(name: str, index: tuple, got: float, want: float, noise: float) -> W
 
 
 def between(name: str, one: Array, other: Array, noise: Array, underflow: float) -> Comparison:
-    """Return the comparison of two answers of an implementation, which may both be wrong.
+    """Return the comparison of one array in two answers of an implementation.
 
-    Both contain noise. A wrong answer may have noise where the correct one has none, so each σ is
-    raised to at least the rms of σ over the array. Elements that are NaN in both count as equal,
-    because other requirements report NaN.
+    Both answers contain noise, and may be wrong. A wrong answer may have noise where the correct
+    one has none, so each σ is raised to at least the rms of σ over the array. Elements that are NaN
+    in both count as equal, because other requirements report NaN.
     """
     flat = noise.ravel()
     typical = math.sqrt(float(flat @ flat) / max(1, flat.size))
@@ -248,8 +251,8 @@ def against(
 ) -> list[Comparison]:
     """Return the comparison of each array with the expectation, by the σ of the deciding class.
 
-    If an array exceeds its limits by so little that a bad estimate of σ may be the reason, it is
-    compared again with σ estimated from more samples.
+    If an array exceeds its limits by so little that a bad estimate of σ may be the reason, all
+    arrays are compared again with σ estimated from more samples.
     """
     want, underflow = expectation.arrays, expectation.underflow
     compared = compare_all(arrays, want, expectation.sigma, underflow, limit)
@@ -261,7 +264,10 @@ def against(
 
 
 def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str:
-    """Return the most accurate class whose limits every array meets, or "" if there is none."""
+    """Return the most accurate class within whose limit every element is; "" if there is none.
+
+    The rms and the bias are not considered.
+    """
     names = list(arrays)
     got, want = _joined(arrays, names), _joined(expectation.arrays, names)
     beyond = math.inf
@@ -280,5 +286,5 @@ def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
 
 
 def _rounded(value: float) -> float:
-    """Return a number clipped to ±`INFINITE` and rounded to four digits, to keep records short."""
+    """Return a number clipped to ±`INFINITE`, to four significant digits, to keep records short."""
     return float(f"{min(max(value, -INFINITE), INFINITE):.4g}")

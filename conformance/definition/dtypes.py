@@ -1,8 +1,8 @@
 """The floating-point formats of a problem, and rounding to them without any framework.
 
 Arrays are NumPy float64 throughout the suite; an array "in bfloat16" holds only numbers that
-bfloat16 can represent. NumPy, which has no bfloat16, is therefore the only dependency, and
-converting to an array of a framework is exact.
+bfloat16 can represent. NumPy is therefore the only dependency, although it has no bfloat16, and
+converting to a framework's array of the same format is exact.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ IntArray = npt.NDArray[np.int64]
 class DType:
     """One floating-point format.
 
-    `roundoff` is the unit roundoff u: rounding to nearest changes x by at most u·|x|.
-    `underflow` is the absolute error of a result too small for the format: the smallest normal
-    number where hardware flushes subnormals (float32, bfloat16), the spacing of subnormals where
-    it does not (float16, float64).
+    `significand_bits` include the implicit leading bit.
+    `roundoff` is the unit roundoff u: rounding to nearest changes x by at most u·|x|, unless the
+    result underflows or overflows.
+    `underflow` is the absolute error of a result that underflows: the smallest normal number if
+    hardware flushes subnormals (float32, bfloat16), or else the spacing of subnormals (float16,
+    float64).
     `accumulator` is the roundoff of the sums inside a matrix product.
     """
 
@@ -48,7 +50,10 @@ class DType:
         return (2 - 2.0 ** (1 - self.significand_bits)) * 2.0 ** (exponent - 1)
 
     def round(self, values: npt.ArrayLike) -> Array:
-        """Return the nearest numbers that the format represents (ties to even), as float64."""
+        """Return the nearest numbers that the format represents (ties to even), as float64.
+
+        Numbers beyond its range become infinite.
+        """
         exact = np.asarray(values, dtype=np.float64)
         if self.name == "float64":
             return exact.copy()

@@ -1,12 +1,12 @@
 """The expected answer of a correct implementation: the reference, and the noise σ per element.
 
-σ combines the spread of the noisy evaluations (half the variance of the element and half that of
-its row, because few samples estimate a single element badly) with the final rounding to the
-problem's dtype, u·|x|/√3. In float64 it is √2 times as large, because the reference is rounded to
-float64 too. An element without any noise, such as the weight of a blocked key, has σ = 0: it must
-be exact.
+σ combines the spread of the noisy evaluations (half the variance of the element and half the mean
+variance of its row, because few samples estimate a single element badly) with the final rounding
+to the problem's dtype, u·|x|/√3. In float64, σ is √2 times as large, because the reference is
+rounded to float64 too. An element that is 0 in all evaluations, such as the weight of a blocked
+key, has σ = 0: it must be exact.
 
-An answer conforms to an accuracy class if every element lies within LIMIT·σ.
+An element conforms to an accuracy class if its error is at most LIMIT times the σ of that class.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ MOST_ELEMENTS = 2**20
 """The most logits, over all samples, to compute at once: larger arrays do not fit into caches."""
 
 LARGE = 1_200_000
-"""The number of products in the logits, or 16 times that of elements of projected heads, from which
-a problem counts as large. Its samples are amplified ones, which take less time."""
+"""A problem counts as large if it has this many products in its logits, or a sixteenth as many
+elements in its projected queries and keys. Its noise is amplified, so that samples take less
+time."""
 
 LARGE_SAMPLES = 10
 HALF_SAMPLES = 6
@@ -69,7 +70,10 @@ class Expectation:
 
     @property
     def sigma(self) -> Mapping[str, Array]:
-        """The σ that separates conforming from deviating: that of the promised accuracy class."""
+        """The σ that separates conforming from deviating: that of the promised accuracy class.
+
+        If no class is promised, it is that of the least accurate class.
+        """
         return self.noise[self.promised or list(self.noise)[-1]]
 
     def at_accuracy(self, promised: str) -> Expectation:
@@ -81,7 +85,12 @@ class Expectation:
 
 
 def solve(problem: Problem, *, gradients: bool = True) -> Answer:
-    """Return the reference answer in float64: output, attention weights and all gradients."""
+    """Return the reference answer in float64: output, attention weights and, if wanted, gradients.
+
+    Args:
+        problem: the problem.
+        gradients: whether all gradients are included.
+    """
     return _solved(problem, Exact(), gradients)
 
 
@@ -100,7 +109,8 @@ def expect(
         problem: the problem.
         times: how often the noisy evaluations are repeated. Searching millions of elements for an
             outlier needs a better estimate of σ than checking a thousand.
-        samples: replaces the usual number of noisy evaluations, for a rough estimate.
+        samples: the number of noisy evaluations of each class, such as a small one for a rough
+            estimate; None for the usual numbers.
         gradients: whether gradients are included, which take two thirds of the time. The output and
             the weights do not depend on this.
     """
@@ -170,7 +180,10 @@ def _squares(
 def _squares_of_large(
     problem: Problem, exact: Mapping[str, Array], seed: int, number: int | None
 ) -> dict[str, dict[str, Array]]:
-    """Return the same as `_squares` from fewer samples, one at a time, in float32 if possible."""
+    """Return what `_squares` returns, from amplified noise and fewer samples, one at a time.
+
+    Arrays are in float32 if possible.
+    """
     reach = _reach(problem)
     wide = _wide(problem) if reach == 1 else np.float64
     arrays = {name: getattr(problem, name) for name in ARRAY_NAMES if name != "mask"}
@@ -197,7 +210,7 @@ def _squares_of_large(
 
 
 FAR = 256.0
-"""The position up to which the noise of an amplified angle is small enough to act linearly."""
+"""The position up to which amplified noise of an angle is so small that its effect is linear."""
 
 
 def _reach(problem: Problem) -> float:
@@ -209,10 +222,7 @@ def _reach(problem: Problem) -> float:
 
 
 def _features_as(problem: Problem, wide: type[np.floating]) -> dict[str, Any]:
-    """Return those features that have floating-point arrays, as fields of `Problem`.
-
-    The arrays are converted to the format `wide`.
-    """
+    """Return the features that have floating-point arrays, converted to `wide`, by field name."""
     found: dict[str, Any] = {}
     for name in ("sinks", "slopes"):
         if getattr(problem, name) is not None:
@@ -224,7 +234,7 @@ def _features_as(problem: Problem, wide: type[np.floating]) -> dict[str, Any]:
 
 
 def _wide(problem: Problem) -> type[np.floating]:
-    """Return the format for samples of a large problem: float32 if its range is large enough.
+    """Return the format for samples of a large problem: float32 if its range suffices, or float64.
 
     Squares and products of several numbers have to be within this range.
     """
@@ -244,7 +254,10 @@ def _is_large(problem: Problem) -> bool:
 
 
 def _in_float32(sigma: Array) -> Array:
-    """Return σ rounded to float32; a value too small for float32 is below the underflow anyway."""
+    """Return σ rounded to float32, and at most its largest number.
+
+    A value too small for float32 is below the underflow anyway.
+    """
     with np.errstate(under="ignore", over="ignore"):
         return np.minimum(sigma.astype(np.float32), np.finfo(np.float32).max).astype(np.float64)
 

@@ -1,7 +1,7 @@
 """The positions of tokens, and the features of a problem beyond projections, masks and a scale.
 
 `docs/definition.md` defines all of them with formulas. A position is the place of a token in its
-sequence. Causal masks, windows, ALiBi and rotary embeddings compare positions, never array indices.
+sequence. Causal masks, windows, ALiBi and rotary embeddings use positions, never array indices.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Norm:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Segments:
-    """Ids of sequences that are packed into one: only tokens with equal ids see each other.
+    """The ids of the segments (packed sequences) to which the tokens of each batch entry belong.
 
-    `query` is `[batch query]`, `key` is `[batch key]`.
+    A query may attend only to keys with the same id. `query` is `[batch query]`, `key` is
+    `[batch key]`.
     """
 
     query: IntArray
@@ -57,7 +58,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Positions:
-    """The position of each token, in place of the positions that follow from lengths and segments.
+    """Explicit positions of the tokens, which replace those derived from lengths and segments.
 
     `query` is `[batch query]`, `key` is `[batch key]`.
     """
@@ -67,7 +68,7 @@ class Positions:
 
 
 def within(window: Window, ahead: IntArray) -> BoolArray:
-    """Return whether keys at positions `ahead` of their query's are in a window, in this shape."""
+    """Return, for each key's position minus its query's (`ahead`), whether the window shows it."""
     before, after = window
     seen = np.ones(ahead.shape, np.bool_)
     if before is not None:
@@ -93,7 +94,8 @@ def ranks(segments: IntArray) -> IntArray:
 def surplus_of_keys(segments: Segments, query_used: BoolArray, key_used: BoolArray) -> IntArray:
     """Return how many more keys than queries the segment of each query has, `[batch query]`.
 
-    Only tokens are counted that are `used`: booleans, `[1 length]` or `[batch length]`.
+    The number is negative if there are more queries. Only the tokens for which `query_used` and
+    `key_used`, each `[1 or batch, length]`, are True are counted.
     """
     mine = segments.query[:, :, None]
     keys = (mine == segments.key[:, None]) & key_used[:, None]

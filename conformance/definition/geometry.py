@@ -27,7 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tiles: the lengths of the tiles of queries and of keys in which it works. Lengths of the
             cases are chosen around their edges.
-        multiples: the number of queries, and of keys, must be a multiple of these.
+        multiples: the number of queries must be a multiple of the first, and the number of keys a
+            multiple of the second.
         greatest_length: the greatest number of queries and of keys; 0 for no limit.
         heads: the allowed numbers of query heads; empty if all are.
         groups: the allowed numbers of query heads per key/value head; empty if all are.
@@ -60,6 +61,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def numbers_of_heads(self, heads: int, group: int) -> Pair:
         """Return the allowed numbers of query and key/value heads that are nearest to those wanted.
 
+        The number of query heads per key/value head is chosen first. If all numbers of query heads
+        are allowed, the one that is wanted is rounded up to a multiple of that number.
+
         Args:
             heads: the number of query heads that is wanted.
             group: the number of query heads per key/value head that is wanted.
@@ -78,11 +82,12 @@ class Grid(Limits, frozen=True, kw_only=True):
     Attributes:
         head_size: the size of query and key heads.
         value_head_size: the size of value heads in families whose value heads have another size
-            than their key heads; 0 if the implementation does not support that.
+            than their key heads; 0 if value heads always get the size of key heads.
         only_pairs: whether value heads have that size in all families, because the implementation
             does not support value heads of the size of key heads.
-        layer: whether inputs are heads × head wide, as most layers require. Otherwise they are
-            narrow, because the suite's own projections would take most of the time.
+        layer: whether widths that are heads × head in the small shape of a family are heads × head
+            here too, as most layers require. Otherwise they are only 32, because the suite's own
+            projections would take most of the time.
     """
 
     head_size: int
@@ -92,7 +97,7 @@ class Grid(Limits, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of the grid, such as "d128t128x64", from which `parse` makes it again."""
+        """The name of the grid, such as "d128t128x64", from which `parse` restores the grid."""
         parts = [f"d{self.head_size}"]
         mark = "-" if self.only_pairs else "v"
         parts += [f"{mark}{self.value_head_size}"] if self.value_head_size else []
@@ -165,9 +170,9 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         head_sizes: the sizes of query and key heads, the most important one first. Each case is run
             with the first; cases of level "core" are run with all of them.
-        value_head_sizes: the sizes of value heads, one for each entry of `head_sizes`, where a size
-            may occur twice, such as `head_sizes=(64, 64), value_head_sizes=(64, 32)`; empty if
-            value heads have the size of key heads.
+        value_head_sizes: the size of value heads for each element of `head_sizes`; empty if value
+            heads have the size of key heads. A head size may be repeated with another size of value
+            heads: `head_sizes=(64, 64), value_head_sizes=(64, 32)`.
 
     Raises:
         WrongDeclaration: if the sizes contradict each other, or are not sizes.
@@ -216,7 +221,7 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """The supported pairs of a size of key heads and a size of value heads."""
+        """The supported pairs (size of key heads, size of value heads)."""
         return tuple(zip(self.head_sizes, self.value_head_sizes or self.head_sizes, strict=True))
 
     def grids(self, *, layer: bool) -> tuple[Grid, ...]:
@@ -322,8 +327,8 @@ _HEADS: Mapping[str, Pair] = {
     "decoding": (20, 10),
     "many-heads": (20, 10),
 }
-"""The query and key/value heads of families that have other numbers on a grid, because kernels also
-divide work by heads."""
+"""The numbers of query and key/value heads, on a grid, of families that have other numbers there
+than in the catalogue. Kernels also divide work by heads."""
 
 
 def _beyond_a_tile(small: Shape) -> Lengths:

@@ -5,9 +5,9 @@ With x a projected head, g the gain of the norm, n the head size and p the token
     ρ = √(mean(x²) + ε)        y = x g / ρ        dx = (g dy − x Σ(x g dy) / (n ρ²)) / ρ
     z = rotated(y, p)          dy = rotated(dz, −p)          dg = Σ dy x / ρ
 
-Implementations compute the tables of the rotation once, for all heads and entries. They compute
-angles in float32 or better whatever the dtype, because bfloat16 cannot represent the angles of
-positions beyond 256. Programs that round every operation round the tables too.
+Implementations compute the cosines and sines of the rotation once, as tables for all heads and
+batch entries. They compute angles in float32 or better whatever the dtype, because bfloat16 cannot
+represent all positions beyond 256. Programs that round every operation round the tables too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conformance.definition.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Normed:
-    """Heads divided by their rms, `[batch heads length head]`, and the `root` that divided them."""
+    """Heads divided by `root`, which is √(mean(x²) + ε) of each head, `[batch heads length 1]`."""
 
     heads: Array
     root: Array
@@ -45,7 +45,10 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Heads as the scores use them, `[batch heads length head]`, with what their gradients need."""
+    """Query or key heads after norm and rotation, with what the backward pass needs.
+
+    `normed` and `tables` are None if the problem has no norm or no rotation.
+    """
 
     heads: Array
     normed: Normed | None = None
@@ -76,7 +79,17 @@ def prepared(problem: Problem, query: Array, key: Array, hold: Exact) -> tuple[P
 def gradients_of_prepared(
     problem: Problem, role: str, gradient: Array, after: Prepared, hold: Exact
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the gradient of the projected heads, and that of the norm's gain by name, if any."""
+    """Return the gradient of the projected heads, and a dictionary with that of the norm's gain.
+
+    The dictionary is empty if the problem has no norm.
+
+    Args:
+        problem: the problem.
+        role: "query" or "key".
+        gradient: the gradient of the prepared heads.
+        after: the prepared heads.
+        hold: the arithmetic.
+    """
     if problem.rotary is not None and after.tables is not None:
         back = -after.tables.sine
         gradient = _rotated(gradient, problem.rotary, after.tables.cosine, back, hold)
@@ -101,7 +114,7 @@ def _normed(heads: Array, epsilon: float, hold: Exact) -> Normed:
 def _tables(
     problem: Problem, rotary: Rotary, kind: np.dtype[Any], hold: Exact
 ) -> tuple[Tables, Tables]:
-    """Return the tables of queries and of keys, both taken from one table of positions."""
+    """Return the tables of queries and of keys, both taken from one table for all positions."""
     sides = (problem.position_of_queries, problem.position_of_keys)
     positions = np.unique(np.concatenate([side.ravel() for side in sides]))
     exponents = hold.lift(-math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size)
@@ -123,7 +136,7 @@ def _tables(
 
 
 def _rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exact) -> Array:
-    """Return heads whose first components are rotated; the other components are unchanged."""
+    """Return heads with their first `rotary.size` components rotated and the others unchanged."""
     half = rotary.size // 2
     if rotary.pairs == "halves":
         places = slice(half), slice(half, rotary.size)

@@ -10,12 +10,13 @@ A Problem determines one answer, which `conformance.definition.expectation` comp
     q = query · W_q + b_q        k = key · W_k + b_k        v = value · W_v + b_v
     logits  = scale · q kᵀ                      (score "scaled-dot", scale defaults to 1/√head)
             = scale · wᵀ tanh(q + k)            (score "additive",   scale defaults to 1)
-    logits += attn_bias, where one is given
+    logits += attn_bias, if there is one
     weights = softmax over the keys that a query may attend to, 0 elsewhere
     output  = Σ_heads (weights · v) W_o + b_o
 
 Query head h uses key/value head h // (heads / kv_heads). A fully masked query has weights 0
-(the empty sum), so its output is the output bias; docs/definition.md explains why.
+(the empty sum), so its output is the output bias; docs/definition.md explains why, and defines
+the features that add further steps, such as windows and rotary embeddings.
 
 Sources: Vaswani et al. 2017 (arXiv:1706.03762) for the layer and the scaled dot product;
 Bahdanau et al. 2015 (arXiv:1409.0473) for the additive score; Shazeer 2019 (arXiv:1911.02150)
@@ -81,6 +82,10 @@ class Shape:
 
     `sharing` specifies which inputs are the same array: "self" (query, key and value:
     self-attention), "memory" (key and value: a decoder's cross-attention) or "separate".
+
+    Raises:
+        WrongShape: if a size is negative, the heads cannot share the key/value heads evenly, or
+            inputs that share an array have different sizes.
     """
 
     batch: int
@@ -163,8 +168,9 @@ class Weights:
     """The canonical weights, in one layout for all implementations.
 
     `query`, `key` `[embed heads head]`, `value` `[embed heads value_head]`, `output`
-    `[heads value_head embed]`; biases `[heads head]`, `[heads value_head]`, `[embed]`; `score`
-    `[heads head]`, only for the additive score. Keys and values have kv_heads instead of heads.
+    `[heads value_head embed]`; biases `[heads head]`, `[heads value_head]`, `[embed]`, or None if
+    the layer has none; `score` `[heads head]`, or None without the additive score. Keys and values
+    have kv_heads instead of heads.
     """
 
     query: Array
@@ -205,17 +211,23 @@ FEATURE_ARRAYS = (
 class Problem:
     """The inputs, weights and masks of an attention layer, and the cotangent of its output.
 
-    Every number is exactly representable in `dtype`, so no error is due to rounding the inputs.
+    Every element of its floating-point arrays is exactly representable in `dtype`, so no error is
+    due to rounding the inputs.
 
     Attributes:
+        shape: the sizes.
+        dtype: the name of the floating-point format.
+        weights: the canonical weights.
         query: `[batch query query_width]`.
         key: `[batch key key_width]`; the same object as `query` for sharing "self".
-        value: `[batch key value_width]`; the same object as `key` for sharing "memory", "self".
+        value: `[batch key value_width]`; the same object as `key` for sharing "memory" and "self".
         cotangent: gradient of the loss with respect to the output, `[batch query output_width]`.
-        mask: True where a query may attend to a key; broadcastable to `[batch heads query key]`.
-        attn_bias: added to the logits; also has four axes, each of full size or 1.
-        causal: key j is visible to query i iff j <= i ("top-left") or
-            j <= i + key_length - query_length ("bottom-right").
+        mask: `[batch heads query key]`, each axis of full size or 1; True where a query may attend
+            to a key; None if there is no mask.
+        attn_bias: added to the logits; the same axes as those of a mask; None if there is no bias.
+        causal: None, or the alignment of the causal mask: key j is visible to query i iff j <= i
+            ("top-left") or j <= i + key_length - query_length ("bottom-right"). With lengths,
+            segments or positions, the positions of both are compared instead.
         scale: factor of the logits; None means `shape.default_scale`.
         weights_cotangent: gradient of the loss with respect to the returned attention weights,
             `[batch heads query key]`; None if the loss does not depend on them.
@@ -225,15 +237,20 @@ class Problem:
         soft_cap: bounds the logits to cap · tanh(logits / cap), after the scale and before
             anything is added to them.
         sinks: `[heads]`, the logit of a sink for each head, which takes weight but has no value.
-        slopes: `[heads]`, of ALiBi: slope · |distance of the positions| is subtracted.
+        slopes: `[heads]`, of ALiBi: slope · |distance of the positions| is subtracted from the
+            logits.
         rotary: the rotation of queries and keys by their positions.
         norm: the RMS norm of query and key heads, before the rotation.
-        query_lengths: `[batch]`, of each entry; queries beyond it are fully masked.
-        key_lengths: `[batch]`, of each entry; keys beyond it are blocked.
-        segments: the sequences that are packed into each entry.
+        query_lengths: `[batch]`, the number of queries of each batch entry; later queries are fully
+            masked.
+        key_lengths: `[batch]`, the number of keys of each batch entry; later keys are blocked.
+        segments: the sequences that are packed into each batch entry.
         positions: the positions of tokens; None if they follow from the lengths, the segments and
             the alignment. If they are given, both alignments of the causal mask mean that a key is
             visible iff its position is not beyond the query's.
+
+    Raises:
+        WrongShape: if an array does not fit the shape, or a number of a feature is out of range.
     """
 
     shape: Shape
@@ -400,14 +417,15 @@ class Problem:
 
     @property
     def logit_scale(self) -> float:
-        """The factor of the logits."""
+        """The factor of the logits: `scale`, or the default scale if that is None."""
         return self.shape.default_scale if self.scale is None else self.scale
 
     @property
     def allowed(self) -> BoolArray | None:
-        """Which keys each query may attend to, booleans with four axes; None if nothing is masked.
+        """Which keys each query may attend to, broadcastable to `[batch heads query key]`.
 
-        It combines the mask, the causal mask, the window, the lengths and the segments.
+        The mask, the causal mask, the window, the lengths and the segments are combined. The result
+        is None if the problem has none of these.
         """
         rules = [rule for _, rule in self.rules()]
         masks = rules if self.mask is None else [self.mask, *rules]
@@ -446,13 +464,17 @@ class Problem:
     def blocked_for(self, weights: Array) -> BoolArray:
         """Return an array shaped like `weights`, True where a query may not attend to a key.
 
-        For weights averaged over heads, `[batch query key]`, True where no head may.
+        For weights averaged over heads, `[batch query key]`, it is True where no head may attend.
         """
         allowed = self.allowed_in_full()
         return ~(np.any(allowed, axis=1) if weights.ndim == 3 else allowed)
 
     def with_inputs(self, **inputs: Array) -> Problem:
-        """Return a copy with these inputs, which also replace inputs that share their array."""
+        """Return a copy with these inputs, which also replace inputs that share their array.
+
+        Raises:
+            WrongShape: if a name is not one of `Shape.distinct_inputs`, or a shape is wrong.
+        """
         unknown = set(inputs) - set(self.shape.distinct_inputs())
         if unknown:
             raise WrongShape(f"{sorted(unknown)} share another array here")
@@ -498,7 +520,7 @@ class Answer:
     """The results of an implementation, as float64.
 
     Attributes:
-        output: `[batch query output_width]`, or None if it was not computed.
+        output: `[batch query output_width]`.
         weights: attention weights `[batch heads query key]`, or `[batch query key]` if the
             implementation averages over heads; None if it does not return them.
         gradients: by canonical name: "query", "key", "value", "weights.query", ...,
@@ -521,7 +543,7 @@ class Answer:
 
 
 def causal_mask(shape: Shape, alignment: Causal) -> BoolArray:
-    """Return the causal mask `[1 1 query key]`, True where a query may attend to a key."""
+    """Return the causal mask `[1 1 query key]` for consecutive positions, True where visible."""
     offset = 0 if alignment == "top-left" else shape.key_length - shape.query_length
     triangle = np.tri(shape.query_length, shape.key_length, offset, dtype=np.bool_)
     return triangle[None, None]
@@ -534,7 +556,7 @@ def check_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> Non
 
 
 def check_broadcastable(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Raise `WrongShape` unless each axis of `got` has size 1 or its size in `wanted`."""
+    """Raise `WrongShape` unless `got` has the axes of `wanted`, each of the same size or 1."""
     if len(got) != len(wanted) or any(g not in (1, w) for g, w in zip(got, wanted, strict=True)):
         raise WrongShape(
             f"{name} has shape {list(got)}; each axis of [batch heads query key] = {list(wanted)} "
