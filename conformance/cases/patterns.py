@@ -129,11 +129,6 @@ def over_keys(shape: Shape, random: np.random.Generator) -> BoolArray:
     return _arbitrary((1, 1, 1, shape.key_length), random)
 
 
-def over_keys_per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask for each head, `[1 heads 1 key]`, the same for all queries."""
-    return _arbitrary((1, shape.heads, 1, shape.key_length), random)
-
-
 def everything(shape: Shape, random: np.random.Generator) -> BoolArray:
     """Return a mask `[1 1 query 1]` that blocks nothing; only its shape can be misread."""
     return np.ones((1, 1, shape.query_length, 1), np.bool_)

@@ -146,21 +146,17 @@ class Noisy(Exact):
         self._roundoff["angle"] = np.full(sum(self.counts), dtype.accumulator)
         self._underflow["angle"] = np.full(sum(self.counts), wide)
         self._equal = 0
-        self._seed = seed
         self._random = np.random.Generator(np.random.SFC64(seed))
 
-    def parts(self, most: int, *, alone: bool = False) -> Iterator[tuple[Noisy, dict[str, slice]]]:
+    def parts(self, most: int) -> Iterator[tuple[Noisy, dict[str, slice]]]:
         """Yield this arithmetic in parts of at most `most` samples, which fit into caches.
 
         Each part comes with a dictionary that maps the name of a class to the slice of its samples
-        in the part. The parts share one generator. With `alone`, each part has its own generator,
-        so that it does not depend on what was computed in other parts.
+        in the part. The parts share one generator.
         """
         ends = np.cumsum(self.counts)
         for first in range(0, int(ends[-1]), most):
             part = copy.copy(self)
-            if alone and first:
-                part._random = np.random.Generator(np.random.SFC64([self._seed, first]))
             chosen = slice(first, first + most)
             part._roundoff = {kind: each[chosen] for kind, each in self._roundoff.items()}
             part._underflow = {kind: each[chosen] for kind, each in self._underflow.items()}

@@ -49,7 +49,7 @@ MASKS: dict[str, Pattern | None] = {
     "per-head": patterns.per_head,
     "one-key": patterns.one_allowed_key,
     "over-keys": patterns.over_keys,
-    "over-keys-per-head": patterns.over_keys_per_head,
+    "over-keys-per-head": patterns.keys_per_head,
     "heads-only": patterns.heads_only,
     "blocked-start": patterns.blocked_start,
     "block-diagonal": patterns.block_diagonal,
