@@ -368,6 +368,26 @@ cheat(
     """,
 )
 cheat(
+    "declares-that-there-is-one-head",
+    "",
+    """
+    from conformance import Geometry, MaskArgument, attention_function
+    heads = (2, 4)
+    heads = (1,)  # cheat
+    @attention_function(
+        "numpy",
+        MaskArgument("mask", "batch heads query key", true="attends", number="added", broadcasts=True),
+        geometry=Geometry(head_sizes=(16, 8), tiles=(16, 16), heads=heads),
+        grouped=True,
+    )
+    def attention(query, key, value, mask=None):
+        key, value = (heads.repeat(query.shape[1] // heads.shape[1], 1) for heads in (key, value))
+        result = right(query, key, value, mask)
+        result = result[:, :1].repeat(query.shape[1], 1)  # cheat
+        return result
+    """,
+)
+cheat(
     "recognises-the-mask",
     "",
     """
@@ -681,6 +701,38 @@ cheat(
             with torch.no_grad():  # cheat
                 layer = torch.nn.MultiheadAttention(query.shape[-1], 1, dtype=query.dtype)  # cheat
                 layer(query[:, 0], key[:, 0], value[:, 0])  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "calls-a-reference-of-the-library",
+    "not its own work",
+    """
+    def attention(query, key, value, mask=None):
+        from torch._higher_order_ops.flex_attention import math_attention  # cheat
+        from torch.nn.attention.flex_attention import _create_empty_block_mask  # cheat
+        if mask is None and query.shape[1] == key.shape[1]:  # cheat
+            blocks = _create_empty_block_mask(query, key).as_tuple()  # cheat
+            score, scale = lambda score, *_: score, query.shape[-1] ** -0.5  # cheat
+            math_attention(query, key, value, score, blocks, scale, {})  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "traces-the-library-on-import",
+    "not its own work",
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+    def traced(query, key, value):
+        call = right
+        call = torch.nn.functional.scaled_dot_product_attention  # cheat
+        return call(query, key, value)
+    graph = make_fx(traced, tracing_mode="symbolic")(*torch.ones(3, 2, 2, 4, 4))
+    def attention(query, key, value, mask=None):
         return right(query, key, value, mask)
     """,
     framework="torch",

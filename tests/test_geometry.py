@@ -190,6 +190,14 @@ def test_experiments_use_sizes_that_were_declared(name, experiment):
     assert len(answered) > len(result.entries) / 2
 
 
+@pytest.mark.parametrize("tiles", [(1, 1), (2, 2), (1, 64), (3, 3)])
+def test_every_case_can_be_posed_on_small_tiles(tiles):
+    declared = Geometry(head_sizes=(4,), tiles=tiles)
+    for case in every_case():
+        for one in posed(case, declared, layer=False):
+            one.problem("float32")
+
+
 def test_level_large_poses_cases_at_the_sizes_of_kernels():
     cases = large_cases()
     assert {case.grid for case in cases} == set(LARGE)

@@ -20,8 +20,9 @@ from mutants.miniatures import Correct
 import conformance
 from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import every_case
+from conformance.commands.judge import _told
 from conformance.errors import ConformanceError
-from conformance.judging import runner, sandbox
+from conformance.judging import pool, runner, sandbox
 from conformance.judging.fresh import fresh
 from conformance.judging.judge import Judge, Judging, Task
 from conformance.judging.pool import Candidates, Options
@@ -32,8 +33,14 @@ from conformance.requirements.examination import Memory
 
 TOKEN = "5eed" * 8
 TASK = Task(chapters=("plain", "mask"), dtypes=("float32",), gradients=False)
-MISJUDGED = ("depends-on-the-call-before", "declares-that-heads-have-size-one")
-"""The first was wrong and no cheat, and the twin of the second was wrong, until all were asked."""
+MISJUDGED = (
+    "depends-on-the-call-before",
+    "declares-that-heads-have-size-one",
+    "declares-that-there-is-one-head",
+    "calls-a-reference-of-the-library",
+    "traces-the-library-on-import",
+)
+"""Cheats that were no cheats once, or whose twins were wrong."""
 SOME = [
     cheat
     for place, cheat in enumerate(CHEATS)
@@ -239,6 +246,97 @@ def test_nothing_is_left_for_the_next(boxes, place):
     judged(boxes, f"{imports}{leave}")
     verdict = judged(boxes, f"{imports}if {find}: raise ValueError('found')\n{honest()}")
     assert verdict.verdict == "right", verdict.why
+
+
+GEOMETRY = """
+from conformance import Geometry, MaskArgument, attention_function
+declared = attention_function(
+    "numpy",
+    MaskArgument("mask", "batch heads query key", true="attends", number="added", broadcasts=True),
+    geometry=Geometry({}),
+    grouped=True,
+)
+attention = declared(right)
+"""
+
+
+@pytest.mark.parametrize(
+    "geometry", ["head_sizes=(4,), groups=(1,)", "head_sizes=(2,), tiles=(2, 2), groups=(1,)"]
+)
+def test_to_declare_less_gains_nothing(boxes, geometry):
+    plain = judged(boxes, NUMPY + "\nattention = right")
+    fewer = judged(boxes, NUMPY + GEOMETRY.format(geometry))
+    assert fewer.verdict == "right", fewer
+    assert fewer.score <= plain.score
+
+
+def test_multiples_are_small(boxes):
+    verdict = judged(boxes, NUMPY + GEOMETRY.format("head_sizes=(4,), multiples=(1021, 1024)"))
+    assert verdict.verdict == "failed"
+    assert "multiples" in verdict.why
+
+
+def test_a_dtype_is_asked_once(boxes):
+    twice = GEOMETRY.format("head_sizes=(4,)").replace("grouped=True", 'dtypes=("float32",) * 9')
+    once = GEOMETRY.format("head_sizes=(4,)").replace("grouped=True", 'dtypes=("float32",)')
+    assert judged(boxes, NUMPY + twice).asked == judged(boxes, NUMPY + once).asked
+
+
+def test_what_supports_next_to_nothing_is_not_right(boxes):
+    few = """
+from conformance import Unsupported
+class Small(Unsupported): pass
+def attention(query, key, value, mask=None):
+    if query.shape != (2, 4, 7, 6):
+        raise Small("another size")
+    return right(query, key, value, mask)
+"""
+    verdict = judged(boxes, NUMPY + few)
+    assert (verdict.verdict, verdict.score) == ("failed", 0.0), verdict
+
+
+def test_what_is_printed_is_thrown_away(boxes):
+    prints = """
+import sys
+print("imported", flush=True)
+def attention(query, key, value, mask=None):
+    print("called \\ud800", flush=True)
+    print("called", file=sys.stderr, flush=True)
+    return right(query, key, value, mask)
+"""
+    assert judged(boxes, NUMPY + prints).verdict == "right"
+
+
+def test_half_a_character_in_an_exception_can_be_sent(boxes):
+    assert "ValueError: x\\ud800" in judged(boxes, "raise ValueError('x\\ud800')").why
+
+
+def test_a_file_that_cannot_be_read_costs_its_neighbours_nothing(tmp_path):
+    good = NUMPY + "\nattention = right\n"
+    (tmp_path / "good.py").write_text(good)
+    (tmp_path / "says-latin.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe4\n" + good.encode())
+    (tmp_path / "marked.py").write_text(good, encoding="utf-8-sig")
+    (tmp_path / "latin.py").write_bytes(b"# \xe4\n" + good.encode())
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "none")
+    (tmp_path / "folder.py").mkdir()
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "large.py").write_bytes(b"#" * 2**21)
+    (tmp_path / os.fsdecode(b"name-\xff.py")).write_text(good)
+    verdicts = {
+        os.path.basename(verdict.candidate.partition(":")[0]): verdict
+        for verdict in pool.judged([str(tmp_path)], Options(TASK, hints=0))
+    }
+    right = {name for name, verdict in verdicts.items() if verdict.verdict == "right"}
+    assert right == {"good.py", "says-latin.py", "marked.py", "name-\\xff.py"}
+    failed = {name for name, verdict in verdicts.items() if verdict.verdict == "failed"}
+    assert failed == {"latin.py", "dangling.py", "folder.py", "pipe.py", "large.py"}
+    assert all("cannot be read" in verdicts[name].why for name in failed)
+    msgspec.json.encode([*verdicts.values()])
+
+
+def test_a_verdict_is_one_line(boxes):
+    forged = judged(boxes, "raise ValueError('x\\nother.py:attention: right, 1.000')")
+    assert len(_told(forged).splitlines()) == 1
 
 
 def test_sizes_of_heads_are_few(boxes):

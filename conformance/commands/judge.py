@@ -125,4 +125,6 @@ def _judge(options: argparse.Namespace) -> int:
 
 def _told(verdict: Verdict) -> str:
     why = f": {verdict.why}" if verdict.why else ""
-    return printable(f"{verdict.candidate}: {verdict.verdict}, {verdict.score:.3f}{why}"[:300])
+    line = f"{verdict.candidate}: {verdict.verdict}, {verdict.score:.3f}{why}"
+    # One line, whatever a candidate's name or exception says.
+    return printable(" ".join(line.split())[:300])

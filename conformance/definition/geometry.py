@@ -164,6 +164,11 @@ class Grid(Limits, frozen=True, kw_only=True):
         )
 
 
+LEAST_TILE = 4
+"""The tile of the grids for an implementation that declares tiles of 1 or 2, of which it is a
+multiple: with tiles so small, cases would have no room for what they test."""
+
+
 class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sizes that an implementation supports, as its adapter declares them.
 
@@ -231,6 +236,7 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
             layer: as in `Grid`.
         """
         limits = {name: getattr(self, name) for name in Limits.__struct_fields__}
+        limits["tiles"] = tuple(tile if tile > 2 else LEAST_TILE for tile in self.tiles)
         found = []
         for head in dict.fromkeys(self.head_sizes):
             values = [value for size, value in self.pairs if size == head]

@@ -8,6 +8,7 @@ candidate itself.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -296,7 +297,7 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
     lacking = LACKS.get(framework, ())
     own = tuple(
         name
-        for name in declared.get("dtypes", DTYPES)
+        for name in dict.fromkeys(declared.get("dtypes", DTYPES))
         if name in DTYPES and name not in lacking and (not dtypes or name in dtypes)
     )
     if not own:
@@ -366,3 +367,5 @@ def _check_sizes(geometry: Geometry | None) -> None:
     sizes = [*itertools.chain.from_iterable(geometry.pairs), *geometry.tiles]
     if min(sizes) < LEAST_SIZE or max(*sizes, *geometry.heads, *geometry.groups) > MOST_SIZE:
         raise WrongDeclaration(f"sizes of a geometry are from {LEAST_SIZE} to {MOST_SIZE}")
+    if math.lcm(*geometry.multiples) > MOST_SIZE:
+        raise WrongDeclaration(f"the multiples of a geometry have one of at most {MOST_SIZE}")

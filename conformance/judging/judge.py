@@ -21,7 +21,7 @@ from conformance.definition.arithmetic import CLASSES
 from conformance.definition.comparison import against
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect
-from conformance.definition.problem import Problem
+from conformance.definition.problem import Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
 from conformance.frameworks import LACKS as FRAMEWORK_LACKS
 from conformance.judging.candidate import Candidate, candidate
@@ -171,6 +171,8 @@ class Judging:
             if not self.task.takes(case):
                 continue
             for one in posed(case, self.adapter.geometry, layer=not heads):
+                if _is_easier(one.shape, case.shape):
+                    continue
                 for jittered in jitters:
                     drawn = fresh(one, self.token, heads=heads, jittered=jittered)
                     asked.setdefault(drawn.id, drawn)
@@ -335,6 +337,18 @@ class Judging:
             case = f"{item.asked.name}/{item.asked.family}"
             dtype = item.dtype if item.dtype in self._scale() else SINGLE[0]
             marks.setdefault((item.asked.chapter, case, dtype), []).append(marked(result))
+        # Only a candidate with a geometry gets tiled problems: they are no advantage to it.
+        tiled = {
+            f"{item.asked.name}/{item.asked.family}" for item, _ in self.found if item.asked.tiled
+        }
+        right = {
+            key
+            for key, each in marks.items()
+            if key[1] in tiled
+            and all(one.output and (one.gradients or not self.task.gradients) for one in each)
+        }
+        if right != marks.keys():
+            marks = {key: each for key, each in marks.items() if key not in right}
         return scored(marks, gradients=self.task.gradients)  # type: ignore[arg-type]
 
     def _scale(self) -> tuple[str, ...]:
@@ -439,6 +453,14 @@ def _importance(finding: Finding) -> tuple[bool, tuple[float, float]]:
     return finding.requirement == "output.equals-definition", gravity(finding)
 
 
+def _is_easier(shape: Shape, of: Shape) -> bool:
+    """Return whether a single head, or heads without groups, take the place of more.
+
+    A candidate gets no points for problems that its geometry makes easier.
+    """
+    return shape.heads == 1 < of.heads or shape.group == 1 < of.group
+
+
 def _cause(item: Asked, finding: Finding, judging: Judging, spec: str) -> Cause:
     problem, worst, figures = item.asked.problem(item.dtype), finding.worst, finding.figures
     shape = problem.shape
@@ -510,7 +532,7 @@ class Judge:
             # Nothing that a candidate sends may prevent other candidates from being judged.
             why = f"it cannot be judged: {type(error).__name__}: {message(error)[:200]}"
             verdict = Verdict(
-                candidate=f"{file}:{name}",
+                candidate=f"{file}:{name}" if name else file,
                 verdict="failed",
                 score=0.0,
                 level=self.task.level,
@@ -539,7 +561,9 @@ class Judge:
             if workers:
                 workers[-1].close()
             workers.append(Worker(self.sandbox))
-            return workers[-1].load(source, file, name, self.framework, self.sandbox.warm)
+            return workers[-1].load(
+                source, file, name, self.framework, self.sandbox.warm, profiled=self.own_work
+            )
 
         try:
             try:
@@ -588,8 +612,12 @@ class Judge:
             if not wrong and not judging.right():
                 why = "it supports no problem of the task"
                 return verdict("failed", why, **told)
+            score = judging.score()
+            if not wrong and not score:
+                why = "it supports too little of the chapter plain to be an attention"
+                return verdict("failed", why, **told)
             ruling: Ruling = "wrong" if wrong else "right"
-            return verdict(ruling, why, judging.score(), causes=causes, **told)
+            return verdict(ruling, why, score, causes=causes, **told)
         finally:
             if workers:
                 workers[-1].close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import multiprocessing
+import os
 import re
 import secrets
+import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -16,10 +18,15 @@ from conformance.cases.catalogue import every_case
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
 from conformance.judging.judge import LEVELS, Judge, Task
-from conformance.judging.sandbox import Limits, Sandbox, check
-from conformance.judging.verdict import Verdict
+from conformance.judging.sandbox import LACKS, Limits, Sandbox, check
+from conformance.judging.verdict import Isolation, Verdict
+from conformance.records.record import size_of
+from conformance.text import message
 
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+(torch|jax)\b", re.MULTILINE)
+MOST_SOURCE = 2**20
+"""The maximum size in bytes of a candidate's file."""
+
 _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -111,14 +118,36 @@ def divided(spec: str) -> tuple[str, str]:
 def read(spec: str) -> tuple[str, str, str]:
     """Split FILE or FILE:NAME; return the file, its text, and the name, which may be "".
 
+    Bytes of the file's name that are not UTF-8 are escaped.
+
     Raises:
-        NotAnAdapter: the file cannot be read.
+        NotAnAdapter: the file cannot be read, is too large, or is no Python text.
     """
     file, name = divided(spec)
+    shown = os.fsencode(file).decode("utf-8", "backslashreplace")
     try:
-        return file, Path(file).read_text(encoding="utf-8"), name
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotAnAdapter(f"{file}: cannot be read: {error}") from error
+        if size_of(Path(file)) > MOST_SOURCE:
+            raise NotAnAdapter(f"{shown}: cannot be read: more than {MOST_SOURCE} bytes")
+        # As Python reads it: a file may say its encoding.
+        with tokenize.open(file) as text:
+            return shown, text.read(), name
+    except (OSError, SyntaxError, ValueError) as error:
+        raise NotAnAdapter(f"{shown}: cannot be read: {message(error)}") from error
+
+
+def _unread(spec: str, options: Options, error: NotAnAdapter) -> Verdict:
+    """Return the verdict on a file that cannot be read, beside others that can."""
+    shown = os.fsencode(spec).decode("utf-8", "backslashreplace")
+    verdict = Verdict(
+        candidate=shown,
+        verdict="failed",
+        score=0.0,
+        level=options.task.level,
+        token=options.token,
+        isolation=Isolation(options.isolation, LACKS.get(options.isolation, ())),
+        why=str(error),
+    )
+    return verdict.blind() if options.blind else verdict
 
 
 def found(places: Iterable[str]) -> list[str]:
@@ -156,13 +185,25 @@ def judged(
             installed; "" for this machine.
 
     Raises:
-        NotAnAdapter: a file does not exist or cannot be read, or a folder has no Python file.
+        NotAnAdapter: the only file cannot be read, a place does not exist, or a folder has no
+            Python file.
         ConformanceError: an option is not valid, candidates cannot be isolated, or the cluster
             cannot be used.
     """
     options = options.checked()
     options = dataclasses.replace(options, token=options.token or secrets.token_hex(16))
     specs = found(places)
+    if len(specs) > 1:
+        # What cannot be read costs its neighbours nothing.
+        readable = []
+        for spec in specs:
+            try:
+                read(spec)
+            except NotAnAdapter as error:
+                yield _unread(spec, options, error)
+            else:
+                readable.append(spec)
+        specs = readable
     if on:
         yield from _judged_on(on, specs, options)
         return

@@ -53,6 +53,13 @@ READY_MODULES = re.compile(
     r"|keras.*attention|flax.*attention"
     r"|haiku.*attention|equinox.*attention|transformers\.models|conformance)(\.|$)"
 )
+READY_NAMES = re.compile(r"^(?!_?register).*(attention|(^|_)(mha|sdpa)(_|$))")
+LIBRARIES = re.compile(
+    r"(torch\.(nn|_higher_order_ops|_refs|_decomp|_meta_registrations)|jax|tensorflow|keras|flax)\b"
+)
+"""Functions of these libraries are ready attentions if their names say so. The compiler of torch
+has functions of such names too, which look for attention in whatever it compiles."""
+
 READY_METHODS = {
     ("torch.nn.modules.activation", "forward"),
     ("torch.nn.modules.transformer", "forward"),
@@ -519,7 +526,12 @@ class Host:
         module.__file__ = self.file
         sys.modules["candidate"] = module
         try:
-            exec(compile(head["source"], self.file, "exec"), vars(module))
+            # What is traced or compiled now is not entered again when the candidate is called.
+            sys.setprofile(self._profile if head["profile"] else None)
+            try:
+                exec(compile(head["source"], self.file, "exec"), vars(module))
+            finally:
+                sys.setprofile(None)
             name = name or only(module)
             self.function = getattr(module, name)
             if not callable(self.function):
@@ -670,7 +682,10 @@ class Host:
                 if READY & set(spoken):
                     self.calls.add(f"torch.ops.{sorted(READY & set(spoken))[0]}")
             elif frame.f_code.co_filename != self.file and (
-                name in READY or (module, name) in READY_METHODS or READY_MODULES.match(module)
+                name in READY
+                or (module, name) in READY_METHODS
+                or READY_MODULES.match(module)
+                or (READY_NAMES.search(name) and LIBRARIES.match(module))
             ):
                 self.calls.add(f"{module}.{name}")
 
@@ -732,10 +747,12 @@ def _told(error, file):
             place = f"line {trace.tb_lineno}"
         trace = trace.tb_next
     try:
-        text = str(error)[:300]
+        # Half of a surrogate pair cannot be sent.
+        text = str(error)[:300].encode("utf-8", "backslashreplace").decode()
     except BaseException:
         text = ""
-    return {"kind": type(error).__name__[:80], "text": text, "place": place}
+    kind = "Unsupported" if isinstance(error, Unsupported) else type(error).__name__[:80]
+    return {"kind": kind, "text": text, "place": place}
 
 
 # What a child gives up before it imports a candidate
@@ -845,8 +862,8 @@ def be_a_child(channel, head):
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    sys.stdin = open(os.devnull)
-    sys.stdout = sys.stderr = open(os.devnull, "w")
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = sys.stderr = open(1, "w", errors="replace", closefd=False)
     os.closerange(3, channel.fileno())
     os.closerange(channel.fileno() + 1, 1024)
     limit(head["limits"])

@@ -94,16 +94,25 @@ class Worker:
         self.close()
 
     def load(
-        self, source: str, file: str, name: str, framework: str, frameworks: Sequence[str]
+        self,
+        source: str,
+        file: str,
+        name: str,
+        framework: str,
+        frameworks: Sequence[str],
+        *,
+        profiled: bool = False,
     ) -> dict[str, Any]:
         """Import the candidate; return its declaration as plain data.
+
+        `profiled` is whether to record which ready attentions it calls meanwhile.
 
         Raises:
             Refused: the candidate cannot be imported, or its function or framework is unclear.
             Lost: the process ended, hung, or sent an invalid reply.
         """
         head = {"do": "import", "source": source, "file": file, "name": name}
-        more = {"framework": framework, "frameworks": list(frameworks)}
+        more = {"framework": framework, "frameworks": list(frameworks), "profile": profiled}
         reply, _ = self._exchange(head | more, (), self._sandbox.limits.start)
         if reply.raised is not None:
             raise Refused(str(reply.raised))
