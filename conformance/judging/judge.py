@@ -31,6 +31,7 @@ from conformance.judging.verdict import (
     Cause,
     Chapter,
     Isolation,
+    Marks,
     Ruling,
     Trick,
     Verdict,
@@ -327,7 +328,7 @@ class Judging:
 
     def score(self) -> float:
         """Return the score of the results, relative to everything that the task contains."""
-        marks: dict[tuple[str, str, str], list[object]] = {
+        marks: dict[tuple[str, str, str], list[Marks]] = {
             (case.chapter, case.id, dtype): []
             for case in every_case()
             if self.task.takes(case) and not case.tiled
@@ -349,7 +350,7 @@ class Judging:
         }
         if right != marks.keys():
             marks = {key: each for key, each in marks.items() if key not in right}
-        return scored(marks, gradients=self.task.gradients)  # type: ignore[arg-type]
+        return scored(marks, gradients=self.task.gradients)
 
     def _scale(self) -> tuple[str, ...]:
         """Return the dtypes that make up the score; others, such as float64, count as float32."""
