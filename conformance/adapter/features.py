@@ -36,7 +36,7 @@ PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm"
 MEETING = ("key lengths", "query lengths", "segments")
 """The rules that decide, regardless of position, whether a query may attend to a key."""
 
-WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+WHOLE = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8")
 """The integer dtypes that an argument may have."""
 
 
