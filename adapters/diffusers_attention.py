@@ -104,7 +104,10 @@ class DiffusersAttention(Layer):
 
 
 def _sizes(shape: Shape) -> dict[str, Any]:
-    """Return the constructor's arguments, without sizes for which the default is right."""
+    """Return the constructor's arguments.
+
+    `cross_attention_dim`, `kv_heads` and `out_dim` are left out where they are not needed.
+    """
     sizes = {
         "query_dim": shape.query_width,
         "cross_attention_dim": shape.key_width,

@@ -88,10 +88,10 @@ class _Packed(SegmentIds):
 
 @dataclass(frozen=True)
 class _OwnSlopes(Alibi):
-    """ALiBi with the model's built-in slopes for a number of heads, in causal problems.
+    """ALiBi with the model's built-in slopes, which depend on the number of heads; causal only.
 
     Args:
-        divided: whether the slopes are divided by √head, like the logits.
+        divided: whether the slopes are divided by √head_size, like the logits.
     """
 
     divided: bool = False

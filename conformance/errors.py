@@ -136,7 +136,7 @@ class WrongAnswer(ConformanceError):
 
 
 class Untranslatable(ConformanceError):
-    """A mask or weights are ambiguous, or cannot be expressed in the target implementation."""
+    """A mask, window, soft cap or weights are ambiguous, or the target cannot express them."""
 
 
 class WrongTensors(ConformanceError):

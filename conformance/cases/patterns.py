@@ -258,8 +258,8 @@ def bias_per_head(shape: Shape, random: np.random.Generator) -> Array:
 def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
     """Return a bias `[batch heads query key]` from N(0, 1), minus 100 in the last batch entry.
 
-    There, exp underflows float32. The other entries are not shifted, because bfloat16 has few
-    digits left near 100.
+    There, exp underflows in float32 unless the row's maximum is subtracted. The other entries are
+    not shifted, because bfloat16 has few digits left near 100.
     """
     bias = random.standard_normal(shape.logits)
     bias[-1] -= 100.0
@@ -438,7 +438,10 @@ def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> 
 
 
 def outliers(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Add noise of variance 100 to 1 % of the inputs, as in FlashAttention-3's error table."""
+    """Add noise of variance 100 to about 1 % of the elements of each input, and to at least one.
+
+    FlashAttention-3's error table has such noise in 0.1 % of the elements.
+    """
     for name in shape.distinct_inputs():
         values = drawn[name]
         chosen = random.random(values.shape) < 0.01

@@ -111,7 +111,7 @@ class Deviation:
 
     @property
     def nature(self) -> tuple[str, str, str]:
-        """A key that is equal for two deviations of the same kind."""
+        """The requirement, `kind` and `array`, which are equal in deviations of one nature."""
         return (self.requirement, self.kind, self.array)
 
     def as_clear_as(self, other: Deviation) -> bool:

@@ -218,7 +218,7 @@ class Framework(ABC):
         self.overwrite(native, self.array(values, dtype, device))
 
     def place(self, layer: Any, device: str) -> Any:
-        """Move a new layer to the device, unless its parameters are passed to it; return it."""
+        """Return a new layer, moved to the device if `load` writes into the layer's parameters."""
         return layer
 
     @contextmanager

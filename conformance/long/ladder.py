@@ -325,7 +325,7 @@ class Ladder:
         return f"takes about {seconds:,.0f} s" if late else ""
 
     def _left(self, number: int) -> float:
-        """Return the predicted seconds for a problem and all after it, up to the limit."""
+        """Return the predicted seconds for a problem and all after it, at most the time left."""
         asked = (step for step, _ in self._plan[number:] if not self._beyond(step))
         found = sum(
             self._cost(step).foreseen(step.queries, step.keys, self._rate)[0] * self._heads(step)

@@ -8,13 +8,15 @@ Let p be the weights without a mask, and M the array that is passed. The meaning
     multiplied   softmax of (logits M), or p M                  (M is a factor)
     ignored      p
 
-Further meanings treat numbers other than 0 and 1 differently: "attends above ½", "attends where 1",
-"blocks where 1", "added, times the scale", and "attends where the row's largest number is". In the
-last of these, the mask is multiplied by a number so large that the logits are lost to rounding when
-it is added to them. The values of a form (see `FORMS`) are chosen to make predictions differ; if
-two are equal nevertheless, such as "attends" and "attends above ½" for 0 and 1, the simpler meaning
-is reported. If every row looks fully masked, M "blocks everything". If no prediction fits, the
-meaning is "unexplained"; the nearest one is never guessed.
+Further meanings are "attends above ½", "attends where 1" and "blocks where 1", which differ from
+"attends" and "blocks" only in numbers other than 0 and 1; "added before the scale", where the scale
+multiplies M too; and "attends, equally, where the row's largest number is", where M is multiplied
+by a number so large that the logits are lost to rounding when it is added to them.
+
+The values of a form (see `FORMS`) are chosen to make predictions differ; if two are equal
+nevertheless, such as "attends" and "attends above ½" for 0 and 1, the simpler meaning is reported.
+If every row looks fully masked, M "blocks everything". If no prediction fits, the meaning is
+"unexplained"; the nearest one is never guessed.
 """
 
 from __future__ import annotations

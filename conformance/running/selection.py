@@ -43,11 +43,11 @@ class Selection:
         dtypes: the dtypes of the cases; empty for all. An experiment, which has one dtype, is run
             if that dtype is included.
         modes: the names of modes, or `FIRST`; empty for all.
-        level: "core" selects the cases marked `core`, in `CORE_DTYPES` or in `dtypes`, and no
-            experiments; "full" selects everything; "large" selects `large_cases()` in `CORE_DTYPES`
-            or in `dtypes`. `cases` restrict this further; with "large", however, they select every
-            dtype and also experiments, and a pattern that matches no large case selects cases of
-            other sizes.
+        level: "core" selects the cases marked `core` and no experiments; "full" selects everything;
+            "large" selects `large_cases()` and, only if `cases` name them, experiments. Without
+            `dtypes`, "core" runs in `CORE_DTYPES`, and so does "large" without `cases`. `cases`
+            restrict every level; `find_cases` raises `ConformanceError` for a pattern that matches
+            nothing in the level.
         files: cases from case files, by id; they belong to every level.
 
     Raises:

@@ -340,7 +340,7 @@ def _digits(value: float) -> float:
 
 
 def _lean(bias: float) -> float:
-    """Round a bias to halves, or to two digits if it is larger than chance would explain."""
+    """Round a bias to the nearest half, or to two digits if chance cannot explain it."""
     return float(f"{bias:.1e}") if abs(bias) > 5 else round(2 * bias) / 2
 
 
