@@ -334,23 +334,17 @@ class Judging:
             if self.task.takes(case) and not case.tiled
             for dtype in self._scale()
         }
+        tiled: dict[tuple[str, str, str], list[Marks]] = {}
         for item, result in self.found:
             case = f"{item.asked.name}/{item.asked.family}"
             dtype = item.dtype if item.dtype in self._scale() else SINGLE[0]
-            marks.setdefault((item.asked.chapter, case, dtype), []).append(marked(result))
+            kind = tiled if item.asked.tiled else marks
+            kind.setdefault((item.asked.chapter, case, dtype), []).append(marked(result))
         # Only a candidate with a geometry gets tiled problems: they are no advantage to it.
-        tiled = {
-            f"{item.asked.name}/{item.asked.family}" for item, _ in self.found if item.asked.tiled
-        }
-        right = {
-            key
-            for key, each in marks.items()
-            if key[1] in tiled
-            and all(one.output and (one.gradients or not self.task.gradients) for one in each)
-        }
-        if right != marks.keys():
-            marks = {key: each for key, each in marks.items() if key not in right}
-        return scored(marks, gradients=self.task.gradients)
+        for key, each in tiled.items():
+            if not all(one.output and (one.gradients or not self.task.gradients) for one in each):
+                marks[key] = each
+        return scored(marks or tiled, gradients=self.task.gradients)
 
     def _scale(self) -> tuple[str, ...]:
         """Return the dtypes that make up the score; others, such as float64, count as float32."""
@@ -494,6 +488,19 @@ def _cause(item: Asked, finding: Finding, judging: Judging, spec: str) -> Cause:
     )
 
 
+def failed(candidate: str, why: str, task: Task, token: str, isolation: str) -> Verdict:
+    """Return the verdict on a candidate that cannot be judged, with the reason."""
+    return Verdict(
+        candidate=candidate,
+        verdict="failed",
+        score=0.0,
+        level=task.level,
+        token=token,
+        isolation=Isolation(isolation, LACKS[isolation]),
+        why=why,
+    )
+
+
 @dataclass
 class Judge:
     """A judge of candidates, one after another, in one sandbox that keeps its frameworks imported.
@@ -532,15 +539,8 @@ class Judge:
         except Exception as error:
             # Nothing that a candidate sends may prevent other candidates from being judged.
             why = f"it cannot be judged: {type(error).__name__}: {message(error)[:200]}"
-            verdict = Verdict(
-                candidate=f"{file}:{name}" if name else file,
-                verdict="failed",
-                score=0.0,
-                level=self.task.level,
-                token=self.token,
-                isolation=Isolation(self.sandbox.isolation, LACKS[self.sandbox.isolation]),
-                why=why,
-            )
+            spec = f"{file}:{name}" if name else file
+            verdict = failed(spec, why, self.task, self.token, self.sandbox.isolation)
         verdict = msgspec.structs.replace(verdict, seconds=round(time.monotonic() - started, 3))
         return verdict.blind() if self.blind else verdict
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from conformance.cases.catalogue import every_case
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
-from conformance.judging.judge import LEVELS, Judge, Task
-from conformance.judging.sandbox import LACKS, Limits, Sandbox, check
-from conformance.judging.verdict import Isolation, Verdict
+from conformance.judging.judge import LEVELS, Judge, Task, failed
+from conformance.judging.sandbox import Limits, Sandbox, check
+from conformance.judging.verdict import Verdict
 from conformance.records.record import size_of
 from conformance.text import message
 
@@ -115,6 +115,11 @@ def divided(spec: str) -> tuple[str, str]:
     return spec, ""
 
 
+def _shown(place: str) -> str:
+    """Return a path as text that can be encoded."""
+    return os.fsencode(place).decode("utf-8", "backslashreplace")
+
+
 def read(spec: str) -> tuple[str, str, str]:
     """Split FILE or FILE:NAME; return the file, its text, and the name, which may be "".
 
@@ -124,7 +129,7 @@ def read(spec: str) -> tuple[str, str, str]:
         NotAnAdapter: the file cannot be read, is too large, or is no Python text.
     """
     file, name = divided(spec)
-    shown = os.fsencode(file).decode("utf-8", "backslashreplace")
+    shown = _shown(file)
     try:
         if size_of(Path(file)) > MOST_SOURCE:
             raise NotAnAdapter(f"{shown}: cannot be read: more than {MOST_SOURCE} bytes")
@@ -133,21 +138,6 @@ def read(spec: str) -> tuple[str, str, str]:
             return shown, text.read(), name
     except (OSError, SyntaxError, ValueError) as error:
         raise NotAnAdapter(f"{shown}: cannot be read: {message(error)}") from error
-
-
-def _unread(spec: str, options: Options, error: NotAnAdapter) -> Verdict:
-    """Return the verdict on a file that cannot be read, beside others that can."""
-    shown = os.fsencode(spec).decode("utf-8", "backslashreplace")
-    verdict = Verdict(
-        candidate=shown,
-        verdict="failed",
-        score=0.0,
-        level=options.task.level,
-        token=options.token,
-        isolation=Isolation(options.isolation, LACKS.get(options.isolation, ())),
-        why=str(error),
-    )
-    return verdict.blind() if options.blind else verdict
 
 
 def found(places: Iterable[str]) -> list[str]:
@@ -192,35 +182,37 @@ def judged(
     """
     options = options.checked()
     options = dataclasses.replace(options, token=options.token or secrets.token_hex(16))
-    specs = found(places)
-    if len(specs) > 1:
-        # What cannot be read costs its neighbours nothing.
-        readable = []
-        for spec in specs:
-            try:
-                read(spec)
-            except NotAnAdapter as error:
-                yield _unread(spec, options, error)
-            else:
-                readable.append(spec)
-        specs = readable
+    specs, sources = found(places), []
+    for spec in specs:
+        try:
+            sources.append(read(spec))
+        except NotAnAdapter as error:
+            if len(specs) == 1:
+                raise
+            # It costs its neighbours nothing.
+            verdict = failed(
+                _shown(spec), str(error), options.task, options.token, options.isolation
+            )
+            yield verdict.blind() if options.blind else verdict
     if on:
-        yield from _judged_on(on, specs, options)
+        yield from _judged_on(on, sources, options)
         return
     check(options.isolation)
-    jobs = max(1, min(jobs, len(specs)))
+    jobs = max(1, min(jobs, len(sources)))
     if jobs == 1:
         with Candidates(options) as candidates:
-            for spec in specs:
-                yield candidates.judge(spec)
+            for source in sources:
+                yield candidates.judge_source(*source)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, _begin, (options,)) as pool:
-        for done in as_completed([pool.submit(_one, spec) for spec in specs]):
+        for done in as_completed([pool.submit(_one, *source) for source in sources]):
             yield done.result()
 
 
-def _judged_on(address: str, specs: Sequence[str], options: Options) -> Iterator[Verdict]:
+def _judged_on(
+    address: str, sources: Sequence[tuple[str, str, str]], options: Options
+) -> Iterator[Verdict]:
     """Yield verdicts from the nodes of a cluster, which judge one candidate per CPU at a time."""
     from conformance.running.matrix import connected
 
@@ -235,10 +227,10 @@ def _judged_on(address: str, specs: Sequence[str], options: Options) -> Iterator
         begun = ray.remote(Candidates).options(
             num_cpus=1, max_restarts=-1, max_task_retries=3, scheduling_strategy="SPREAD"
         )
-        pool = ActorPool([begun.remote(options) for _ in range(min(room, len(specs)))])
+        pool = ActorPool([begun.remote(options) for _ in range(min(room, len(sources)))])
         try:
             yield from pool.map_unordered(
-                lambda actor, spec: actor.judge_source.remote(*read(spec)), specs
+                lambda actor, source: actor.judge_source.remote(*source), sources
             )
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, ConformanceError) else error from None
@@ -254,8 +246,8 @@ def _begin(options: Options) -> None:
     atexit.register(_OWN[0].__exit__)
 
 
-def _one(spec: str) -> Verdict:
-    return _OWN[0].judge(spec)
+def _one(file: str, source: str, name: str) -> Verdict:
+    return _OWN[0].judge_source(file, source, name)
 
 
 def judge(
