@@ -22,8 +22,10 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
+
+import numpy as np
 
 from conformance import (
     Call,
@@ -326,9 +328,25 @@ class _GroupQueryAttention(_DotProduct):
 
 
 def _common(dtype: str, mode: Mode) -> dict[str, Any]:
-    # Initialise with zeros: weights are loaded anyway, and JAX compiles random ones for each shape.
-    common = {"dtype": dtype, "kernel_initializer": "zeros"}
+    # Weights are loaded anyway, and JAX compiles random ones for each shape.
+    common = {"dtype": dtype, "kernel_initializer": _zeros(), "bias_initializer": _zeros()}
     return common | ({"dropout": mode.dropout, "seed": mode.draw} if mode.dropout else {})
+
+
+@cache
+def _zeros() -> Any:
+    """Return an initializer that returns zeros, without compiling anything on JAX."""
+    import keras
+
+    if keras.config.backend() != "jax":
+        return "zeros"
+    import jax
+
+    class Zeros(keras.initializers.Initializer):  # type: ignore[misc]
+        def __call__(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+            return jax.device_put(np.zeros(shape, dtype))
+
+    return Zeros()
 
 
 def _built(layer: Any, shape: Shape) -> _Stateless:
