@@ -36,7 +36,9 @@ from conformance.experiments import TOPICS
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
-from conformance.reports import build, find_records, load, render_html
+from conformance.reports.load import find_records, load
+from conformance.reports.page.html import render_html
+from conformance.reports.writing import build
 from conformance.requirements import REQUIREMENTS
 from conformance.running.provenance import requirements
 

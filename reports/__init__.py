@@ -7,25 +7,3 @@ assembles a `Report` (see `model`) with the help of `columns`, `totals`, `cards`
 words that all pages share. The other modules use records too: `changes`, `gate`, `ci`, `figures`
 and `publishing`.
 """
-
-from __future__ import annotations
-
-from conformance.reports.load import Read, find_records, load
-from conformance.reports.model import SCHEMA, Loaded, Report
-from conformance.reports.page.html import render_html
-from conformance.reports.page.markdown import render_markdown
-from conformance.reports.writing import build, outcome, write
-
-__all__ = [
-    "SCHEMA",
-    "Loaded",
-    "Read",
-    "Report",
-    "build",
-    "find_records",
-    "load",
-    "outcome",
-    "render_html",
-    "render_markdown",
-    "write",
-]

@@ -25,9 +25,9 @@ from conformance.records.header import (
 )
 from conformance.records.phrase import Phrase
 from conformance.records.record import Record
-from conformance.reports import build
 from conformance.reports import model as data
-from conformance.reports import render_html as rendered
+from conformance.reports.page.html import render_html as rendered
+from conformance.reports.writing import build
 from conformance.running.provenance import requirements
 
 OUTPUT = "output.equals-definition"

@@ -16,11 +16,12 @@ from conformance.experiments import EXPERIMENTS, TOPICS
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
-from conformance.reports import build, render_markdown
 from conformance.reports.cards import GLANCES
 from conformance.reports.figures.heatmap import MORE, UNREAL, WEIGHT, pattern
 from conformance.reports.model import Card, Report
+from conformance.reports.page.markdown import render_markdown
 from conformance.reports.page.views import families
+from conformance.reports.writing import build
 
 DECLARED = "adapter.declares-what-is-observed"
 NASTY = "<script>alert('1')</script>"

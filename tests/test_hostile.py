@@ -24,7 +24,8 @@ from records import render_html
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.records.record import Record, read, read_arrays, read_journal
-from conformance.reports import build, render_markdown
+from conformance.reports.page.markdown import render_markdown
+from conformance.reports.writing import build
 from conformance.text import printable
 
 HERE = Path(__file__).parent

@@ -45,18 +45,14 @@ from conformance.records.findings import (
 from conformance.records.header import CaseInfo, MaskInfo
 from conformance.records.phrase import Phrase
 from conformance.records.record import Journal, encode_line, finish, journal_path
-from conformance.reports import (
-    build,
-    find_records,
-    load,
-    render_markdown,
-    write,
-)
 from conformance.reports import model as data
 from conformance.reports.deviations import normalised
+from conformance.reports.load import find_records, load
+from conformance.reports.page.markdown import render_markdown
 from conformance.reports.page.views import cards, polarity, pooled, position, symptoms, where
 from conformance.reports.totals import worst_verdict
 from conformance.reports.wording import fared, parts, ratio, shape
+from conformance.reports.writing import build, write
 
 # Counting
 

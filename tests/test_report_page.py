@@ -35,11 +35,13 @@ from conformance.cases import description
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, Finding, Worst
-from conformance.reports import build, find_records, load, render_markdown, write
 from conformance.reports import model as data
 from conformance.reports.gate.baseline import Baseline, Entry
+from conformance.reports.load import find_records, load
 from conformance.reports.page import views
 from conformance.reports.page.html import IN_FULL, PAGE
+from conformance.reports.page.markdown import render_markdown
+from conformance.reports.writing import build, write
 
 
 class Page(HTMLParser):

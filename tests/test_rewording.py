@@ -20,12 +20,13 @@ from conformance.cases.catalogue import find_cases
 from conformance.records.phrase import Phrase
 from conformance.records.record import Record, read
 from conformance.records.schema1 import old_cause, old_wording
-from conformance.reports import build, render_markdown
 from conformance.reports.gate.baseline import baseline_of, read_baseline
 from conformance.reports.gate.judging import judge
 from conformance.reports.gate.updating import propose
+from conformance.reports.page.markdown import render_markdown
 from conformance.reports.publishing import Wanted, render
 from conformance.reports.publishing import read as read_published
+from conformance.reports.writing import build
 from conformance.requirements import REQUIREMENTS
 from conformance.running.session import Session, plan
 

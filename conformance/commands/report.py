@@ -110,8 +110,8 @@ def _report(options: argparse.Namespace) -> int:
         if chosen:
             return code
         output = Path("reports/compatibility")
-    from conformance.reports import write
     from conformance.reports.publishing.pages import read_baselines
+    from conformance.reports.writing import write
 
     report = write(
         options.records,

@@ -27,6 +27,10 @@ WITHOUT = ("logging", "subtests", "warnings", "unraisableexception", "threadexce
 QUICK = ("-q", "--assert=plain", "--capture=sys", *(f"-pno:{plugin}" for plugin in WITHOUT))
 """pytest arguments that disable features which cost as much per test as a small attention call."""
 
+NO_HYPOTHESIS = "-pno:hypothesispytest"
+"""The pytest argument without which all of Hypothesis, if it is installed, would be imported for
+its part of the summary, although no test of the suite uses it."""
+
 
 _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
@@ -184,7 +188,7 @@ def examine(
     arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
     # By name, because PYTEST_DISABLE_PLUGIN_AUTOLOAD may be set.
     arguments += ["-p", "mha-conformance"]
-    arguments += ["--rootdir", str(SUITE.parent), *QUICK, *_for_pytest(options)]
+    arguments += ["--rootdir", str(SUITE.parent), *QUICK, NO_HYPOTHESIS, *_for_pytest(options)]
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []

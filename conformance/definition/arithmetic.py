@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import einops
@@ -448,31 +448,62 @@ def contract(axes: str, left: Array, right: Array) -> Array:
 
     An ellipsis stands for at most one axis, that of the samples.
     """
-    letters, output = axes.replace("...", "s").split("->")
-    one, other = (
-        each if len(each) == operand.ndim else each.removeprefix("s")
-        for each, operand in zip(letters.split(","), (left, right), strict=True)
-    )
-    sizes = dict(zip(one + other, left.shape + right.shape, strict=True))
-    both = [axis for axis in one if axis in other and axis in output]
-    summed = [axis for axis in one if axis in other and axis not in output]
-    rows = [axis for axis in one if axis not in other]
-    columns = [axis for axis in other if axis not in one]
-    if math.prod(sizes.values()) <= MOST_SUMMED or not rows or not columns:
+    plan = _plan(axes, left.ndim, right.ndim)
+    terms = right.size * math.prod(left.shape[place] for place in plan.lone)
+    if terms <= MOST_SUMMED or not plan.rows or not plan.columns:
         return np.einsum(axes, left, right)
+    sizes = dict(zip(plan.left + plan.right, left.shape + right.shape, strict=True))
 
     def stacked(operand: Array, axes: str, *groups: list[str]) -> Array:
         """Return the operand as matrices whose rows and columns are these groups of axes."""
-        order = [axes.index(axis) for axis in (*both, *groups[0], *groups[1])]
+        order = [axes.index(axis) for axis in (*plan.both, *groups[0], *groups[1])]
         sides = (math.prod(sizes[axis] for axis in group) for group in groups)
         moved = operand.transpose(order)
-        return moved.reshape(*moved.shape[: len(both)], *sides)
+        return moved.reshape(*moved.shape[: len(plan.both)], *sides)
 
-    product = stacked(left, one, rows, summed) @ stacked(right, other, summed, columns)
-    made = [*both, *rows, *columns]
-    lone = (sizes[axis] for axis in (*rows, *columns))
-    order = [made.index(axis) for axis in output if axis in made]
-    return product.reshape(*product.shape[: len(both)], *lone).transpose(order)
+    product = stacked(left, plan.left, plan.rows, plan.summed) @ stacked(
+        right, plan.right, plan.summed, plan.columns
+    )
+    made = [*plan.both, *plan.rows, *plan.columns]
+    sides = (sizes[axis] for axis in (*plan.rows, *plan.columns))
+    order = [made.index(axis) for axis in plan.output if axis in made]
+    return product.reshape(*product.shape[: len(plan.both)], *sides).transpose(order)
+
+
+class _Plan(NamedTuple):
+    """The axes of a contraction of two arrays, by the role that they play in it.
+
+    `lone` has the positions of the rows, the axes that the right operand lacks, in the left one.
+    """
+
+    left: str
+    right: str
+    output: str
+    both: list[str]
+    summed: list[str]
+    rows: list[str]
+    columns: list[str]
+    lone: list[int]
+
+
+@lru_cache(maxsize=256)
+def _plan(axes: str, *dimensions: int) -> _Plan:
+    """Return the plan of a contraction of operands with so many dimensions."""
+    letters, output = axes.replace("...", "s").split("->")
+    left, right = (
+        each if len(each) == count else each.removeprefix("s")
+        for each, count in zip(letters.split(","), dimensions, strict=True)
+    )
+    return _Plan(
+        left,
+        right,
+        output,
+        both=[axis for axis in left if axis in right and axis in output],
+        summed=[axis for axis in left if axis in right and axis not in output],
+        rows=[axis for axis in left if axis not in right],
+        columns=[axis for axis in right if axis not in left],
+        lone=[place for place, axis in enumerate(left) if axis not in right],
+    )
 
 
 def _column(per_sample: Array, dimensions: int) -> Array:

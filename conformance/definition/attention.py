@@ -21,6 +21,7 @@ reference with a scalar loop, 50-digit arithmetic, complex steps and two framewo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -374,10 +375,15 @@ def _may_repeat(rows: Array) -> bool:
     """
     if not rows.size:
         return True
-    factors = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.uint64) | 1
     # The sum makes -0.0 equal to 0.0.
-    hashes = (rows.astype(np.float64) + 0.0).view(np.uint64) @ factors
+    hashes = (rows.astype(np.float64) + 0.0).view(np.uint64) @ _odd_factors(rows.shape[1])
     return len(np.unique(hashes)) < len(rows)
+
+
+@lru_cache(maxsize=64)
+def _odd_factors(count: int) -> np.ndarray:
+    """Return random odd numbers, by which the components of a row are multiplied in its hash."""
+    return np.random.default_rng(0).integers(2**63, size=count, dtype=np.uint64) | 1
 
 
 def _score(problem: Problem) -> Array:

@@ -31,7 +31,8 @@ from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import CaseInfo, Plane
 from conformance.records.phrase import Phrase
 from conformance.records.record import Record
-from conformance.reports import build, render_html
+from conformance.reports.page.html import render_html
+from conformance.reports.writing import build
 
 CASE = "mask/per-head/cross"
 LAST_QUERY = Phrase("where.query.last", {"at": 3})
