@@ -63,6 +63,8 @@ def compared(folder: Path, environments: list[str]) -> None:
     """Time the same environments on both engines."""
     project = folder / "project"
     node.unpack(matrix.archive(ROOT), project)
+    # What a run writes is no source, which only git can tell.
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True)
     # Nodes take the settings of this process. What was downloaded once is shared with them, as
     # machines share an index of packages near them.
     os.environ.setdefault("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv"))

@@ -132,6 +132,43 @@ def test_a_node_runs_a_part_beside_others_and_hands_back_its_records(project):
     assert "FAIL" in wrong.tail
 
 
+PACKAGED = """\
+[testenv:right]
+package = wheel
+commands = python -P -m packaged --record records/right.json
+"""
+
+
+def test_a_node_installs_the_same_source_once(project):
+    (project / "tox.ini").write_text(PACKAGED, encoding="utf-8")
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "packaged"\nversion = "1"\n'
+        '[tool.setuptools]\npy-modules = ["packaged"]\n'
+    )
+
+    def written(says):
+        code = "import pathlib; pathlib.Path('records').mkdir(exist_ok=True); "
+        code += f"pathlib.Path('records/right.json').write_text({says!r})"
+        (project / "packaged.py").write_text(code)
+
+    def run(says):
+        answer = node.run(matrix.archive(project), "key", "records", node.Part("right"), 1)
+        assert answer.code == 0, answer.tail
+        assert answer.files == {"records/right.json": says.encode()}
+        return answer.tail
+
+    written("first")
+    assert "install_package" in run("first")
+    assert "install_package" not in run("first")
+    written("second")
+    assert "install_package" in run("second")
+    # Without its environment, everything is installed again.
+    home, release = node._claimed("key", "right")
+    release()
+    shutil.rmtree(home / "tox")
+    assert "install_package" in run("second")
+
+
 def test_a_node_keeps_bytecode_of_what_has_not_changed_and_nothing_else(project, tmp_path):
     held = tmp_path / "held"
     (project / "package").mkdir()

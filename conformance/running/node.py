@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -110,15 +111,23 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
         before = _contents(root, folder)
-        command = [sys.executable, "-m", "tox", "run", "-e", part.environment]
-        command += ["--workdir", str(home / "tox"), "--", *part.arguments]
-        with (home / "output").open("w+b") as output:
-            code = _ended(command, root, output, workers)
-            tail = _tail(output)
-        after = _contents(root, folder)
+        source, installed = sha256(project).hexdigest(), home / "installed"
+        is_installed = installed.is_file() and installed.read_text() == source
+        command = [sys.executable, "-m", "tox", "run", "--workdir", str(home / "tox")]
+        # tox would build the package of the same source again, and install it again. If it has to
+        # make the environment anew, for another Python, the second attempt installs everything.
+        for options in (["--skip-pkg-install"], []) if is_installed else ([],):
+            asked = [*command, *options, "-e", part.environment, "--", *part.arguments]
+            with (home / "output").open("w+b") as output:
+                code = _ended(asked, root, output, workers)
+                tail = _tail(output)
+            after = _contents(root, folder)
+            files = {path: after[path] for path in after if before.get(path) != after[path]}
+            if files or code == 0:
+                installed.write_text(source)
+                break
     finally:
         release()
-    files = {path: content for path, content in after.items() if before.get(path) != content}
     return Answer(code, files, tail, socket.gethostname(), time.monotonic() - begun)
 
 
