@@ -3,9 +3,9 @@
 Easy to miss in a port: a Linear stores its weight as `[in out]`, so it must not be transposed as in
 torch. True in a mask attends, unlike in torch's layer. The meaning of a number depends on its type:
 floats are added to the logits, while integers are 1 for attend and 0 for block. Where booleans
-block, the layer adds -10⁹, so that a fully masked query attends to all keys equally; one that is
-blocked by -∞ gets NaN. Attention weights are returned if the layer was built with
-`need_weights=True`, and include dropout.
+block, the layer adds -10⁹, so that a fully masked query attends to all keys equally (in float64, as
+if unmasked); one that is blocked by -∞ gets NaN. Attention weights are returned if the layer was
+built with `need_weights=True`, and include dropout.
 
 The layer does not use the function, which has the layout `[batch length heads head]`, supports
 fewer key/value heads without an option, adds -∞ for False, aligns its causal flag top-left, and

@@ -111,7 +111,8 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
     """Return a `BertAttention` with this `attn_implementation`.
 
     Raises:
-        Unsupported: if the installed transformers offers no choice of implementation for BERT.
+        Unsupported: if `implementation` is not "eager" and the installed transformers offers no
+            choice of implementation for BERT.
     """
     from transformers import BertConfig
     from transformers.models.bert import modeling_bert

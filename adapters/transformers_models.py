@@ -23,8 +23,8 @@ The models differ as follows:
   SDPA would ignore the sinks. The softmax is computed in the model's dtype.
 - Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. There is no option to
   omit it.
-- Bloom: ALiBi with the slopes of its paper, also for head counts that are not powers of two. It
-  adds slope · key position, which for causal queries is equivalent to minus slope · distance.
+- Bloom: ALiBi with the slopes of the paper's code, also for head counts that are not powers of two.
+  It adds slope · key position, which for causal queries is equivalent to minus slope · distance.
 - Falcon: rotary embeddings, or ALiBi that is divided by √head and rounded to bfloat16 regardless of
   the dtype. Eager attention adds ALiBi twice.
 
@@ -108,7 +108,11 @@ class _OwnSlopes(Alibi):
 
 
 def paper_slopes(heads: int) -> np.ndarray:
-    """Return the ALiBi slopes `[heads]` defined in the ALiBi paper, for any number of heads."""
+    """Return the ALiBi slopes `[heads]` as the code of the paper's authors computes them.
+
+    If the number of heads is a power of two, they are those of the paper; otherwise, the slopes for
+    the next smaller power of two are followed by every second one of those for twice that.
+    """
     power = 2 ** int(np.log2(heads))
     slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
     between = 2.0 ** (-4 / power * np.arange(1, 2 * (heads - power) + 1, 2))

@@ -1,4 +1,4 @@
-"""Run the command line `mha-conformance` as `python -m conformance`."""
+"""The entry point of `python -m conformance`, which is the same as `mha-conformance`."""
 
 from conformance.cli import main
 

@@ -25,12 +25,13 @@ class Family(NamedTuple):
 
     Attributes:
         name: the heading of the feature.
-        parts: the names of those features of a problem that the heading covers.
-        kinds: kinds of declarations that the heading covers although they name none of these
-            features, because they change how tokens are passed.
-        chapter: the chapter of the requirements that are only about this feature, or "".
+        parts: the names of the problem features that the heading covers.
+        kinds: the kinds of declarations that the heading covers although they name none of `parts`:
+            those that change how tokens are passed.
+        chapter: the chapter whose requirements are only about this feature, or "".
         seen: functions that take observed values from a card, in order.
-        subject: the part before the dot in the ids of its experiment's subjects, or "".
+        subject: what comes before the dot in the ids of the subjects of the feature's experiment,
+            or "".
     """
 
     name: str

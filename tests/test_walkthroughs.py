@@ -115,7 +115,7 @@ def test_the_message_of_the_readme_is_what_a_run_ends_with(tmp_path):
     division = " / math.sqrt(query.shape[-1])"
     assert block.text.count(division) == 1
     (tmp_path / "mine.py").write_text(block.text.replace(division, ""), encoding="utf-8")
-    shown = readme.read_text(encoding="utf-8").partition("among others, these\nlines:\n\n")[2]
+    shown = readme.read_text(encoding="utf-8").partition("these lines, among others:\n\n")[2]
     wanted = [line[4:] for line in shown.partition("\n\n")[0].splitlines()]
     assert len(wanted) > 4
     # It is the worst of the whole run, too; here are two cases beside each other.

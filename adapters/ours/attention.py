@@ -298,7 +298,8 @@ def _with_all_axes(name: str, mask: Tensor, axes: tuple[int, int, int, int]) -> 
     """Return a view of a mask or bias with axes [batch heads query key], each of full size or 1.
 
     Raises:
-        TypeError: if `mask` is no tensor, or if a bias is not floating or another mask not boolean.
+        TypeError: if `mask` is not a tensor, if a bias is not floating-point, or if a mask other
+            than a bias is not boolean.
         ValueError: if the shape is not one of those that `MultiHeadAttention.forward` accepts.
     """
     if not isinstance(mask, Tensor):

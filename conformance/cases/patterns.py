@@ -180,9 +180,10 @@ def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = 
 def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a mask `[batch heads query key]` of two random spans of keys for each query.
 
-    Each span is an eighth to a quarter of the keys long. The spans differ between the queries of a
-    head, so that a tile or a split is blocked for only some of these queries. The first query of
-    head 0 sees the last keys; the first query of the last head sees the first keys.
+    Each span is an eighth to a quarter of the keys long, or shorter if it is cut off by the end of
+    the keys. The spans differ between the queries of a head, so that a tile or a split is blocked
+    for only some of these queries. The first query of head 0 sees the last keys; the first query of
+    the last head sees the first keys.
     """
     keys = shape.key_length
     least = max(1, keys // 8)
@@ -554,7 +555,7 @@ def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> 
 
 
 def slopes_of_alibi(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return the slopes of the ALiBi paper (arXiv:2108.12409), for any number of heads.
+    """Return the slopes of the code of the ALiBi paper (arXiv:2108.12409), for any number of heads.
 
     These are the slopes for the largest power of two that does not exceed the number of heads,
     followed, as far as needed, by every other slope for twice that power.

@@ -39,10 +39,11 @@ COMPARED = frozenset(
 
 
 def part(finding: Finding, ex: Examination) -> MadeBy:
-    """Return whether the kernel or the supplied projections cause a deviation, or "" if unknown.
+    """Return which part causes a deviation: "kernel", "projections", or "" if that is unknown.
 
-    The kernel is called alone: its inputs are the heads projected by the reference, rounded to the
-    dtype. A deviation that remains is the kernel's.
+    The projections are those that the suite supplies. The kernel is called alone: its inputs are
+    the heads projected by the reference, rounded to the dtype. A deviation that remains is the
+    kernel's.
     """
     if not ex.adapter.projections_supplied:
         return ""

@@ -212,9 +212,9 @@ class Noisy(Exact):
     def recomputed(self, weights: Array, log_total: Array) -> Array:
         """Return the weights with each row scaled by 1 + u·|log_total|·ξ.
 
-        That is the error of rounding the logarithm of the normaliser. Fused kernels keep only this
-        logarithm for the backward pass, and recompute weights from it. The error is their largest
-        one if logits are about 100, and for a weight near 1 already if they are about 8.
+        This is the error of rounding the logarithm of the normaliser. Fused kernels keep only this
+        logarithm for the backward pass, and recompute the weights from it. This error becomes their
+        largest one when logits are about 100 or, for weights near 1, already when they are about 8.
         """
         error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
         return weights * (1.0 + error * self._uniform(error.shape))

@@ -68,7 +68,7 @@ class Positions:
 
 
 def within(window: Window, ahead: IntArray) -> BoolArray:
-    """Return, for each key's position minus its query's (`ahead`), whether the window shows it."""
+    """Return whether the window shows a key, given its position minus the query's (`ahead`)."""
     before, after = window
     seen = np.ones(ahead.shape, np.bool_)
     if before is not None:

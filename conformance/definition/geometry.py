@@ -131,7 +131,7 @@ class Grid(Limits, frozen=True, kw_only=True):
     def shape(self, family: str, small: Shape) -> Shape:
         """Return the shape of a family on this grid.
 
-        Numbers of heads and the batch stay small, because the cost is in the lengths.
+        The batch and the numbers of heads stay small, because cases of these lengths are costly.
 
         Args:
             family: the name of the family.

@@ -2,7 +2,8 @@
 
 They are assembled from the user code in the adapter's example. Query, key and value are one array,
 so that the programs also suit implementations that support only self-attention. Each program prints
-a number and explains it in a comment; tests run the programs and compare the two.
+a number, or a few elements of the output, and explains it in a comment; tests run the programs and
+compare the two.
 """
 
 from __future__ import annotations

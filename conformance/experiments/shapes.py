@@ -1,7 +1,7 @@
-"""Experiments on which shapes a mask argument accepts, and how it reads their axes.
+"""Experiments that find out which shapes a mask argument accepts, and how it reads their axes.
 
-In the first, all sizes are different, so that swapped axes mostly raise an error; in the second,
-two axes have the same size, so that it goes unnoticed if they are swapped.
+In the first, all sizes are different, so that swapped axes usually raise an error. In the second,
+two axes have the same size, so that swapping them raises no error.
 """
 
 from __future__ import annotations

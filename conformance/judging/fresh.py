@@ -85,9 +85,10 @@ def _problem(case: Fresh, dtype: str) -> Problem:
 
 
 def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fresh:
-    """Return the case with numbers drawn from a token; for "", with those of the catalogue.
+    """Return the case with numbers that a token determines; for "", with those of the catalogue.
 
-    If a number is beyond the range of float16, the case is drawn again, up to `MOST_DRAWS` times.
+    If a number is beyond the range of float16, the case is drawn again, for at most `MOST_DRAWS`
+    draws in all. With `jittered`, the token also determines the sizes.
     """
     names = [field.name for field in dataclasses.fields(Case)]
     fields: dict[str, Any] = {name: getattr(case, name) for name in names}

@@ -1,10 +1,11 @@
 """Draw long problems in which every tile of keys matters to some rows, and single keys to others.
 
 Half of the query classes attend to common keys, whose logits have a standard deviation of 2, so
-that every tile of keys counts and none dominates. The other half look for rare keys: their logits
-increase by log(1/frequency) of the class of a key, so that a class with few keys gets as much
-weight as one with many. Keys of the rarest class lie where indices wrap. Values and cotangents are
-N(0, 1). A sink weighs about as much as all common keys together.
+that every tile of keys counts and none dominates. The other half attend mainly to rare keys: to
+each logit, log(1/frequency) of the key's class is added (up to a constant), so that a class with
+few keys gets as much weight as one with many. Keys of the rarest class are placed where indices
+wrap. Values and cotangents are drawn from N(0, 1). The weight of a sink is of the same order as
+that of all common keys together.
 """
 
 from __future__ import annotations

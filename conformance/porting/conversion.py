@@ -527,10 +527,10 @@ Sum = tuple[tuple[str, ...], ...]
 
 
 def _axes(row: Parameter) -> list[list[Sum]]:
-    """Return formulas for the size of each native axis.
+    """Return, for each native axis, the formulas for its size, all of which must give that size.
 
-    All weights of the row must satisfy them. A stacked axis has one formula: the sum over its
-    weights. Any other axis has one formula for each different product of sizes.
+    A stacked axis has one formula: the sum over the row's weights. Any other axis has one formula
+    for each distinct product of sizes among these weights.
 
     Raises:
         WrongDeclaration: the pattern does not name the axes of its weights.

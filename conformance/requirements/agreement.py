@@ -37,7 +37,7 @@ MOST_COMPILED_SPELLINGS = 4
 def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
     """Compare the arrays that both answers have in the same shape.
 
-    The attention weights are left out if the examined answer has none.
+    The attention weights are left out if the answer under examination, `ex.answer`, has none.
 
     Raises:
         Unsupported: the answers have no such array in common.

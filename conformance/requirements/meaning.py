@@ -426,11 +426,13 @@ def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> P
 def _resized(
     visible: BoolArray, fed: Array, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str, BoolArray]]:
-    """Yield the known ways to make a mask fit, each as an id, a layout, and the visible keys.
+    """Yield the known ways in which a mask of a wrong size may be made to fit.
+
+    Each is the id of the way, a layout, and an array of the keys that would then be visible.
 
     Args:
-        visible: whether each element of the mask makes a key visible.
-        fed: the mask, in the same shape.
+        visible: for each element of the mask, whether it makes a key visible.
+        fed: the mask as passed, of the same shape as `visible`.
         sizes: the sizes of the axes by name.
     """
     keys, heads = sizes["key"], sizes["heads"]

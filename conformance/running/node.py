@@ -185,7 +185,8 @@ def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
 def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -> int:
     """Run a program and return its exit code.
 
-    The processes that it leaves are killed when it ends; if this process dies, all of them are.
+    Any processes that it leaves behind are killed when it ends. If this process dies, the program
+    and all its processes are killed.
 
     Args:
         command: the program and its arguments.

@@ -59,7 +59,7 @@ class Item:
 
     @cached_property
     def wrong(self) -> tuple[Finding, ...]:
-        """The findings that are wrong and not known."""
+        """The findings that failed (deviation, error, timeout or crash) and are not in `known`."""
         return tuple(
             finding
             for finding in self.result.findings
@@ -86,7 +86,7 @@ class Item:
     def fails(self) -> bool:
         """Whether a finding in `wrong` violates a "must", or is an error, a crash or a timeout.
 
-        Such findings are those for which `run --strict` fails.
+        These are the findings that make `run --strict` fail.
         """
         return any(
             finding.verdict != "deviates" or self._is_must(finding.requirement)

@@ -210,11 +210,11 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
 
 
 def tell(judgement: Judgement, *, verbose: bool = False, judged: Sequence[str] = ()) -> Text:
-    """Return a summary in one line, then what is worse, what is outdated, and the edit to make.
+    """Return a one-line summary, then what is worse, unverified or outdated, and the edit to make.
 
-    If the gate holds and `verbose` is not set, return only the summary. `judged` are the arguments
-    with which `baseline update` judges the same record without another run; they are part of the
-    suggested command.
+    If the gate holds and `verbose` is not set, return only the summary, with one more line if there
+    is no baseline file. `judged` are the arguments with which `baseline update` judges the same
+    record without another run; they are part of the suggested command.
     """
     return _Log(judgement, verbose, judged).text
 
@@ -460,7 +460,7 @@ class _Log:
             self._line(f"to make this edit: {shlex.join(command)}", DIM)
 
     def _known(self) -> None:
-        """Print the entries that agree with the run, with their reasons, and the inactive ones."""
+        """Print the entries that need no edit: active ones with reasons, and inactive ones."""
         wrong = {entry.number for _, entry in self.judgement.to_edit}
         for entry in self.judgement.baseline.entries:
             cells = self.judgement.claimed.get(entry.number)

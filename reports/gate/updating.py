@@ -179,7 +179,10 @@ def _readable(text: str) -> str:
 def _places(
     cells: Sequence[Located], decided: Sequence[Located], *, exact: bool
 ) -> list[tuple[Where, list[Located]]]:
-    """Group findings of one requirement whose cases deviate in the same modes and dtypes."""
+    """Group findings of one requirement by place; cases that deviate alike share a place.
+
+    Cases deviate alike if they deviate in the same modes and dtypes.
+    """
     asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
     for case, wrong in _dtypes(cells).items():
