@@ -17,12 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from conformance.adapter.loading import load as load_adapter
-from conformance.reports import Report, build, load
 from conformance.reports.cards import GLANCES
-from conformance.reports.model import Card, Column, Observed
+from conformance.reports.load import load
+from conformance.reports.model import Card, Column, Observed, Report
 from conformance.reports.page import views
 from conformance.reports.page.markdown import code, text
 from conformance.reports.wording import date
+from conformance.reports.writing import build
 
 DOCS = Path(__file__).parent.parent
 TABLE = re.compile(r"(?<=<!-- table )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
