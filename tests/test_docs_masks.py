@@ -8,12 +8,13 @@ import re
 import pages
 import pytest
 
-from conformance import reports as report
 from conformance.adapter.base import DEFAULT_MODE
 from conformance.adapter.loading import load, registered
 from conformance.cli import main
 from conformance.experiments import experiment
 from conformance.records.record import read
+from conformance.reports.load import load as load_records
+from conformance.reports.writing import build
 
 NAMES = ("torch-mha", "tutorial-1", "tutorial-2")
 EXPERIMENTS = ("masks", "same-mask", "masked-rows")
@@ -32,7 +33,7 @@ def made(tmp_path):
     program = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(program)
     (written,) = record.parent.glob("*.json")
-    return program.tables(report.build(report.load([written]).current))
+    return program.tables(build(load_records([written]).current))
 
 
 def test_every_mode_is_explained():
