@@ -335,10 +335,11 @@ def twice(
     before = look(settings)
     first = call()
     after_first = look(settings)
-    put_back(settings, before)
+    put_back(settings, before, after_first)
     second = call()
-    lines = changes(settings, before, look(settings))
-    put_back(settings, before)
+    after_second = look(settings)
+    lines = changes(settings, before, after_second)
+    put_back(settings, before, after_second)
     by_first = [
         line
         for setting, one, other in zip(settings, before, after_first, strict=True)

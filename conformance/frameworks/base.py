@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from typing import Any, ClassVar, Literal
 
@@ -192,7 +192,7 @@ class Framework(ABC):
 
     def dtype(self, native: Any) -> str:
         """Return the name of the array's dtype in NumPy, such as "bfloat16"."""
-        return str(native.dtype).rpartition(".")[2]
+        return _name_of(native.dtype)
 
     def cast(self, native: Any, dtype: str) -> Any:
         """Return the array converted to the dtype with this NumPy name."""
@@ -308,6 +308,11 @@ class Framework(ABC):
         return {
             name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
         }
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: Hashable) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def by_name(variables: Natives, gradients: Iterable[Any]) -> Natives:

@@ -42,10 +42,11 @@ def look(settings: Sequence[Setting]) -> Values:
     return [setting.get() for setting in settings]
 
 
-def put_back(settings: Sequence[Setting], values: Values) -> None:
-    """Restore those settings whose current value differs from the given one."""
-    for setting, value in zip(settings, values, strict=True):
-        if setting.get() != value:
+def put_back(settings: Sequence[Setting], values: Values, present: Values | None = None) -> None:
+    """Restore those settings whose present value, looked up if not given, is not the given one."""
+    present = look(settings) if present is None else present
+    for setting, value, now in zip(settings, values, present, strict=True):
+        if now != value:
             setting.put(value)
 
 

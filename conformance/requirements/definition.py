@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import einops
 import numpy as np
 
 from conformance.definition.comparison import accuracy_class, against, between, compare, element
@@ -317,7 +318,8 @@ def made_the_output(ex: Examination, weights: Array) -> Finding:
     if parameters.value_bias is not None:
         values = values + parameters.value_bias[:, None, :]
     values = np.repeat(values, problem.shape.group, axis=1)
-    output = np.einsum("bhqk,bhkd,hde->bqe", weights, values, parameters.output, optimize=True)
+    joined = einops.rearrange(weights @ values, "batch head query part -> batch query (head part)")
+    output = joined @ einops.rearrange(parameters.output, "head part width -> (head part) width")
     if parameters.output_bias is not None:
         output = output + parameters.output_bias
     # Wrong weights may make this output larger than the expected one, and its noise grows with it.

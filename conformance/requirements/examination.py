@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -360,18 +360,7 @@ def check_answer(answer: Answer, problem: Problem) -> None:
     for name in ("gradients", "dtypes"):
         if not isinstance(getattr(answer, name), Mapping):
             raise WrongShape(f"answers with {name} that are no mapping of names")
-    shape = problem.shape
-    averaged = (shape.batch, shape.query_length, shape.key_length)
-    wanted: dict[str, tuple[int, ...]] = {
-        "output": problem.cotangent.shape,
-        "weights": averaged if getattr(answer.weights, "ndim", 4) == 3 else shape.logits,
-        **{f"gradient.weights.{name}": size for name, size in shape.weight_shapes().items()},
-    }
-    inputs = shape.input_shapes()
-    wanted |= {f"gradient.{name}": inputs[name] for name in shape.distinct_inputs()}
-    if problem.attn_bias is not None:
-        wanted["gradient.attn_bias"] = problem.attn_bias.shape
-    wanted |= {f"gradient.{name}": values.shape for name, values in problem.trained().items()}
+    wanted = _shapes(problem, getattr(answer.weights, "ndim", 4) == 3)
     for name, array in answer.arrays().items():
         if name not in wanted:
             raise WrongShape(f"answers with {name}, which this problem does not have")
@@ -380,6 +369,23 @@ def check_answer(answer: Answer, problem: Problem) -> None:
         if array.dtype.kind not in "fiub":
             raise WrongShape(f"{name} is of {array.dtype}, not of real numbers")
         check_shape(name, array.shape, wanted[name])
+
+
+@lru_cache(maxsize=64)
+def _shapes(problem: Problem, averaged: bool) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of all arrays of an answer; `averaged` is whether weights have no heads."""
+    shape, inputs = problem.shape, problem.shape.input_shapes()
+    per_head, mean = shape.logits, (shape.batch, shape.query_length, shape.key_length)
+    shapes: dict[str, tuple[int, ...]] = {
+        "output": problem.cotangent.shape,
+        "weights": mean if averaged else per_head,
+        **{f"gradient.weights.{name}": size for name, size in shape.weight_shapes().items()},
+        **{f"gradient.{name}": inputs[name] for name in shape.distinct_inputs()},
+        **{f"gradient.{name}": values.shape for name, values in problem.trained().items()},
+    }
+    if problem.attn_bias is not None:
+        shapes["gradient.attn_bias"] = problem.attn_bias.shape
+    return shapes
 
 
 def without_masked_rows(answer: Answer, problem: Problem) -> Answer:

@@ -309,7 +309,10 @@ def _normal(weights: Array) -> Array:
 
 
 def _same(one: Array, other: Array) -> bool:
-    return bool(np.allclose(one, other, rtol=1e-9, atol=0, equal_nan=True))
+    # `np.allclose` takes four times as long, and each answer is compared with dozens of predictions.
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(one - other) <= 1e-9 * np.abs(other)) & np.isfinite(other)
+    return bool((near | (one == other) | (np.isnan(one) & np.isnan(other))).all())
 
 
 def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
