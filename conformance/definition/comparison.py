@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from conformance.definition.dtypes import Array
@@ -49,8 +50,7 @@ NOTHING = Worst("", (), "", "", "")
 """The placeholder for the worst element of an array that is within the limit."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """The result of comparing one array: its figures, and the worst element if it deviates.
 
     `excess` is the largest of the worst element, the rms and the bias, each relative to its limit.

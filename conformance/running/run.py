@@ -388,7 +388,6 @@ class Run:
         if plugins("logreport") <= REPORT_PLUGINS:
             self._phases = ("call",)
         # Exclude the objects of imported modules from garbage collection during the tests.
-        gc.collect()
         gc.freeze()
 
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:

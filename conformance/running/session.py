@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,7 +71,7 @@ class Row:
     device: str
     mode: Mode
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The stable id "implementation:case:dtype:device:mode"."""
         return item_id(self.adapter.name, self.asked.id, self.dtype, self.device, self.mode.name)
