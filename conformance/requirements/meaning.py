@@ -309,7 +309,7 @@ def _normal(weights: Array) -> Array:
 
 
 def _same(one: Array, other: Array) -> bool:
-    # `np.allclose` takes four times as long, and each answer is compared with dozens of predictions.
+    # `np.allclose` takes four times as long, and there are dozens of predictions for each answer.
     with np.errstate(invalid="ignore"):
         near = (np.abs(one - other) <= 1e-9 * np.abs(other)) & np.isfinite(other)
     return bool((near | (one == other) | (np.isnan(one) & np.isnan(other))).all())
