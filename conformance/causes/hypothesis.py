@@ -1,9 +1,8 @@
 """A `Hypothesis`: a known defect, and the answer of an implementation that has it.
 
-Each hypothesis is defined in one of the modules `handing`, `features`, `masks`, `scale`,
-`projections`, `softmax`, `precision` and `gradients`, with its id, the arguments of the id, and its
-computation. To add one, add these to the module that fits, and the English text for the id to
-`conformance/words.toml`.
+The modules `handing`, `features`, `logits`, `projections`, `softmax`, `precision` and `gradients`
+define the hypotheses. To add one, add its id, the arguments of the id and its computation to the
+module that fits, and the English text for the id to `conformance/words.toml`.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 """The sizes of the tiles and pages in which keys may have been read."""
 
 MOST_ELEMENTS = 2**17
-"""The number of attention weights above which similar cases are not examined, mistakes in handing
-keys over are not tried, nor are defects of only some heads or rows, which require keeping all
-hypotheses in memory."""
+"""The number of attention weights above which the slowest searches are left out: similar cases,
+mistakes in passing keys, and defects of only some heads or rows."""
 
 BETTER = 0.5
 """A hypothesis explains an answer only if at most this share of the rms error remains."""
@@ -47,8 +45,7 @@ ALIKE = 1.25
 HALF = ("float16", "bfloat16")
 
 FAILS = 0.05
-"""A row counts as broken by overflow or underflow only if its largest error exceeds this share of
-the rms of the expected array."""
+"""The share of the rms of the expected array that the largest error of a broken row exceeds."""
 
 About = Mapping[str, Argument]
 """The arguments of the phrase that names a cause."""
@@ -59,14 +56,19 @@ _SHARED = frozenset(
     {"mask", "causal", "attn_bias", "scale", "window", "soft_cap", "sinks", "slopes"}
     | {"query_lengths", "key_lengths", "segments", "positions"}
 )
-"""Fields of a problem that affect neither projections nor unscaled scores, unless a rotary
-embedding depends on them."""
+"""Fields that affect neither projections nor scores, unless a rotary embedding depends on them."""
 
 _AFTER_SCORES = frozenset(
     {"scaled", "added", "capped", "sloped", "far", "biased", "hide", "softmax", "sinks", "of_sinks"}
     | {"mix", "merge", "finish"}
 )
 """Stages that can be replaced without affecting the projections and scores."""
+
+_BACKWARD = frozenset(
+    {"received", "weights_again", "row", "slope_of_cap", "gather", "joined"}
+    | {name for name in vars(Stages) if name.startswith("d_")}
+)
+"""Stages that can be replaced without affecting the output."""
 
 
 def significant(value: float, digits: int = 4) -> float:
@@ -143,7 +145,9 @@ class Maker:
 
         def make() -> Stages:
             found = Stages(self.problem, **stages)
-            if stages.keys() <= _AFTER_SCORES:
+            if stages.keys() <= _BACKWARD:
+                self.share(found, "weights", "context")
+            elif stages.keys() <= _AFTER_SCORES:
                 self.share(found)
             return found
 
@@ -176,10 +180,6 @@ def _moved(one: Problem, other: Problem) -> bool:
     )
 
 
-def _any(cause: Phrase) -> bool:
-    return True
-
-
 @dataclass
 class Best:
     """A choice among the hypotheses that explain an answer, which are added simplest first.
@@ -196,7 +196,7 @@ class Best:
     """
 
     dtype: str
-    accepts: Callable[[Phrase], bool] = _any
+    accepts: Callable[[Phrase], bool]
     wanted: str = ""
     known: list[tuple[float, Phrase]] = field(default_factory=list)
 

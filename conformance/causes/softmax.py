@@ -9,14 +9,11 @@ import numpy as np
 
 from conformance.causes.hypothesis import About, Best, Evidence, Hypothesis, Maker, significant
 from conformance.causes.location import indices
-from conformance.causes.masks import hidden_by
+from conformance.causes.logits import LEAST, TILES, best_factor, hidden_by
 from conformance.causes.precision import Again, coarse
-from conformance.causes.scale import LEAST, best_factor
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.records.phrase import NOTHING, Phrase
-
-TILES = (2, 4, 8, 16, 32, 64, 128)
 
 MOST_TILES = 12
 """The most tiles of keys to test one by one; each test computes the attention once."""

@@ -435,8 +435,3 @@ class Stages:
         if self.shape.sharing == "self":
             found["query"] = found["query"] + found.pop("key")
         return found
-
-
-def row_of_context(stages: Stages, weights: Array, d_weights: Array) -> Array:
-    """Return `Stages.row` as the product of a context and its gradient, as flash attention does."""
-    return (stages.d_context * stages.context).sum(axis=-1, keepdims=True)
