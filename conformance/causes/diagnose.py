@@ -253,7 +253,7 @@ def _of_spellings(
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return the cause of a wrong answer to a mask that is passed in a wrongly declared argument."""
+    """Return the cause of a wrong answer to a mask in a wrongly declared argument."""
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
     # Zeros and ones may be a bias or a mask; other forms are unambiguous, so they come first.

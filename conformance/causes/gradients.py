@@ -67,7 +67,7 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
 
 
 def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase:
-    """Return a cause if NaN due to fully masked queries is all that is wrong, or an empty phrase."""
+    """Return the cause if gradients are wrong only where a fully masked query makes them NaN."""
     empty = ~maker.right.allowed.any(axis=-1, keepdims=True)
     if not empty.any():
         return NOTHING

@@ -57,6 +57,10 @@ def _peak(logits: Array, axis: int | tuple[int, ...] = -1) -> Array:
     return np.where(np.isfinite(peak), peak, 0.0)
 
 
+def _exponentials(logits: Array) -> Array:
+    return np.exp(logits - _peak(logits))
+
+
 def _keys(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which keys are left out or counted twice."""
     queries, keys = maker.problem.shape.query_length, maker.problem.shape.key_length
@@ -93,10 +97,7 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end (excluded) of each tile of keys but the first.
-
-    The tiles are of every size in `TILES[3:]` that gives between 2 and `MOST_TILES` tiles.
-    """
+    """Yield the bounds of all tiles but the first, for large sizes that give few tiles."""
     for size in TILES[3:]:
         if size < keys <= MOST_TILES * size:
             for first in range(size, keys, size):
@@ -120,35 +121,29 @@ def _powers(change: Callable[[Array], Array], plus: float = 0.0) -> Change:
 
 
 def _exponential(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses with a function other than exp, another normaliser, or limited values.
-
-    Values are limited if logits are capped or clipped, or if small weights become 0.
-    """
-
-    def changed(cause: str, name: str, number: int, **stages: Any) -> Hypothesis:
-        return maker.staged(cause, {name: number}, **stages)
+    """Yield hypotheses with a function other than exp, another normaliser, or limited values."""
 
     yield maker.staged("softmax.base-2", softmax=_powers(np.exp2))
     yield maker.staged("softmax.rational", softmax=_powers(lambda x: 1 / (1 + np.square(x))))
     for power in (256, 1024, 4096, 65536):
         limit = _powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n)  # type: ignore[misc]
-        yield changed("softmax.power", "power", power, softmax=limit)
+        yield maker.staged("softmax.power", {"power": power}, softmax=limit)
     for digits in (3, 5, 6, 8, 9, 10, 12):
         plus = _powers(np.exp, 10.0**-digits)
-        yield changed("softmax.normaliser-plus", "digits", digits, softmax=plus)
+        yield maker.staged("softmax.normaliser-plus", {"digits": digits}, softmax=plus)
     for digits in (2, 3, 4, 5, 6):
 
         def large(a: Stages, logits: Array, least: float = 10.0**-digits) -> Array:
             weights = Stages.softmax(a, logits)
             return np.where(weights < least, 0.0, weights)
 
-        yield changed("softmax.small-weights-dropped", "digits", digits, softmax=large)
+        yield maker.staged("softmax.small-weights-dropped", {"digits": digits}, softmax=large)
     for cap in (5, 10, 15, 20, 30, 50, 100):
 
         def soft(a: Stages, scores: Array, cap: float = cap) -> Array:
             return cap * np.tanh(Stages.scaled(a, scores) / cap)
 
-        yield changed("logits.capped-softly", "cap", cap, scaled=soft)
+        yield maker.staged("logits.capped-softly", {"cap": cap}, scaled=soft)
     for cap in (5, 10, 15, 20, 30, 50):
 
         def near(x: Array, cap: float = cap) -> Array:
@@ -157,44 +152,40 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
         def unblocked(x: Array, near: Callable[[Array], Array] = near) -> Array:
             return np.where(x == -np.inf, 0.0, near(x))
 
-        yield changed("logits.cut-below-maximum", "cap", cap, softmax=_powers(unblocked))
+        about = {"cap": cap}
+        yield maker.staged("logits.cut-below-maximum", about, softmax=_powers(unblocked))
         if maker.problem.allowed is not None:
             cause = "logits.cut-below-maximum-if-blocked-too"
-            yield changed(cause, "cap", cap, softmax=_powers(near))
+            yield maker.staged(cause, about, softmax=_powers(near))
     for cap in (10, 20, 30, 50, 80):
         if np.abs(maker.right.shown).max() > cap:
 
             def clipped(a: Stages, logits: Array, cap: float = cap) -> Array:
                 return Stages.hide(a, np.clip(logits, -cap, cap))
 
-            yield changed("logits.cut", "cap", cap, hide=clipped)
+            yield maker.staged("logits.cut", {"cap": cap}, hide=clipped)
 
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses with a wrong maximum, so that exponentials overflow or underflow.
-
-    Infinite weights mark the rows that become wrong.
-    """
+    """Yield hypotheses with a wrong maximum; infinite weights mark the rows that become wrong."""
     shown, logits = maker.right.shown, maker.right.logits
     if np.abs(shown).max() < 10:
         return
     peak = _peak(logits)
-    peaks: list[tuple[str, About, Any]] = [
-        ("softmax.maximum-not-subtracted", {}, 0.0),
-        ("softmax.maximum-before-mask", {}, shown.max(-1, keepdims=True)),
-        ("softmax.maximum-from-0", {}, np.maximum(peak, 0.0)),
-        ("softmax.maximum-of-all", {}, logits.max()),
-        ("softmax.maximum-of-head", {}, logits.max(axis=(-2, -1), keepdims=True)),
-        ("softmax.maximum-of-batch-entry", {}, logits.max(axis=(-3, -2, -1), keepdims=True)),
-        ("softmax.maximum-of-first-row", {}, peak[:, :, :1]),
-        *(
-            ("softmax.maximum-of-first-tile", {"size": size}, _peak(logits[..., :size]))
-            for size in TILES
-            if size < logits.shape[-1]
-        ),
-    ]
-    for cause, about, subtracted in peaks:
-        yield maker.staged(cause, about, breaks=True, softmax=_range(subtracted))
+    for cause, subtracted in (
+        ("softmax.maximum-not-subtracted", 0.0),
+        ("softmax.maximum-before-mask", shown.max(-1, keepdims=True)),
+        ("softmax.maximum-from-0", np.maximum(peak, 0.0)),
+        ("softmax.maximum-of-all", logits.max()),
+        ("softmax.maximum-of-head", logits.max(axis=(-2, -1), keepdims=True)),
+        ("softmax.maximum-of-batch-entry", logits.max(axis=(-3, -2, -1), keepdims=True)),
+        ("softmax.maximum-of-first-row", peak[:, :, :1]),
+    ):
+        yield maker.staged(cause, breaks=True, softmax=_range(subtracted))
+    for size in TILES:
+        if size < logits.shape[-1]:
+            first, about = _range(_peak(logits[..., :size])), {"size": size}
+            yield maker.staged("softmax.maximum-of-first-tile", about, breaks=True, softmax=first)
 
 
 def _range(peak: Any) -> Change:
@@ -224,7 +215,7 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
     for start in sorted({(keys - 1) // size * size for size in sizes}):
 
         def of_last(a: Stages, logits: Array, start: int = start) -> Array:
-            powers = np.exp(logits - _peak(logits))
+            powers = _exponentials(logits)
             return _quotient(powers, powers[..., start:])
 
         about = {"keys": _from(start, keys)}
@@ -244,13 +235,10 @@ def _quotient(powers: Array, summed: Array) -> Array:
 
 
 def _rescaled(size: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes that rescale sums wrongly when the running maximum grows.
-
-    They process the keys in tiles of `size` keys each.
-    """
+    """Return, by cause, softmaxes over tiles that rescale sums wrongly as the maximum grows."""
 
     def running(logits: Array) -> Array:
-        """Return, for each key, the running maximum after its tile."""
+        """Return the running maximum after the tile of each key."""
         tiles = np.maximum.reduceat(logits, np.arange(0, logits.shape[-1], size), axis=-1)
         highest = np.repeat(np.maximum.accumulate(tiles, axis=-1), size, axis=-1)
         highest = highest[..., : logits.shape[-1]]
@@ -261,40 +249,31 @@ def _rescaled(size: int) -> dict[str, Change]:
             a, logits + times * (_peak(logits) - running(logits))
         )
 
-    def fresh(logits: Array) -> Array:
-        return np.exp(logits - _peak(logits))
-
     def stale(logits: Array) -> Array:
         return np.exp(logits - running(logits))
 
     return {
         "tiles.sums-not-rescaled": both(1.0),
         "tiles.sums-rescaled-inversely": both(2.0),
-        "tiles.normaliser-not-rescaled": lambda a, x: _quotient(fresh(x), stale(x)),
-        "tiles.values-not-rescaled": lambda a, x: _quotient(stale(x), fresh(x)),
+        "tiles.normaliser-not-rescaled": lambda a, x: _quotient(_exponentials(x), stale(x)),
+        "tiles.values-not-rescaled": lambda a, x: _quotient(stale(x), _exponentials(x)),
     }
 
 
 def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes that do not rescale sums when one tile raises the maximum.
-
-    The tile consists of the keys from `first` up to, but not including, `end`.
-    """
+    """Return, by cause, softmaxes that do not rescale sums when the tile `first:end` would."""
 
     def earlier(logits: Array) -> Array:
         """Return the exponentials, with those of keys before the tile not rescaled."""
         before, after = _peak(logits[..., :first]), _peak(logits[..., :end])
-        powers = np.exp(logits - _peak(logits))
+        powers = _exponentials(logits)
         powers[..., :first] *= np.exp(np.maximum(after - before, 0.0))
         return powers
 
-    def fresh(logits: Array) -> Array:
-        return np.exp(logits - _peak(logits))
-
     return {
         "tiles.sums-not-rescaled-at": lambda a, x: _quotient(earlier(x), earlier(x)),
-        "tiles.normaliser-not-rescaled-at": lambda a, x: _quotient(fresh(x), earlier(x)),
-        "tiles.values-not-rescaled-at": lambda a, x: _quotient(earlier(x), fresh(x)),
+        "tiles.normaliser-not-rescaled-at": lambda a, x: _quotient(_exponentials(x), earlier(x)),
+        "tiles.values-not-rescaled-at": lambda a, x: _quotient(earlier(x), _exponentials(x)),
     }
 
 
@@ -333,12 +312,8 @@ def _of_weights(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
 
 def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
     """Yield causes, each with the array that is returned in place of the weights."""
-    right, shape, w, logits = (
-        maker.right,
-        maker.problem.shape,
-        maker.right.weights,
-        maker.right.logits,
-    )
+    right, shape = maker.right, maker.problem.shape
+    w, logits = right.weights, right.logits
     if shape.heads > 1:
         mean = w.mean(axis=1, keepdims=True)
         yield Phrase("returned.averaged-and-repeated"), np.broadcast_to(mean, w.shape)
@@ -372,11 +347,7 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Return a cause if all wrong weights became 0, and so did all weights smaller than these.
-
-    The cause contains the least power of ten that none of these weights exceeds. Otherwise, the
-    result is an empty phrase.
-    """
+    """Return a cause if all wrong weights became 0, and so did all weights smaller than these."""
     dropped = evidence.wrong & (evidence.got == 0)
     if not dropped.any() or (evidence.wrong & ~dropped).any():
         return NOTHING
