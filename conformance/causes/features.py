@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
+from conformance.causes.hypothesis import CHUNKS, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
 from conformance.definition.features import NO_WINDOW, Pairs, Positions, Segments, Window, within
@@ -68,6 +68,17 @@ def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
     return distance - np.reshape(offset, (-1, 1, 1, 1))
 
 
+def rotated_at(change: Callable[[IntArray], Array], *sides: str) -> Change:
+    """Return a rotary stage with changed positions `[batch length]` of these sides, or of both."""
+    changed = sides or ("query", "key")
+
+    def rotated(a: Stages, side: str, x: Array) -> Array:
+        positions = a.positions(side)
+        return a.turned(x, a.angles(change(positions) if side in changed else positions))
+
+    return rotated
+
+
 def _cache(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses about queries that are passed in chunks, after the keys in a cache."""
     problem = maker.problem
@@ -90,7 +101,13 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
             alone = without & ((columns < start) | (columns == cached + rows))
             yield maker.masked("cache.own-key-only", alone, about)
         if problem.rotary is not None:
-            yield from _rotary_by_chunk(maker, size, cached)
+
+            def from_0(p: IntArray, size: int = size) -> IntArray:
+                return np.where(p >= cached, (p - cached) % size, p)
+
+            yield maker.staged("rotary.chunks-from-0", about, rotated=rotated_at(from_0))
+            of_queries = rotated_at(from_0, "query")
+            yield maker.staged("rotary.queries-of-chunks-from-0", about, rotated=of_queries)
         if problem.window != NO_WINDOW:
             from_first = _counted(problem, cached) + rows % size
             seen = _without(problem, "window") & within(problem.window, from_first)
@@ -120,22 +137,6 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
         yield maker.staged("rotary.keys-twice", rotated=twice)
     if problem.norm is not None:
         yield maker.staged("norm.of-history-missing", normed=unless_stored(Stages.normed))
-
-
-def _rotary_by_chunk(maker: Maker, size: int, cached: int) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which the positions of each chunk start from 0."""
-
-    def rotated(*sides: str) -> Change:
-        def change(a: Stages, side: str, x: Array) -> Array:
-            positions = np.array(a.positions(side))
-            again = np.where(positions >= cached, (positions - cached) % size, positions)
-            return a.turned(x, a.angles(again if side in sides else positions))
-
-        return change
-
-    about = {"size": size}
-    yield maker.staged("rotary.chunks-from-0", about, rotated=rotated("query", "key"))
-    yield maker.staged("rotary.queries-of-chunks-from-0", about, rotated=rotated("query"))
 
 
 def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
@@ -392,18 +393,8 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     assert rotary is not None
     more, size = shape.key_length - shape.query_length, shape.head_size
 
-    def queries(cause: str, change: Callable[[IntArray], IntArray]) -> Hypothesis:
-        """Return the hypothesis that queries are rotated by wrong positions."""
-
-        def rotated(a: Stages, side: str, x: Array) -> Array:
-            positions = a.positions(side)
-            return a.turned(x, a.angles(change(positions) if side == "query" else positions))
-
-        return maker.staged(cause, rotated=rotated)
-
-    def positioned(cause: str, change: Change, about: About = NO_MORE) -> Hypothesis:
-        """Return the hypothesis that queries and keys are rotated by wrong positions."""
-        return maker.staged(cause, about, angles=lambda a, p: Stages.angles(a, change(p)))
+    def at(cause: str, change: Change, *sides: str, **about: int) -> Hypothesis:
+        return maker.staged(cause, about, rotated=rotated_at(change, *sides))
 
     yield maker.asked("rotary.not-applied", rotary=None)
     other: Pairs = "halves" if rotary.pairs == "interleaved" else "interleaved"
@@ -421,17 +412,15 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     index = np.broadcast_to(np.arange(shape.query_length), problem.position_of_queries.shape)
     for cause, offset in (("rotary.queries-from-0", 0), ("rotary.queries-at-the-end", more)):
         if not np.array_equal(index + offset, problem.position_of_queries):
-            yield queries(cause, lambda p, offset=offset: index + offset)
-    yield queries("rotary.query-positions-from-1", lambda p: p + 1)
-    yield queries("rotary.queries-at-first-position", lambda p: 0 * p + p[:, :1])
-    yield queries("rotary.positions-reversed", lambda p: p[:, ::-1])
-    yield positioned("rotary.positions-from-the-end", lambda p: p[:, ::-1])
+            yield at(cause, lambda p, offset=offset: index + offset, "query")
+    yield at("rotary.query-positions-from-1", lambda p: p + 1, "query")
+    yield at("rotary.queries-at-first-position", lambda p: 0 * p + p[:, :1], "query")
+    yield at("rotary.positions-reversed", lambda p: p[:, ::-1], "query")
+    yield at("rotary.positions-from-the-end", lambda p: p[:, ::-1])
     if problem.positions is not None:
-        first = "rotary.positions-of-first-entry"
-        yield positioned("rotary.positions-not-read", lambda p: 0 * p + np.arange(p.shape[1]))
-        yield positioned(first, lambda p: 0 * p + p[:1])
-        counted_on = "rotary.positions-counted-on"
-        yield positioned(counted_on, lambda p: p[:, :1] + np.arange(p.shape[1]))
+        yield at("rotary.positions-not-read", lambda p: 0 * p + np.arange(p.shape[1]))
+        yield at("rotary.positions-of-first-entry", lambda p: 0 * p + p[:1])
+        yield at("rotary.positions-counted-on", lambda p: p[:, :1] + np.arange(p.shape[1]))
     for side in ("key", "query"):
 
         def exchanged(a: Stages, other: str, x: Array, side: str = side) -> Array:
@@ -478,12 +467,11 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     last = int(max(problem.position_of_queries.max(), problem.position_of_keys.max()))
     for bits in (6, 7, 8):
         if last >= 2**bits:
-            count = {"count": 2**bits}
-            yield positioned("rotary.positions-wrap", lambda p, n=2**bits: p % n, count)
+            yield at("rotary.positions-wrap", lambda p, n=2**bits: p % n, count=2**bits)
             ends = partial(np.minimum, 2**bits - 1)
-            yield positioned("rotary.table-ends", ends, count)
+            yield at("rotary.table-ends", ends, count=2**bits)
     if last > 256:
-        yield positioned("rotary.positions-rounded", lambda p: BFLOAT16.round(1.0 * p))
+        yield at("rotary.positions-rounded", lambda p: BFLOAT16.round(1.0 * p))
     for bits, narrow in ((8, BFLOAT16), (11, FLOAT16)):
         yield maker.staged(
             "rotary.angles-rounded",

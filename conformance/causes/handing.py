@@ -16,7 +16,7 @@ import numpy as np
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Adapter
 from conformance.adapter.handing import Cache, Handing, Packed, Pages
-from conformance.causes.features import misread_lengths
+from conformance.causes.features import misread_lengths, rotated_at
 from conformance.causes.hypothesis import (
     CHUNKS,
     MOST_ELEMENTS,
@@ -378,17 +378,10 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
         ("cached.length-of-first-entry", 0 * cached + cached[0]),
     ]
 
-    def moved(by: IntArray, sides: tuple[str, ...] = ("query", "key")) -> Change:
+    def moved(by: IntArray, *sides: str) -> Change:
         """Return a rotary stage that shifts the positions of new tokens by `by`, `[batch]`."""
-
-        def rotated(a: Stages, side: str, x: Array) -> Array:
-            positions = a.positions(side)
-            if side in sides:
-                is_new = positions >= cached[:, None]
-                positions = np.where(is_new, positions + by[:, None], positions)
-            return a.turned(x, a.angles(positions))
-
-        return rotated
+        first = cached[:, None]
+        return rotated_at(lambda p: np.where(p >= first, p + by[:, None], p), *sides)
 
     def again(once: Change, twice: Change) -> Change:
         """Return a stage that is `once` for all heads, and then `twice` for keys in the cache."""
@@ -408,7 +401,7 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
             yield _reads(maker, cause, read, rotated=moved(other - cached))
     if problem.rotary is not None:
         yield maker.staged("rotary.new-from-0", rotated=moved(-cached))
-        yield maker.staged("rotary.new-keys-one-late", rotated=moved(0 * cached + 1, ("key",)))
+        yield maker.staged("rotary.new-keys-one-late", rotated=moved(0 * cached + 1, "key"))
         yield maker.staged("rotary.keys-twice", rotated=again(Stages.rotated, Stages.rotated))
     if problem.norm is not None:
         yield maker.staged("norm.keys-twice", prepared=again(Stages.prepared, Stages.normed))
