@@ -62,9 +62,7 @@ MOST_SPELLINGS = 8
 """The number of encodings of a mask that are tried."""
 
 UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
-"""Causes that say how accurate an answer is, besides those whose ids begin with "precision.".
-
-Answers to similar problems cannot contradict them."""
+"""Causes that say how accurate an answer is, besides those whose ids begin with "precision."."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,6 +328,7 @@ def _search(
 
     def best(part: str) -> Best:
         def accepts(cause: Phrase) -> bool:
+            # Answers to similar problems may be less accurate for other reasons.
             if cause.id in UNIVERSAL or cause.id.startswith("precision."):
                 return True
             return not any(other.contradicts(part, cause.id) for other in others())
@@ -415,21 +414,16 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
         others = len(accepted) - 1
         best.add(0.0, accepted[0].having(others=others) if others else accepted[0])
         return
-    for cause in location.partial(maker, evidence, computed):
-        if best.add(0.0, cause):
-            return
-    if elements <= ELEMENTS:
-        for cause in logits.factor_of_logits(maker, evidence):
-            if best.add(0.0, cause):
-                return
-        for hypothesis in precision.rounded_at_a_stage(maker):
-            if (
-                best.tries(hypothesis.cause)
-                and evidence.explained(hypothesis.make().output)
-                and best.add(0.0, hypothesis.cause)
-            ):
-                return
-    if not best.wanted:
+
+    def less_simple() -> Iterator[Phrase]:
+        yield from location.partial(maker, evidence, computed)
+        if elements <= ELEMENTS:
+            yield from logits.factor_of_logits(maker, evidence)
+            for hypothesis in precision.rounded_at_a_stage(maker):
+                if best.tries(hypothesis.cause) and evidence.explained(hypothesis.make().output):
+                    yield hypothesis.cause
+
+    if not any(best.add(0.0, cause) for cause in less_simple()) and not best.wanted:
         # The weight of the only visible key is 1 in every dtype.
         certain = (maker.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
         dtype = maker.problem.dtype

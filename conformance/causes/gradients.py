@@ -31,9 +31,9 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
     wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
     if len(wrong) == 1:
         ((name, one),) = wrong.items()
-        for own in _of_one(maker, name, one):
-            if best.add(0.0, own.having(arrays=[Phrase(f"array.{name}")])):
-                return
+        array = Phrase(f"array.{name}")
+        if any(best.add(0.0, own.having(arrays=[array])) for own in _of_one(maker, name, one)):
+            return
     if all_nan(maker, wrong.values()) and best.add(0.0, Phrase("backward.unused-memory-read")):
         return
     if best.add(0.0, _of_masked_queries(maker, evidence)):

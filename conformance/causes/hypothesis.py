@@ -272,11 +272,10 @@ class Evidence:
         return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
 
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
-        """Return a mask of the elements at which the answer equals the prediction `found`.
+        """Return a mask of the elements at which the answer equals the prediction up to noise.
 
-        The two may differ by noise, unless both the noise and the prediction are 0. The prediction
-        has noise, too. This noise is larger by the factor `gain` if the prediction, or an array
-        from which it is computed, is larger than the expected one by that factor.
+        The prediction has noise, too. It is larger by the factor `gain` if the prediction, or an
+        array from which it is computed, is larger than the expected one by that factor.
         """
         gain = max(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
@@ -297,10 +296,10 @@ class Evidence:
         clearly wrong; where it is −∞, the element must also be NaN. There must be finite
         predictions, and the answer must be near all of them.
 
-        Some wrong element must have a prediction other than NaN; otherwise, there must be rows that
-        are predicted to be NaN, and each of these must contain a wrong element. If a wrong element
-        has a finite prediction, then over all elements with finite predictions, the rms difference
-        from the predictions must be at most half of that from the expected array.
+        Some wrong element must have a prediction other than NaN, unless there are rows that are
+        NaN throughout, and each of these contains a wrong element. If a wrong element has a finite
+        prediction, the rms difference from the finite predictions must be at most half of that
+        from the expected array.
         """
         if found.shape != self.got.shape:
             return False

@@ -97,7 +97,7 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of all tiles but the first, for large sizes that give few tiles."""
+    """Yield the bounds of all tiles but the first, for each large size that gives few tiles."""
     for size in TILES[3:]:
         if size < keys <= MOST_TILES * size:
             for first in range(size, keys, size):
@@ -261,7 +261,7 @@ def _rescaled(size: int) -> dict[str, Change]:
 
 
 def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes that do not rescale sums when the tile `first:end` would."""
+    """Return, by cause, softmaxes that rescale sums after all tiles of keys but `first:end`."""
 
     def earlier(logits: Array) -> Array:
         """Return the exponentials, with those of keys before the tile not rescaled."""
@@ -287,10 +287,8 @@ def returned(maker: Maker, evidence: Evidence, again: Again, best: Best) -> None
     """
     if evidence.got.ndim != 4:
         return
-    for cause in _of_weights(maker, evidence):
-        if best.add(0.0, cause):
-            return
-    if not best.wanted:
+    found = any(best.add(0.0, cause) for cause in _of_weights(maker, evidence))
+    if not found and not best.wanted:
         best.add(0.0, coarse("weights", evidence, maker.problem.dtype, again))
 
 
