@@ -68,7 +68,7 @@ def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
     return distance - np.reshape(offset, (-1, 1, 1, 1))
 
 
-def rotated_at(change: Callable[[IntArray], Array], *sides: str) -> Change:
+def rotated_at(change: Change, *sides: str) -> Change:
     """Return a rotary stage with changed positions `[batch length]` of these sides, or of both."""
     changed = sides or ("query", "key")
 
@@ -340,8 +340,8 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
         yield maker.staged("alibi.positions-rounded", far=rounded)
 
 
-def _but_for(skipped: str, stage: Change) -> Change:
-    """Return a stage that leaves the heads of one side as they are."""
+def but_for(skipped: str, stage: Change) -> Change:
+    """Return a stage, such as `Stages.rotated`, that leaves out the queries or the keys."""
     return lambda a, side, x: x if side == skipped else stage(a, side, x)
 
 
@@ -358,11 +358,11 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
     def mean_square(x: Array, *axes: int) -> Array:
         return (x**2).mean(axis=axes, keepdims=True)
 
-    roots: dict[str, Callable[[Array], Array]] = {
-        "norm.over-all-heads": lambda x: np.sqrt(mean_square(x, 1, 3) + norm.epsilon),
-        "norm.over-tokens": lambda x: np.sqrt(mean_square(x, 2) + norm.epsilon),
-        "norm.of-sum": lambda x: np.sqrt((x**2).sum(axis=-1, keepdims=True) + norm.epsilon),
-        "norm.of-absolutes": lambda x: np.abs(x).mean(axis=-1, keepdims=True) + norm.epsilon,
+    roots: dict[str, Change] = {
+        "norm.over-all-heads": lambda a, x: np.sqrt(mean_square(x, 1, 3) + norm.epsilon),
+        "norm.over-tokens": lambda a, x: np.sqrt(mean_square(x, 2) + norm.epsilon),
+        "norm.of-sum": lambda a, x: np.sqrt((x**2).sum(axis=-1, keepdims=True) + norm.epsilon),
+        "norm.of-absolutes": lambda a, x: np.abs(x).mean(axis=-1, keepdims=True) + norm.epsilon,
     }
     yield maker.staged(
         "norm.epsilon-outside-root", root=lambda a, x: np.sqrt(mean_square(x, -1)) + norm.epsilon
@@ -372,14 +372,14 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
         normed=lambda a, s, x: Stages.normed(a, s, x - x.mean(axis=-1, keepdims=True)),
     )
     for cause, root in roots.items():
-        yield maker.staged(cause, root=lambda a, x, root=root: root(x))
+        yield maker.staged(cause, root=root)
     ones = replace(norm, query=np.ones_like(norm.query), key=np.ones_like(norm.key))
     yield _asked(maker, "norm.without-weight", norm=ones)
     plus = replace(norm, query=1 + norm.query, key=1 + norm.key)
     yield _asked(maker, "norm.weight-plus-1", norm=plus)
     for side in ("key", "query"):
-        about = {"of": side}
-        yield maker.staged("norm.not-applied-to", about, normed=_but_for(side, Stages.normed))
+        skipping = but_for(side, Stages.normed)
+        yield maker.staged("norm.not-applied-to", {"of": side}, normed=skipping)
     yield maker.staged("norm.of-values-too", prepared_values=lambda a, v: v / a.root(v))
     if maker.problem.rotary is not None:
         yield maker.staged(
@@ -407,7 +407,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             size_read: About = {"size": other_size}
             yield _asked(maker, "rotary.size", size_read, rotary=replace(rotary, size=other_size))
     for side in ("key", "query"):
-        skipping = _but_for(side, Stages.rotated)
+        skipping = but_for(side, Stages.rotated)
         yield maker.staged("rotary.not-applied-to", {"of": side}, rotated=skipping)
     index = np.broadcast_to(np.arange(shape.query_length), problem.position_of_queries.shape)
     for cause, offset in (("rotary.queries-from-0", 0), ("rotary.queries-at-the-end", more)):

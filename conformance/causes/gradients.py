@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from conformance.causes.features import but_for
 from conformance.causes.handing import PARTS, all_nan, names_of
 from conformance.causes.hypothesis import Best, Evidence, Hypothesis, Maker, significant
 from conformance.causes.logits import best_factor
@@ -430,16 +431,11 @@ def _of_sinks(maker: Maker) -> Iterator[Hypothesis]:
 def _of_rotary(maker: Maker) -> Iterator[Hypothesis]:
     problem = maker.problem
 
-    def skipping(skipped: str) -> Change:
-        return lambda a, side, g: g if side == skipped else Stages.d_rotated(a, side, g)
-
     yield maker.staged("backward.rotary-missing", d_rotated=lambda a, side, g: g)
-    yield maker.staged(
-        "backward.rotary-turned-on",
-        d_rotated=lambda a, side, g: a.turned(g, a.angles(a.positions(side))),
-    )
+    yield maker.staged("backward.rotary-turned-on", d_rotated=Stages.rotated)
     for side in ("key", "query"):
-        yield maker.staged("backward.rotary-missing-in", {"of": side}, d_rotated=skipping(side))
+        skipping = but_for(side, Stages.d_rotated)
+        yield maker.staged("backward.rotary-missing-in", {"of": side}, d_rotated=skipping)
     index = np.broadcast_to(
         np.arange(problem.shape.query_length), problem.position_of_queries.shape
     )

@@ -221,7 +221,7 @@ def _reads(
 
 # Packed sequences
 
-Span = Callable[[int, int, int], tuple[int, int]]
+Span = Callable[..., tuple[int, int]]
 """A function from a sequence's index and the bounds of its keys to the bounds of the keys read."""
 
 
@@ -345,7 +345,7 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
         return held[e, : cached[e]]
 
     def runs(
-        past: Callable[[int], IntArray], of: tuple[str, ...] = PARTS[0], *, behind: bool = False
+        past: Callable[..., IntArray], of: tuple[str, ...] = PARTS[0], *, behind: bool = False
     ) -> Iterator[Run]:
         for entry in range(count):
             right, wrong = (usual(entry), new[entry]), (past(entry), new[entry])
