@@ -69,7 +69,10 @@ def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
 
 
 def rotated_at(change: Change, *sides: str) -> Change:
-    """Return a rotary stage with changed positions `[batch length]` of these sides, or of both."""
+    """Return a rotary stage that changes the positions `[batch length]` of queries, keys or both.
+
+    `sides` are "query" and "key"; if none is given, both are changed.
+    """
     changed = sides or ("query", "key")
 
     def rotated(a: Stages, side: str, x: Array) -> Array:
@@ -341,7 +344,7 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
 
 
 def but_for(skipped: str, stage: Change) -> Change:
-    """Return a stage, such as `Stages.rotated`, that leaves out the queries or the keys."""
+    """Return a stage, such as `Stages.rotated`, that leaves the heads of one side as they are."""
     return lambda a, side, x: x if side == skipped else stage(a, side, x)
 
 
@@ -481,7 +484,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def misread_lengths(lengths: IntArray) -> tuple[tuple[str, IntArray], ...]:
-    """Return lengths `[batch]` as they are often misread, each after the id of its cause."""
+    """Return ids of causes, each with the lengths `[batch]` that a kernel with that defect uses."""
     return (
         ("lengths.one-more", lengths + 1),
         ("lengths.last-index", np.maximum(lengths - 1, 0)),

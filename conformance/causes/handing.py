@@ -191,7 +191,7 @@ def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | 
 
 
 def names_of(of: tuple[str, ...]) -> About:
-    """Return the arguments of a cause that says in which of keys and values the mistake is."""
+    """Return the arguments of a cause that say whether keys, values or both are affected."""
     return {"of": Phrase(f"handing.{'-and-'.join(of)}")}
 
 

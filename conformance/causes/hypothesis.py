@@ -297,9 +297,9 @@ class Evidence:
         predictions, and the answer must be near all of them.
 
         Some wrong element must have a prediction other than NaN, unless there are rows that are
-        NaN throughout, and each of these contains a wrong element. If a wrong element has a finite
-        prediction, the rms difference from the finite predictions must be at most half of that
-        from the expected array.
+        predicted to be NaN throughout, and each of these contains a wrong element. If a wrong
+        element has a finite prediction, the rms difference from the finite predictions must be at
+        most half of that from the expected array.
         """
         if found.shape != self.got.shape:
             return False

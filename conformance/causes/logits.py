@@ -250,9 +250,10 @@ def _scale(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
-    """Add a cause to `best` if the output, with or without its bias, is a multiple of the expected.
+    """Add a cause to `best` if the output is a multiple of the expected one.
 
-    Nothing is added if the output is not finite, or if the factor is nearly 0 or 1.
+    It may be a multiple with or without the output bias. Nothing is added if the factor is nearly 0
+    or 1, or if the output is not finite.
     """
     if not np.isfinite(evidence.got).all():
         return
@@ -269,7 +270,7 @@ def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
 
 
 def factor_of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield causes with a factor of the scale or of the additive bias that explains the answer."""
+    """Yield causes that state by which factor the scale, or the additive bias, is wrong."""
     if not np.isfinite(evidence.got).all():
         return
     problem = maker.problem

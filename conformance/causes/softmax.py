@@ -108,7 +108,7 @@ def _from(first: int, count: int) -> Phrase:
     return indices("key", range(first, count), count)
 
 
-def _powers(change: Callable[[Array], Array], plus: float = 0.0) -> Change:
+def _powers(change: Callable[..., Array], plus: float = 0.0) -> Change:
     """Return a softmax with `change` in place of exp, and with `plus` added to the normaliser."""
 
     def softmax(a: Stages, logits: Array) -> Array:
@@ -126,7 +126,7 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
     yield maker.staged("softmax.base-2", softmax=_powers(np.exp2))
     yield maker.staged("softmax.rational", softmax=_powers(lambda x: 1 / (1 + np.square(x))))
     for power in (256, 1024, 4096, 65536):
-        limit = _powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n)  # type: ignore[misc]
+        limit = _powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n)
         yield maker.staged("softmax.power", {"power": power}, softmax=limit)
     for digits in (3, 5, 6, 8, 9, 10, 12):
         plus = _powers(np.exp, 10.0**-digits)
@@ -149,11 +149,9 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
         def near(x: Array, cap: float = cap) -> Array:
             return np.exp(np.maximum(x, -cap))
 
-        def unblocked(x: Array, near: Callable[[Array], Array] = near) -> Array:
-            return np.where(x == -np.inf, 0.0, near(x))
-
         about = {"cap": cap}
-        yield maker.staged("logits.cut-below-maximum", about, softmax=_powers(unblocked))
+        unblocked = _powers(lambda x, near=near: np.where(x == -np.inf, 0.0, near(x)))
+        yield maker.staged("logits.cut-below-maximum", about, softmax=unblocked)
         if maker.problem.allowed is not None:
             cause = "logits.cut-below-maximum-if-blocked-too"
             yield maker.staged(cause, about, softmax=_powers(near))

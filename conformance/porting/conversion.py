@@ -226,7 +226,7 @@ def _converted(
     source: Layer,
     target: Layer,
     given: Mapping[str, int],
-    rotary_size: int | None = None,
+    rotary_size: int | None,
 ) -> tuple[dict[str, Tensor], Shape]:
     own = _parameters_of_features(source)
     table = _read({n: it for n, it in tensors.items() if n not in own}, source, given)
@@ -401,8 +401,7 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
     """Yield a shape with these sizes and canonical weights for each way of sharing inputs.
 
     Weights determine neither the lengths, which are 1 here, nor which inputs are the same array.
-    Some implementations accept only some ways of sharing inputs. Ways that the widths rule out are
-    left out.
+    Ways that the widths rule out are left out.
     """
     for sharing in SHARINGS:
         with suppress(WrongShape):
@@ -530,11 +529,9 @@ class _Reading:
 
         Rows in `without` are left out. Sizes that remain unknown are missing from the result.
         """
-        sizes = dict(self.given)
-        for name, other in self.equal.items():
-            if sizes.setdefault(other, sizes.get(name, 0)) != sizes.pop(name, sizes[other]):
-                return None
-            sizes = {name: size for name, size in sizes.items() if size}
+        sizes = {self.equal.get(name, name): size for name, size in self.given.items()}
+        if any(sizes[self.equal.get(name, name)] != size for name, size in self.given.items()):
+            return None
         # An axis with one unknown size determines it, which may leave one unknown size elsewhere.
         before = -1
         while before < len(sizes):
@@ -570,10 +567,7 @@ class _Reading:
         return False
 
     def shape(self, sizes: Mapping[str, int]) -> Shape | None:
-        """Return the first shape with these sizes that the source supports with these rows.
-
-        Return None if there is none.
-        """
+        """Return a shape with these sizes that the source supports with these rows, or None."""
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):
