@@ -298,6 +298,7 @@ def diagnose(
     return Causes(**{part: best.cause for part, best in found.items()})
 
 
+@np.errstate(all="ignore")
 def _search(
     problem: Problem,
     expectation: Expectation,

@@ -370,13 +370,6 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
         for cause, past in pasts.items():
             yield _reads(maker, cause, runs(past, of), names_of(of))
         yield _reads(maker, "cached.behind-new", runs(usual, of, behind=True), names_of(of))
-    others = [
-        ("cached.one-fewer", np.maximum(cached - 1, 0)),
-        ("cached.one-more", cached + 1),
-        ("cached.length-of-other-entry", cached[neighbour]),
-        ("cached.length-of-other-entry", np.roll(cached, -1)),
-        ("cached.length-of-first-entry", 0 * cached + cached[0]),
-    ]
 
     def moved(by: IntArray, *sides: str) -> Change:
         """Return a rotary stage that shifts the positions of new tokens by `by`, `[batch]`."""
@@ -393,7 +386,13 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 
         return change
 
-    for cause, other in others:
+    for cause, other in (
+        ("cached.one-fewer", np.maximum(cached - 1, 0)),
+        ("cached.one-more", cached + 1),
+        ("cached.length-of-other-entry", cached[neighbour]),
+        ("cached.length-of-other-entry", np.roll(cached, -1)),
+        ("cached.length-of-first-entry", 0 * cached + cached[0]),
+    ):
         read = [*runs(lambda e, other=other: held[e, : other[e]])]
         yield _reads(maker, cause, read)
         if problem.rotary is not None:

@@ -281,8 +281,7 @@ class Evidence:
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
         # Zeros without noise, such as gradients of blocked keys, must be matched exactly.
         tolerance = np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
-        with np.errstate(invalid="ignore", over="ignore"):
-            near: BoolArray = np.abs(self.got - found) <= tolerance
+        near: BoolArray = np.abs(self.got - found) <= tolerance
         return near
 
     def misfit(self, found: Array) -> float:
@@ -317,9 +316,8 @@ class Evidence:
             return False
         if not (self.wrong & finite).any():
             return True
-        with np.errstate(over="ignore"):
-            left = np.mean((self.got - found)[finite] ** 2)
-            before = np.mean((self.got - self.want)[finite] ** 2)
+        left = np.mean((self.got - found)[finite] ** 2)
+        before = np.mean((self.got - self.want)[finite] ** 2)
         return bool(left <= BETTER**2 * before)
 
     def _fails(self, broken: BoolArray) -> bool:

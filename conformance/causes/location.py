@@ -143,10 +143,9 @@ def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
     has = share > 0.5
     if has.all() or not has.any() or np.abs(share - has).max() > CLEAR:
         return NOTHING
-    with np.errstate(invalid="ignore"):
-        mixed = np.where(has[:, None, None], stages.context, right.context)
-        if not evidence.explained(stages.finished(mixed)):
-            return NOTHING
+    mixed = np.where(has[:, None, None], stages.context, right.context)
+    if not evidence.explained(stages.finished(mixed)):
+        return NOTHING
     return indices("head", np.nonzero(has)[0], has.size) or Phrase("where.head.some")
 
 

@@ -296,8 +296,7 @@ def best_factor(got: Array, want: Array) -> float:
     The result is 1 if `want` is zero everywhere.
     """
     size = float((want * want).sum())
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float((got * want).sum()) / size if size > 0 else 1.0
+    return float((got * want).sum()) / size if size > 0 else 1.0
 
 
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
@@ -333,8 +332,7 @@ def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> Phrase:
     A weight is exp(logit − c), and c follows from the weights of the row's allowed keys. The result
     is an empty phrase unless all blocked logits were lowered by, or set to, the same number.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        seen = np.log(weights)
+    seen = np.log(weights)
     visible = allowed & (weights > 0)
     usable = visible.any(axis=-1, keepdims=True)
     level = np.where(usable, np.where(visible, seen - logits, np.nan), 0.0)

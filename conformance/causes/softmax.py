@@ -43,10 +43,9 @@ def over(axis: int | tuple[int, ...], empty: float) -> Change:
     """Return a softmax over one or more axes; `empty` is the weight where everything is blocked."""
 
     def softmax(a: Stages, logits: Array) -> Array:
-        with np.errstate(invalid="ignore"):
-            powers = np.exp(logits - _peak(logits, axis))
-            total = powers.sum(axis=axis, keepdims=True)
-            return np.where(total > 0, powers / total, empty)
+        powers = np.exp(logits - _peak(logits, axis))
+        total = powers.sum(axis=axis, keepdims=True)
+        return np.where(total > 0, powers / total, empty)
 
     return softmax
 
@@ -112,17 +111,15 @@ def _powers(change: Callable[..., Array], plus: float = 0.0) -> Change:
     """Return a softmax with `change` in place of exp, and with `plus` added to the normaliser."""
 
     def softmax(a: Stages, logits: Array) -> Array:
-        with np.errstate(all="ignore"):
-            powers = change(logits - _peak(logits))
-            total = powers.sum(axis=-1, keepdims=True) + plus
-            return powers / np.where(total > 0, total, 1.0)
+        powers = change(logits - _peak(logits))
+        total = powers.sum(axis=-1, keepdims=True) + plus
+        return powers / np.where(total > 0, total, 1.0)
 
     return softmax
 
 
 def _exponential(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses with a function other than exp, another normaliser, or limited values."""
-
     yield maker.staged("softmax.base-2", softmax=_powers(np.exp2))
     yield maker.staged("softmax.rational", softmax=_powers(lambda x: 1 / (1 + np.square(x))))
     for power in (256, 1024, 4096, 65536):
@@ -194,14 +191,13 @@ def _range(peak: Any) -> Change:
 
     def softmax(a: Stages, logits: Array) -> Array:
         kind = np.float64 if a.problem.dtype == "float64" else np.float32
-        with np.errstate(all="ignore"):
-            powers = np.exp((logits - peak).astype(kind)).astype(np.float64)
-            # Subnormal numbers have too few digits to predict the weights.
-            tiny = np.finfo(kind).tiny
-            total = powers.sum(axis=-1, keepdims=True).astype(kind).astype(np.float64)
-            weights = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
-            weights = np.where(np.isfinite(total) & (total > 0), weights, np.inf)
-            return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
+        powers = np.exp((logits - peak).astype(kind)).astype(np.float64)
+        # Subnormal numbers have too few digits to predict the weights.
+        tiny = np.finfo(kind).tiny
+        total = powers.sum(axis=-1, keepdims=True).astype(kind).astype(np.float64)
+        weights = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
+        weights = np.where(np.isfinite(total) & (total > 0), weights, np.inf)
+        return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
 
     return softmax
 
@@ -228,8 +224,7 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _quotient(powers: Array, summed: Array) -> Array:
-    with np.errstate(all="ignore"):
-        return powers / summed.sum(axis=-1, keepdims=True)
+    return powers / summed.sum(axis=-1, keepdims=True)
 
 
 def _rescaled(size: int) -> dict[str, Change]:
@@ -327,13 +322,12 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
     yield Phrase("returned.logits"), np.where(np.isfinite(logits), logits, np.nan)
     yield Phrase("returned.logits-before-mask"), right.shown
     yield Phrase("returned.scores"), right.scores
-    with np.errstate(all="ignore"):
-        yield Phrase("returned.exponentials"), np.exp(logits - logits.max(axis=-1, keepdims=True))
-        yield Phrase("returned.exponentials"), np.exp(logits)
-        yield Phrase("returned.logarithms"), np.where(w > 0, np.log(w), np.nan)
-        sums = w.sum(axis=2, keepdims=True)
-        yield Phrase("returned.normalised-over-queries"), w / np.maximum(sums, 1e-30)
-        yield Phrase("returned.softmax-over-queries"), over(-2, 0.0)(right, logits)
+    yield Phrase("returned.exponentials"), np.exp(logits - logits.max(axis=-1, keepdims=True))
+    yield Phrase("returned.exponentials"), np.exp(logits)
+    yield Phrase("returned.logarithms"), np.where(w > 0, np.log(w), np.nan)
+    sums = w.sum(axis=2, keepdims=True)
+    yield Phrase("returned.normalised-over-queries"), w / np.maximum(sums, 1e-30)
+    yield Phrase("returned.softmax-over-queries"), over(-2, 0.0)(right, logits)
     if shape.query_length == shape.key_length:
         yield Phrase("returned.transposed"), w.swapaxes(-1, -2)
     yield Phrase("returned.one-hot"), 1.0 * (w == w.max(axis=-1, keepdims=True))
