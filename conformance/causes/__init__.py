@@ -12,7 +12,6 @@ measures it.
 
 from __future__ import annotations
 
-from conformance.causes.declared import of_entries
-from conformance.causes.diagnose import explain
+from conformance.causes.diagnose import explain, of_entries
 
 __all__ = ["explain", "of_entries"]

@@ -1,14 +1,15 @@
 """Diagnose a wrong answer: find its cause, where it deviates, and which part is responsible.
 
 The output is examined first, since a defect that affects it affects everything else. If the output
-is right, the returned weights and the gradients are examined separately.
+is right, the returned weights and the gradients are examined separately. Some causes follow from an
+observation and the adapter's declaration alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 
 import msgspec
@@ -18,16 +19,13 @@ from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Mode
 from conformance.cases.catalogue import relatives
 from conformance.causes import (
-    declared,
     features,
     gradients,
     handing,
     location,
-    masks,
+    logits,
     precision,
     projections,
-    responsible,
-    scale,
     softmax,
 )
 from conformance.causes.handing import Handed
@@ -36,11 +34,18 @@ from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Answer, Problem
-from conformance.records.findings import Finding
+from conformance.records.findings import Entry, Finding
 from conformance.records.numbers import LIMIT
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.examination import NO_ANSWER, Examination
-from conformance.requirements.meaning import ADDED, READINGS, telling
+from conformance.requirements.meaning import (
+    ADDED,
+    ATTENDS,
+    BLOCKS,
+    IGNORED,
+    READINGS,
+    telling,
+)
 from conformance.requirements.polarity import observations
 from conformance.words import say
 
@@ -51,14 +56,13 @@ LOCATED = ("output.", "gradient.", "weights.equal")
 """Prefixes of the requirements whose comparison with the definition shows which part differs."""
 
 ELEMENTS = 2**14
-"""The number of attention weights above which roundings at single stages, and fitted factors of the
-scale and the bias, are not tried."""
+"""The number of attention weights above which no stage is rounded and no factor is fitted."""
 
 MOST_SPELLINGS = 8
+"""The number of encodings of a mask that are tried."""
 
 UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
-"""Causes that say how accurate an answer is. Like causes whose ids begin with "precision.", they
-hold even if similar problems have other, more exact causes."""
+"""Causes that say how accurate an answer is, besides those whose ids begin with "precision."."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,16 +91,16 @@ def explain(finding: Finding, ex: Examination) -> Finding:
     cause, where, made_by = NOTHING, NOTHING, finding.made_by
     if not ex.case.defined:
         # All other causes presuppose a definition, which these cases lack.
-        return msgspec.structs.replace(finding, cause=declared.cause(finding, ex) or finding.cause)
+        return msgspec.structs.replace(finding, cause=_of_observation(finding, ex) or finding.cause)
     if finding.requirement.startswith(OF_AN_ANSWER):
         # A defect that also appears without a mask takes precedence over causes about masks.
         with np.errstate(all="ignore"):
             cause = _cause(finding.requirement, ex)
-    cause = cause or _gradients_missing(finding, ex) or declared.cause(finding, ex)
+    cause = cause or _gradients_missing(finding, ex) or _of_observation(finding, ex)
     if finding.requirement.startswith(LOCATED):
         where = _where(finding, ex)
-    if finding.requirement in responsible.COMPARED:
-        made_by = responsible.part(finding, ex)
+    if finding.requirement in location.COMPARED:
+        made_by = location.responsible(finding, ex)
     return msgspec.structs.replace(
         finding, cause=cause or finding.cause, where=where or finding.where, made_by=made_by
     )
@@ -116,10 +120,8 @@ def _cause(requirement: str, ex: Examination) -> Phrase:
 
 
 def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
-    """Return a cause that lists the arrays without a gradient, or an empty phrase.
-
-    A finding that compares gradients reports missing ones if it has no figures.
-    """
+    """Return a cause that lists the arrays without a gradient, or an empty phrase."""
+    # A finding that compares gradients has figures unless some are missing.
     if finding.figures is not None:
         return NOTHING
     shape = ex.problem.shape
@@ -202,10 +204,9 @@ class Similar:
 def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
     """Yield the answers to similar cases of the catalogue, which distinguish similar defects.
 
-    At most one case is in another family of shapes, and at most one in the same family with other
-    numbers. If two sizes or two keys happen to be equal, two different defects may have the same
-    effect in the original case, but hardly in these as well. There are no such answers for problems
-    with more than `MOST_ELEMENTS` attention weights.
+    If two sizes or two keys happen to be equal, two different defects may have the same effect in
+    the original case, but hardly in a case of another family of shapes, nor in one of the same
+    family with other numbers. There is at most one of each.
     """
     if np.prod(ex.problem.shape.logits) > MOST_ELEMENTS:
         return
@@ -217,40 +218,24 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
                 answer = other.answer_in(mode)
             except NO_ANSWER:
                 continue
-            if not np.isfinite(answer.output).any():
-                # An answer without any finite number does not reveal its cause.
-                continue
+            # An answer without any finite number does not reveal its cause.
+            if np.isfinite(answer.output).any():
+                yield Similar(partial(_explained, other, mode, answer), similar is elsewhere)
+                break
 
-            def search(
-                wanted: str, other: Examination = other, answer: Answer = answer
-            ) -> dict[str, Best]:
-                key = (id(ex.adapter), other.case.id, ex.dtype, ex.device, mode.name, wanted)
-                ask = partial(other.ask, mode=mode)
-                handed = Handed.of(ex.adapter, other.problem)
-                return ex.bench.explained.get(
-                    key,
-                    lambda: _search(
-                        other.problem,
-                        other.expectation,
-                        answer,
-                        ask,
-                        wanted=wanted,
-                        handed=handed,
-                    ),
-                )
 
-            yield Similar(search, similar is elsewhere)
-            break
+def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict[str, Best]:
+    """Return what explains the answer in a mode, as `_search` does (cached)."""
+    key = (id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name, wanted)
+    search = partial(_search, ex.problem, ex.expectation, answer, partial(ex.ask, mode=mode))
+    handed = Handed.of(ex.adapter, ex.problem)
+    return ex.bench.explained.get(key, lambda: search(wanted=wanted, handed=handed))
 
 
 def _of_spellings(
     ex: Examination, problem: Problem, expectation: Expectation, spellings: Iterable[Spelling]
 ) -> Phrase:
-    """Return the first cause that explains a wrong answer to one of these encodings of the mask.
-
-    Only the first `MOST_SPELLINGS` encodings are tried. The result is an empty phrase if no cause
-    is found.
-    """
+    """Return the first cause that explains a wrong answer to one of these encodings of the mask."""
     for spelling in itertools.islice(spellings, MOST_SPELLINGS):
         ask = partial(ex.ask, spelling=spelling)
         try:
@@ -266,10 +251,7 @@ def _of_spellings(
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return the cause of a wrong answer to a mask that is passed in a wrongly declared argument.
-
-    The result is an empty phrase if no cause is found.
-    """
+    """Return the cause of a wrong answer to a mask in a wrongly declared argument."""
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
     # Zeros and ones may be a bias or a mask; other forms are unambiguous, so they come first.
@@ -316,6 +298,7 @@ def diagnose(
     return Causes(**{part: best.cause for part, best in found.items()})
 
 
+@np.errstate(all="ignore")
 def _search(
     problem: Problem,
     expectation: Expectation,
@@ -330,16 +313,8 @@ def _search(
 
     If the output is wrong, "output" is the only part; otherwise, the parts are "weights" and
     "gradients", if they are wrong. The result is {} if the output has another shape than expected.
-
-    Args:
-        problem: the problem that was posed.
-        expectation: the expected answer and its noise.
-        answer: the answer of the implementation.
-        ask: a function that returns the implementation's answer to another problem.
-        others: a function that returns the answers to similar cases; a cause that they contradict
-            is not accepted, unless it only says how accurate the answer is.
-        wanted: the id of the only cause to consider, or "" for all.
-        handed: how tokens were packed, paged or cached; None if they were passed unchanged.
+    Only the cause with the id `wanted` is considered, unless it is "". Causes that `others`, the
+    answers to similar cases, contradict are not accepted.
     """
     evidence = {
         name: Evidence.of(name, array, expectation)
@@ -354,6 +329,7 @@ def _search(
 
     def best(part: str) -> Best:
         def accepts(cause: Phrase) -> bool:
+            # Answers to similar problems may be less accurate for other reasons.
             if cause.id in UNIVERSAL or cause.id.startswith("precision."):
                 return True
             return not any(other.contradicts(part, cause.id) for other in others())
@@ -382,10 +358,10 @@ def _search(
 def _errors_beside(
     problem: Problem, ask: Callable[[Problem], Answer], bits: int
 ) -> dict[str, Array]:
-    """Return the errors of the answer to a problem with slightly perturbed inputs, by array.
+    """Return the errors of the answer to a problem with perturbed inputs; {} without an answer.
 
     The relative perturbation has a standard deviation of 32 times 2^-bits, but at most 2^-5, so
-    that even a logit of a hundred is rounded differently. The result is {} if there is no answer.
+    that even a logit of a hundred is rounded differently.
     """
     random = np.random.Generator(np.random.PCG64(bits))
     moved = {}
@@ -406,16 +382,16 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     """Yield the hypotheses that may explain the whole output, the simplest first."""
     yield from handing.hypotheses(maker)
     yield from features.hypotheses(maker)
-    yield from masks.hypotheses(maker)
-    yield from scale.hypotheses(maker)
+    yield from logits.hypotheses(maker)
     yield from projections.hypotheses(maker)
     yield from softmax.hypotheses(maker)
 
 
 def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: Best) -> None:
     """Add the causes that explain a wrong output to `best`, the simplest first."""
-    scale.of_output(maker, evidence, best)
-    best.add(0.0, handing.unused_memory(maker, evidence))
+    logits.factor_of_output(maker, evidence, best)
+    if handing.all_nan(maker, [evidence]):
+        best.add(0.0, Phrase("handing.unused-memory-read"))
     if best.is_found:
         return
     elements = np.prod(maker.problem.shape.logits)
@@ -439,21 +415,16 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
         others = len(accepted) - 1
         best.add(0.0, accepted[0].having(others=others) if others else accepted[0])
         return
-    for cause in location.partial(maker, evidence, computed):
-        if best.add(0.0, cause):
-            return
-    if elements <= ELEMENTS:
-        for cause in scale.of_logits(maker, evidence):
-            if best.add(0.0, cause):
-                return
-        for hypothesis in precision.rounded_at_a_stage(maker):
-            if (
-                best.tries(hypothesis.cause)
-                and evidence.explained(hypothesis.make().output)
-                and best.add(0.0, hypothesis.cause)
-            ):
-                return
-    if not best.wanted:
+
+    def less_simple() -> Iterator[Phrase]:
+        yield from location.partial(maker, evidence, computed)
+        if elements <= ELEMENTS:
+            yield from logits.factor_of_logits(maker, evidence)
+            for hypothesis in precision.rounded_at_a_stage(maker):
+                if best.tries(hypothesis.cause) and evidence.explained(hypothesis.make().output):
+                    yield hypothesis.cause
+
+    if not any(best.add(0.0, cause) for cause in less_simple()) and not best.wanted:
         # The weight of the only visible key is 1 in every dtype.
         certain = (maker.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
         dtype = maker.problem.dtype
@@ -471,3 +442,80 @@ def _where(finding: Finding, ex: Examination) -> Phrase:
         wrong = Evidence.of(name, got, ex.expectation).wrong
         part = location.rows(ex.problem, np.asarray(wrong.any(axis=-1)))
     return part
+
+
+# Causes that follow from an observation and the declaration alone
+
+_FORMS = {
+    "form.bool": "handed.as-boolean",
+    "form.zero-one": "handed.as-ones",
+    "form.zero-infinite": "handed.as-infinite",
+}
+"""For each form of a mask, the phrase that says how the mask was passed."""
+
+_MASKED_ROW = {
+    "row.nan": "masked-row.nan",
+    "row.mean-of-values": "masked-row.finite-number",
+    "row.zeros": "masked-row.zeros",
+    "row.unmasked": "masked-row.unmasked",
+}
+
+_RETURNED = {"weights.averaged": "returned.averaged", "weights.none": "returned.none"}
+
+_KEPT = {
+    "dropout.not-scaled": "dropout.not-rescaled",
+    "dropout.drops-no-weight": "dropout.of-logits",
+    "dropout.scaled-unevenly": "dropout.renormalised",
+}
+"""The cause for each observation about the weights that dropout keeps."""
+
+
+def _of_observation(finding: Finding, ex: Examination) -> Phrase:
+    """Return the cause that the observed value of a finding reveals, or an empty phrase."""
+    if finding.requirement == "mask.polarity-is-as-declared":
+        return _polarity(ex)
+    if finding.requirement == "observed.fully-masked-row":
+        return Phrase(_MASKED_ROW.get(finding.value.part("row").id, ""))
+    if finding.value.id in ("causal.top-left", "causal.bottom-right"):
+        alignment = finding.value.id.removeprefix("causal.")
+        return Phrase("causal.alignment", {"alignment": alignment})
+    if finding.requirement == "observed.returned-weights":
+        return Phrase(_RETURNED.get(finding.value.id, ""))
+    return NOTHING
+
+
+def _polarity(ex: Examination) -> Phrase:
+    causes = []
+    for argument, form, entry in observations(ex):
+        if entry.agrees:
+            continue
+        handed = Phrase(_FORMS[form.phrase.id])
+        about: dict[str, Argument] = {"argument": argument.name, "form": handed}
+        meaning = entry.value.id.removeprefix("mask.")
+        if entry.value == IGNORED:
+            causes.append(Phrase("argument.not-applied", about))
+        elif {entry.declared, entry.value} == {ATTENDS, BLOCKS}:
+            causes.append(Phrase("argument.inverted", {**about, "true": meaning}))
+        elif entry.value == ADDED:
+            causes.append(Phrase("argument.added", about))
+        elif entry.declared == ADDED and entry.value in (ATTENDS, BLOCKS):
+            causes.append(Phrase("argument.as-boolean", {**about, "nonzero": meaning}))
+    if len(causes) > 1:
+        return Phrase("argument.several", {"causes": [*causes]})
+    return causes[0] if causes else NOTHING
+
+
+def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
+    """Return the cause that an experiment's entries reveal, or else the finding's own cause.
+
+    For a deviation from "dropout.is-unbiased", the fallback is an empty phrase instead.
+    """
+    wrong = [entry for entry in entries if not entry.agrees]
+    if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):
+        return Phrase("dropout.is-on" if wrong[0].value.id == "dropout.on" else "dropout.is-off")
+    if finding.requirement != "dropout.is-unbiased" or finding.verdict != "deviates":
+        return finding.cause
+    kept = next((it.value for it in entries if it.subject.id == "dropout.kept"), NOTHING)
+    if kept.id == "dropout.scaled-by":
+        return Phrase("dropout.factor", kept.arguments)
+    return Phrase(_KEPT.get(kept.id, ""))

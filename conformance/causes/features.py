@@ -5,7 +5,7 @@ With each defect, an implementation interprets a convention differently, or igno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conformance.causes.hypothesis import CHUNKS, TILES, About, Hypothesis, Maker
-from conformance.causes.stages import Change, Stages, row_of_context
+from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
 from conformance.definition.features import NO_WINDOW, Pairs, Positions, Segments, Window, within
 from conformance.definition.problem import Problem
@@ -58,11 +58,6 @@ def _asked(maker: Maker, cause: str, *about: Any, **changes: Any) -> Hypothesis:
     return maker.asked(cause, *about, in_parts=False, **changes)
 
 
-def _always(value: Any) -> Callable[[Any], Any]:
-    """Return a function of one argument that always returns this value."""
-    return lambda _: value
-
-
 def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
     """Return the index of each key minus that of each query, and minus an offset.
 
@@ -71,6 +66,20 @@ def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
     _, _, queries, keys = problem.shape.logits
     distance = np.arange(keys) - np.arange(queries)[:, None]
     return distance - np.reshape(offset, (-1, 1, 1, 1))
+
+
+def rotated_at(change: Change, *sides: str) -> Change:
+    """Return a rotary stage that changes the positions `[batch length]` of queries, keys or both.
+
+    `sides` are "query" and "key"; if none is given, both are changed.
+    """
+    changed = sides or ("query", "key")
+
+    def rotated(a: Stages, side: str, x: Array) -> Array:
+        positions = a.positions(side)
+        return a.turned(x, a.angles(change(positions) if side in changed else positions))
+
+    return rotated
 
 
 def _cache(maker: Maker) -> Iterator[Hypothesis]:
@@ -85,37 +94,35 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
         about = {"size": size}
         top_left = without & (columns <= rows % size)
         yield maker.masked("cache.aligned-top-left", top_left, about)
-        own = (columns >= cached + rows - rows % size) | (rows < size)
+        start = cached + rows - rows % size
+        own = (columns >= start) | (rows < size)
         yield maker.masked("cache.forgotten", maker.right.allowed & own, about)
-        whole = without & (columns < cached + rows - rows % size + size)
-        yield maker.masked("cache.chunk-not-causal", whole, about)
-        last = np.minimum(cached + rows - rows % size + size, keys) - 1
-        if size > 1:  # With chunks of size 1, this equals a causal mask that is off by one.
-            unread = maker.right.allowed & (columns != last)
+        yield maker.masked("cache.chunk-not-causal", without & (columns < start + size), about)
+        if size > 1:  # With chunks of size 1, these equal other hypotheses.
+            unread = maker.right.allowed & (columns != np.minimum(start + size, keys) - 1)
             yield maker.masked("cache.last-key-unread", unread, about)
-        alone = without & ((columns < cached + rows - rows % size) | (columns == cached + rows))
-        if size > 1:
+            alone = without & ((columns < start) | (columns == cached + rows))
             yield maker.masked("cache.own-key-only", alone, about)
         if problem.rotary is not None:
-            yield from _rotary_by_chunk(maker, size, cached)
+
+            def from_0(p: IntArray, size: int = size) -> IntArray:
+                return np.where(p >= cached, (p - cached) % size, p)
+
+            yield maker.staged("rotary.chunks-from-0", about, rotated=rotated_at(from_0))
+            of_queries = rotated_at(from_0, "query")
+            yield maker.staged("rotary.queries-of-chunks-from-0", about, rotated=of_queries)
         if problem.window != NO_WINDOW:
             from_first = _counted(problem, cached) + rows % size
             seen = _without(problem, "window") & within(problem.window, from_first)
             yield maker.masked("window.of-the-chunk", seen, about)
         if problem.slopes is not None:
             of_chunk = np.abs(columns - rows % size)[None, None]
-            yield maker.staged("alibi.of-the-chunk", about, far=_always(of_chunk))
+            yield maker.staged("alibi.of-the-chunk", about, far=lambda a, far=of_chunk: far)
         bias = problem.attn_bias
         if bias is not None and bias.shape[-2] == queries:
             first = np.take(bias, np.arange(queries) % size, axis=-2)
             yield _asked(maker, "cache.bias-of-first-rows", about, attn_bias=first)
-    yield from _history(maker, cached)
-
-
-def _history(maker: Maker, cached: int) -> Iterator[Hypothesis]:
-    """Yield hypotheses about the keys that are in the cache before the first query."""
-    problem = maker.problem
-    stored = (np.arange(problem.shape.key_length) < cached)[:, None]
+    stored = (columns < cached)[:, None]
 
     def unless_stored(stage: Change) -> Change:
         def changed(a: Stages, side: str, x: Array) -> Array:
@@ -124,52 +131,29 @@ def _history(maker: Maker, cached: int) -> Iterator[Hypothesis]:
 
         return changed
 
+    def twice(a: Stages, side: str, x: Array) -> Array:
+        once = Stages.rotated(a, side, x)
+        return Stages.rotated(a, side, once) if side == "key" else once
+
     if problem.rotary is not None:
-
-        def twice(a: Stages, side: str, x: Array) -> Array:
-            once = Stages.rotated(a, side, x)
-            return Stages.rotated(a, side, once) if side == "key" else once
-
-        missing = unless_stored(Stages.rotated)
-        yield maker.staged("rotary.of-history-missing", rotated=missing)
+        yield maker.staged("rotary.of-history-missing", rotated=unless_stored(Stages.rotated))
         yield maker.staged("rotary.keys-twice", rotated=twice)
     if problem.norm is not None:
         yield maker.staged("norm.of-history-missing", normed=unless_stored(Stages.normed))
-
-
-def _rotary_by_chunk(maker: Maker, size: int, cached: int) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which the positions of each chunk start from 0."""
-
-    def rotated(a: Stages, side: str, x: Array, of: tuple[str, ...] = ()) -> Array:
-        positions = np.array(a.positions(side))
-        new = positions >= cached
-        again = np.where(new, (positions - cached) % size, positions)
-        return a.turned(x, a.angles(again if side in of else positions))
-
-    for cause, of in (
-        ("rotary.chunks-from-0", ("query", "key")),
-        ("rotary.queries-of-chunks-from-0", ("query",)),
-    ):
-        yield maker.staged(cause, {"size": size}, rotated=partial(_bound, rotated, of))
-
-
-def _bound(change: Change, of: tuple[str, ...], a: Stages, side: str, heads: Array) -> Array:
-    found: Array = change(a, side, heads, of)
-    return found
 
 
 def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
     problem, (before, after) = maker.problem, window
     distance, base = problem.distances(), _without(problem, "window")
     yield maker.asked("window.not-applied", window=NO_WINDOW)
-    for side, count in (("before", before), ("after", after)):
-        for step in (-1, 1) if count is not None else ():
-            assert count is not None
-            if count + step < 0:
-                continue
-            other = (count + step, after) if side == "before" else (before, count + step)
-            which = "fewer" if step < 0 else "more"
-            yield _asked(maker, f"window.one-{which}-{side}", window=other)
+    if before is not None:
+        if before > 0:
+            yield _asked(maker, "window.one-fewer-before", window=(before - 1, after))
+        yield _asked(maker, "window.one-more-before", window=(before + 1, after))
+    if after is not None:
+        if after > 0:
+            yield _asked(maker, "window.one-fewer-after", window=(before, after - 1))
+        yield _asked(maker, "window.one-more-after", window=(before, after + 1))
     if 0 in window:
         limits = (before or None, after or None)
         yield _asked(maker, "window.of-0-is-none", window=limits)
@@ -217,14 +201,8 @@ def _without(problem: Problem, *left_out: str) -> BoolArray:
 
 
 def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
-    def as_is(a: Stages, logits: Array) -> Array:
-        return logits
-
     def limited(values: Array) -> Array:
         return cap * np.tanh(values / cap)
-
-    def capped(change: Callable[[Stages, Array], Array], cause: str) -> Hypothesis:
-        return maker.staged(cause, capped=change)
 
     yield maker.asked("soft-cap.not-applied", soft_cap=None)
     if maker.problem.attn_bias is not None:
@@ -242,16 +220,20 @@ def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
         def lifted(a: Stages, logits: Array, hidden: BoolArray = hidden) -> Array:
             return np.where(hidden, Stages.hide(a, logits), limited(Stages.hide(a, logits)))
 
-        yield maker.staged("soft-cap.after-mask", capped=as_is, hide=lifted)
+        yield maker.staged("soft-cap.after-mask", capped=lambda a, s: s, hide=lifted)
     scale = maker.problem.logit_scale
-    yield capped(lambda a, s: scale * limited(a.scores), "soft-cap.on-unscaled-scores")
-    yield capped(lambda a, s: np.tanh(s / cap), "soft-cap.not-multiplied")
-    yield capped(lambda a, s: cap * np.tanh(s), "soft-cap.not-divided")
-    yield capped(lambda a, s: np.clip(s, -cap, cap), "soft-cap.clips")
-    yield capped(lambda a, s: np.where(s > 0, limited(s), s), "soft-cap.from-above-only")
-    yield capped(lambda a, s: np.where(s < 0, limited(s), s), "soft-cap.from-below-only")
-    yield capped(lambda a, s: s / (1 + np.abs(s / cap)), "soft-cap.softsign")
-    yield capped(lambda a, s: limited(limited(s)), "soft-cap.twice")
+    changes: dict[str, Change] = {
+        "soft-cap.on-unscaled-scores": lambda a, s: scale * limited(a.scores),
+        "soft-cap.not-multiplied": lambda a, s: np.tanh(s / cap),
+        "soft-cap.not-divided": lambda a, s: cap * np.tanh(s),
+        "soft-cap.clips": lambda a, s: np.clip(s, -cap, cap),
+        "soft-cap.from-above-only": lambda a, s: np.where(s > 0, limited(s), s),
+        "soft-cap.from-below-only": lambda a, s: np.where(s < 0, limited(s), s),
+        "soft-cap.softsign": lambda a, s: s / (1 + np.abs(s / cap)),
+        "soft-cap.twice": lambda a, s: limited(limited(s)),
+    }
+    for cause, change in changes.items():
+        yield maker.staged(cause, capped=change)
     for usual in (*USUAL_CAPS, float(round(cap))):
         if usual not in (0.0, cap):
             yield _asked(maker, "soft-cap.of", {"cap": usual}, soft_cap=usual)
@@ -260,25 +242,23 @@ def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
 def _hidden(maker: Maker) -> Iterator[BoolArray]:
     """Yield masks `[b h q k]` of the blocked keys that a kernel might not read at all.
 
-    The first mask contains no keys; the second, the keys beyond the lengths and in other segments;
-    the third, these and the keys that the causal rule blocks. The second and the third are left out
-    if they do not apply, or contain all blocked keys. Nothing is yielded if nothing is masked.
+    These are no keys; those beyond the lengths and in other segments; and also those that the
+    causal rule blocks. A mask that contains all blocked keys is left out.
     """
-    problem = maker.problem
+    problem, blocked = maker.problem, ~maker.right.allowed
     if problem.allowed is None:
         return
-    apart = [
-        rule for name, rule in problem.rules() if name.endswith("lengths") or name == "segments"
-    ]
     unread = np.zeros(problem.shape.logits, np.bool_)
     yield unread
+    rules = dict(problem.rules())
+    causal = rules.pop("causal", None)
+    apart = [rule for name, rule in rules.items() if name != "window"]
     for rule in apart:
         unread = unread | ~rule
-    if apart and not unread[~maker.right.allowed].all():
+    if apart and not unread[blocked].all():
         yield unread
-    for name, rule in problem.rules():
-        if name == "causal" and not (unread | ~rule)[~maker.right.allowed].all():
-            yield unread | ~rule
+    if causal is not None and not (unread | ~causal)[blocked].all():
+        yield unread | ~causal
 
 
 def _sinks(maker: Maker, sinks: Array) -> Iterator[Hypothesis]:
@@ -330,22 +310,18 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
     problem, shape = maker.problem, maker.problem.shape
     heads, more = np.arange(shape.heads), shape.key_length - shape.query_length
 
-    def far(
-        change: Callable[[Stages], Array | IntArray], cause: str, about: Any = ()
-    ) -> Hypothesis:
-        return maker.staged(cause, dict(about), far=change)
-
     yield maker.asked("alibi.not-applied", slopes=None)
     yield _asked(maker, "alibi.added", slopes=-slopes)
-    yield far(lambda a: -a.positions("key")[:, None, None], "alibi.by-key-position")
-    yield far(lambda a: np.maximum(-a.distances(), 0), "alibi.only-before")
-    yield far(lambda a: a.distances() ** 2.0, "alibi.squared-distance")
+    yield maker.staged("alibi.by-key-position", far=lambda a: -a.positions("key")[:, None, None])
+    yield maker.staged("alibi.only-before", far=lambda a: np.maximum(-a.distances(), 0))
+    yield maker.staged("alibi.squared-distance", far=lambda a: a.distances() ** 2.0)
     if problem.segments is not None:
-        yield far(lambda a: np.abs(_counted(problem, 0)), "alibi.over-segments")
+        yield maker.staged("alibi.over-segments", far=lambda a: np.abs(_counted(problem, 0)))
     for alignment, offset in (("top-left", 0), ("bottom-right", more)):
-        distance = np.abs(_counted(problem, offset))
-        if not np.array_equal(distance + 0 * maker.right.far(), maker.right.far()):
-            yield far(_always(distance), "alibi.aligned", {"alignment": alignment}.items())
+        far = np.abs(_counted(problem, offset))
+        if not np.array_equal(far + 0 * maker.right.far(), maker.right.far()):
+            about = {"alignment": alignment}
+            yield maker.staged("alibi.aligned", about, far=lambda a, far=far: far)
     for start, cause in ((1, "alibi.slopes-geometric"), (0, "alibi.slopes-from-exponent-0")):
         yield _asked(maker, cause, slopes=2.0 ** (-8.0 * (heads + start) / shape.heads))
     power = 2.0 ** np.ceil(np.log2(shape.heads))
@@ -364,46 +340,49 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
             p, r = (BFLOAT16.round(1.0 * a.positions(side)) for side in ("query", "key"))
             return np.abs(r[:, None] - p[:, :, None])[:, None]
 
-        yield far(rounded, "alibi.positions-rounded")
+        yield maker.staged("alibi.positions-rounded", far=rounded)
+
+
+def but_for(skipped: str, stage: Change) -> Change:
+    """Return a stage, such as `Stages.rotated`, that leaves the heads of one side as they are."""
+    return lambda a, side, x: x if side == skipped else stage(a, side, x)
 
 
 def _norm(maker: Maker) -> Iterator[Hypothesis]:
     norm = maker.problem.norm
     assert norm is not None
 
-    def only(skipped: str) -> Change:
-        return lambda a, side, x: x if side == skipped else Stages.normed(a, side, x)
-
-    def root(change: Callable[[Array], Array]) -> Change:
-        return lambda a, x: change(x)
-
     yield maker.asked("norm.not-applied", norm=None)
     yield _asked(maker, "norm.without-epsilon", norm=replace(norm, epsilon=1e-30))
     for epsilon in (USUAL_EPSILON, norm.epsilon**2):
         about = {"epsilon": epsilon}
         yield _asked(maker, "norm.epsilon", about, norm=replace(norm, epsilon=epsilon))
-    outside = root(lambda x: np.sqrt((x**2).mean(axis=-1, keepdims=True)) + norm.epsilon)
-    yield maker.staged("norm.epsilon-outside-root", root=outside)
+
+    def mean_square(x: Array, *axes: int) -> Array:
+        return (x**2).mean(axis=axes, keepdims=True)
+
+    roots: dict[str, Change] = {
+        "norm.over-all-heads": lambda a, x: np.sqrt(mean_square(x, 1, 3) + norm.epsilon),
+        "norm.over-tokens": lambda a, x: np.sqrt(mean_square(x, 2) + norm.epsilon),
+        "norm.of-sum": lambda a, x: np.sqrt((x**2).sum(axis=-1, keepdims=True) + norm.epsilon),
+        "norm.of-absolutes": lambda a, x: np.abs(x).mean(axis=-1, keepdims=True) + norm.epsilon,
+    }
+    yield maker.staged(
+        "norm.epsilon-outside-root", root=lambda a, x: np.sqrt(mean_square(x, -1)) + norm.epsilon
+    )
     yield maker.staged(
         "norm.centred",
         normed=lambda a, s, x: Stages.normed(a, s, x - x.mean(axis=-1, keepdims=True)),
     )
-    for cause, axes in (("norm.over-all-heads", (1, 3)), ("norm.over-tokens", (2,))):
-
-        def over(x: Array, axes: tuple[int, ...] = axes) -> Array:
-            return np.sqrt((x**2).mean(axis=axes, keepdims=True) + norm.epsilon)
-
-        yield maker.staged(cause, root=root(over))
-    summed = root(lambda x: np.sqrt((x**2).sum(axis=-1, keepdims=True) + norm.epsilon))
-    yield maker.staged("norm.of-sum", root=summed)
-    absolute = root(lambda x: np.abs(x).mean(axis=-1, keepdims=True) + norm.epsilon)
-    yield maker.staged("norm.of-absolutes", root=absolute)
+    for cause, root in roots.items():
+        yield maker.staged(cause, root=root)
     ones = replace(norm, query=np.ones_like(norm.query), key=np.ones_like(norm.key))
     yield _asked(maker, "norm.without-weight", norm=ones)
     plus = replace(norm, query=1 + norm.query, key=1 + norm.key)
     yield _asked(maker, "norm.weight-plus-1", norm=plus)
-    for skipped in ("key", "query"):
-        yield maker.staged("norm.not-applied-to", {"of": skipped}, normed=only(skipped))
+    for side in ("key", "query"):
+        skipping = but_for(side, Stages.normed)
+        yield maker.staged("norm.not-applied-to", {"of": side}, normed=skipping)
     yield maker.staged("norm.of-values-too", prepared_values=lambda a, v: v / a.root(v))
     if maker.problem.rotary is not None:
         yield maker.staged(
@@ -412,33 +391,13 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
         )
 
 
-def _told_positions(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which positions that are passed as an argument are ignored or misread."""
-    changes: Mapping[str, Callable[[IntArray], IntArray]] = {
-        "rotary.positions-not-read": lambda p: 0 * p + np.arange(p.shape[1]),
-        "rotary.positions-of-first-entry": lambda p: 0 * p + p[:1],
-        "rotary.positions-counted-on": lambda p: p[:, :1] + np.arange(p.shape[1]),
-    }
-    for cause, change in changes.items():
-        yield maker.staged(cause, angles=lambda a, p, change=change: Stages.angles(a, change(p)))
-
-
 def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     problem, shape, rotary = maker.problem, maker.problem.shape, maker.problem.rotary
     assert rotary is not None
     more, size = shape.key_length - shape.query_length, shape.head_size
 
-    def only(skipped: str) -> Change:
-        return lambda a, side, x: x if side == skipped else Stages.rotated(a, side, x)
-
-    def queries(cause: str, change: Callable[[IntArray], IntArray], about: Any = ()) -> Hypothesis:
-        """Return the hypothesis that queries are rotated by wrong positions."""
-
-        def rotated(a: Stages, side: str, x: Array) -> Array:
-            positions = a.positions(side)
-            return a.turned(x, a.angles(change(positions) if side == "query" else positions))
-
-        return maker.staged(cause, dict(about), rotated=rotated)
+    def at(cause: str, change: Change, *sides: str, **about: int) -> Hypothesis:
+        return maker.staged(cause, about, rotated=rotated_at(change, *sides))
 
     yield maker.asked("rotary.not-applied", rotary=None)
     other: Pairs = "halves" if rotary.pairs == "interleaved" else "interleaved"
@@ -451,19 +410,20 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             size_read: About = {"size": other_size}
             yield _asked(maker, "rotary.size", size_read, rotary=replace(rotary, size=other_size))
     for side in ("key", "query"):
-        yield maker.staged("rotary.not-applied-to", {"of": side}, rotated=only(side))
+        skipping = but_for(side, Stages.rotated)
+        yield maker.staged("rotary.not-applied-to", {"of": side}, rotated=skipping)
     index = np.broadcast_to(np.arange(shape.query_length), problem.position_of_queries.shape)
     for cause, offset in (("rotary.queries-from-0", 0), ("rotary.queries-at-the-end", more)):
         if not np.array_equal(index + offset, problem.position_of_queries):
-            yield queries(cause, _always(index + offset))
-    yield queries("rotary.query-positions-from-1", lambda p: p + 1)
-    yield queries("rotary.queries-at-first-position", lambda p: 0 * p + p[:, :1])
-    yield queries("rotary.positions-reversed", lambda p: p[:, ::-1])
-    yield maker.staged(
-        "rotary.positions-from-the-end", angles=lambda a, p: Stages.angles(a, p[:, ::-1])
-    )
+            yield at(cause, lambda p, offset=offset: index + offset, "query")
+    yield at("rotary.query-positions-from-1", lambda p: p + 1, "query")
+    yield at("rotary.queries-at-first-position", lambda p: 0 * p + p[:, :1], "query")
+    yield at("rotary.positions-reversed", lambda p: p[:, ::-1], "query")
+    yield at("rotary.positions-from-the-end", lambda p: p[:, ::-1])
     if problem.positions is not None:
-        yield from _told_positions(maker)
+        yield at("rotary.positions-not-read", lambda p: 0 * p + np.arange(p.shape[1]))
+        yield at("rotary.positions-of-first-entry", lambda p: 0 * p + p[:1])
+        yield at("rotary.positions-counted-on", lambda p: p[:, :1] + np.arange(p.shape[1]))
     for side in ("key", "query"):
 
         def exchanged(a: Stages, other: str, x: Array, side: str = side) -> Array:
@@ -491,8 +451,9 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
 
     yield maker.staged("rotary.keys-turned-back", rotated=back)
     if shape.value_head_size == size:
-        yield maker.staged("rotary.of-values-too", prepared_values=lambda a, v: Stages.rotated(
-            a, "key", v))  # fmt: skip
+        yield maker.staged(
+            "rotary.of-values-too", prepared_values=lambda a, v: Stages.rotated(a, "key", v)
+        )
 
     def frequencies(cause: str, change: Callable[[Array], Array]) -> Hypothesis:
         return maker.staged(cause, frequencies=lambda a: change(Stages.frequencies(a)))
@@ -509,13 +470,11 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     last = int(max(problem.position_of_queries.max(), problem.position_of_keys.max()))
     for bits in (6, 7, 8):
         if last >= 2**bits:
-            yield _positioned(maker, "rotary.positions-wrap", 2**bits, lambda p, n: p % n)
-            yield _positioned(
-                maker, "rotary.table-ends", 2**bits, lambda p, n: np.minimum(p, n - 1)
-            )
+            yield at("rotary.positions-wrap", lambda p, n=2**bits: p % n, count=2**bits)
+            ends = partial(np.minimum, 2**bits - 1)
+            yield at("rotary.table-ends", ends, count=2**bits)
     if last > 256:
-        rounded = lambda p, n: BFLOAT16.round(1.0 * p)  # noqa: E731
-        yield _positioned(maker, "rotary.positions-rounded", 0, rounded)
+        yield at("rotary.positions-rounded", lambda p: BFLOAT16.round(1.0 * p))
     for bits, narrow in ((8, BFLOAT16), (11, FLOAT16)):
         yield maker.staged(
             "rotary.angles-rounded",
@@ -524,10 +483,17 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         )
 
 
-def _positioned(maker: Maker, cause: str, count: int, change: Callable[..., Array]) -> Hypothesis:
-    """Return the hypothesis that queries and keys are rotated by wrong positions."""
-    about = {"count": count} if count else {}
-    return maker.staged(cause, about, angles=lambda a, p: Stages.angles(a, change(p, count)))
+def misread_lengths(lengths: IntArray) -> tuple[tuple[str, IntArray], ...]:
+    """Return ids of causes, each with the lengths `[batch]` that a kernel with that defect uses."""
+    return (
+        ("lengths.one-more", lengths + 1),
+        ("lengths.last-index", np.maximum(lengths - 1, 0)),
+        ("lengths.last-index", np.maximum(lengths - 1, 1)),
+        ("lengths.of-first-entry", 0 * lengths + lengths[0]),
+        ("lengths.of-next-entry", np.roll(lengths, 1)),
+        ("lengths.of-next-entry", np.roll(lengths, -1)),
+        ("lengths.longest", 0 * lengths + lengths.max()),
+    )
 
 
 def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]:
@@ -542,13 +508,7 @@ def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]
     # The positions of queries do not depend on which keys are hidden.
     for cause, other in (
         ("lengths.not-applied", 0 * lengths + whole),
-        ("lengths.one-more", lengths + 1),
-        ("lengths.last-index", np.maximum(lengths - 1, 0)),
-        ("lengths.last-index", np.maximum(lengths - 1, 1)),
-        ("lengths.of-first-entry", 0 * lengths + lengths[0]),
-        ("lengths.of-next-entry", np.roll(lengths, 1)),
-        ("lengths.of-next-entry", np.roll(lengths, -1)),
-        ("lengths.longest", 0 * lengths + lengths.max()),
+        *misread_lengths(lengths),
         ("lengths.shortest", 0 * lengths + max(1, lengths.min())),
     ):
         yield maker.masked(cause, base & used(other), about)
@@ -579,19 +539,17 @@ def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]
     if side == "key":
         second = np.arange(whole) >= whole // 2
         yield maker.masked("lengths.not-in-second-half", base & (used(lengths) | second), about)
-        reversed_ = used(lengths)[..., ::-1]
-        yield maker.masked("lengths.from-the-end", base & reversed_, about)
-    if problem.causal == "bottom-right" and side == "key":
-        more = problem.shape.key_length - problem.shape.query_length
-        kept = _without(problem, "causal") & (_counted(problem, more) <= 0)
-        yield maker.masked("lengths.not-in-alignment", kept)
-        for cause, offset in (
+        yield maker.masked("lengths.from-the-end", base & used(lengths)[..., ::-1], about)
+    if side == "key" and problem.causal == "bottom-right":
+        kept = _without(problem, "causal")
+        for cause, ends in (
+            ("lengths.not-in-alignment", 0 * lengths + whole),
             ("lengths.alignment-of-first-entry", 0 * lengths + lengths[0]),
             ("lengths.alignment-one-off", lengths - 1),
             ("lengths.alignment-one-off", lengths + 1),
         ):
-            ends = offset - problem.shape.query_length
-            yield maker.masked(cause, _without(problem, "causal") & (_counted(problem, ends) <= 0))
+            offset = ends - problem.shape.query_length
+            yield maker.masked(cause, kept & (_counted(problem, offset) <= 0))
 
 
 def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
@@ -629,135 +587,3 @@ def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
             "rotary.over-segments",
             rotated=lambda a, side, x: a.turned(x, a.angles(getattr(there, side))),
         )
-
-
-def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
-    """Yield backward passes that treat a feature incorrectly.
-
-    `changed` makes a backward pass from the id of a cause, its arguments, and changed stages, as in
-    `conformance.causes.gradients`.
-    """
-    problem = maker.problem
-    if problem.soft_cap is not None:
-        yield from _backward_of_cap(maker, changed)
-    if problem.sinks is not None:
-        yield from _backward_of_sinks(maker, changed)
-    if problem.rotary is not None:
-        yield changed("backward.rotary-missing", d_rotated=lambda a, side, g: g)
-        yield changed(
-            "backward.rotary-turned-on",
-            d_rotated=lambda a, side, g: a.turned(g, a.angles(a.positions(side))),
-        )
-        for skipped in ("key", "query"):
-            only = {
-                "d_rotated": lambda a, s, g, k=skipped: g if s == k else Stages.d_rotated(a, s, g)
-            }
-            yield changed("backward.rotary-missing-in", {"of": skipped}, **only)
-        index = np.broadcast_to(
-            np.arange(problem.shape.query_length), problem.position_of_queries.shape
-        )
-        if not np.array_equal(index, problem.position_of_queries):
-            yield changed(
-                "backward.rotary-from-0",
-                d_rotated=lambda a, side, g: a.turned(
-                    g, -a.angles(index if side == "query" else a.positions(side))
-                ),
-            )
-    if problem.norm is not None:
-        yield changed("backward.norm-root-constant", d_root=lambda a, x, g: 0 * x[..., :1])
-        summed = {"d_root": lambda a, x, g: (x * g).sum(axis=-1, keepdims=True)}
-        yield changed("backward.norm-sum-not-mean", **summed)
-        yield changed("backward.norm-passed-on", d_normed=lambda a, side, g: g)
-        squared = {"d_root": lambda a, x, g: Stages.d_root(a, x, g) * a.root(x)}
-        yield changed("backward.norm-square-not-cube", **squared)
-        raw = {"d_gain": lambda a, side, g: (g * a.plain[side]).sum(axis=(0, 1, 2))}
-        yield changed("backward.norm-weight-not-normalised", **raw)
-        for cause, axis in (("first-head", 1), ("first-entry", 0)):
-
-            def of_first(a: Stages, side: str, g: Array, axis: int = axis) -> Array:
-                found = g * a.plain[side] / a.root(a.plain[side])
-                return np.take(found, [0], axis=axis).sum(axis=(0, 1, 2))
-
-            yield changed(f"backward.norm-weight-of-{cause}", d_gain=of_first)
-        yield changed(
-            "backward.norm-without-weight",
-            d_normed=lambda a, side, g: Stages.d_normed(a, side, g / a.gain(side)),
-        )
-    for cause, fields in _FORGOTTEN.items():
-        if any(getattr(problem, name) is not None for name in fields) and (
-            fields != ("window",) or problem.window != NO_WINDOW
-        ):
-            plain = Stages(problem.replace(**{n: _NONE.get(n) for n in fields}))
-            maker.share(plain)
-            weights = plain.weights
-            for row in ({}, {"row": row_of_context}):
-                yield changed(cause, weights_again=lambda a, w=weights: w, **row)
-
-
-_NONE = {"window": NO_WINDOW}
-
-_FORGOTTEN = {
-    "backward.weights-without-window": ("window",),
-    "backward.weights-without-cap": ("soft_cap",),
-    "backward.weights-without-sinks": ("sinks",),
-    "backward.weights-without-alibi": ("slopes",),
-    "backward.weights-without-segments": ("segments",),
-    "backward.weights-without-lengths": ("key_lengths",),
-}
-"""For each cause, the fields without which the backward pass recomputes the weights."""
-
-
-def _backward_of_cap(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
-    def slope(change: Callable[[Array, float], Array]) -> Change:
-        return lambda a, cap: change(a.scaled(a.scores), cap)
-
-    yield changed("backward.cap-missing", d_capped=lambda a, d: d)
-    yield changed("backward.cap-twice", slope_of_cap=slope(lambda s, c: _slope(s / c) ** 2))
-    capped = slope(lambda s, c: _slope(np.tanh(s / c)))
-    yield changed("backward.cap-of-capped", slope_of_cap=capped)
-    undivided = slope(lambda s, c: 1 - (c * np.tanh(s / c)) ** 2)
-    yield changed("backward.cap-not-divided", slope_of_cap=undivided)
-    yield changed("backward.cap-not-squared", slope_of_cap=slope(lambda s, c: 1 - np.tanh(s / c)))
-    yield changed(
-        "backward.cap-of-clip",
-        slope_of_cap=slope(lambda s, c: np.asarray(np.abs(s) < c, np.float64)),
-    )
-    yield changed("backward.cap-times-cap", slope_of_cap=slope(lambda s, c: c * _slope(s / c)))
-    unscaled = {"slope_of_cap": lambda a, c: _slope(a.scores / c)}
-    yield changed("backward.cap-of-unscaled", **unscaled)
-    if maker.problem.attn_bias is not None:
-        biased = {"slope_of_cap": lambda a, c: _slope(a.biased(a.scaled(a.scores)) / c)}
-        yield changed("backward.cap-of-biased", **biased)
-        in_bias = {"d_bias": lambda a, d, shape: Stages.d_bias(a, a.d_capped(d), shape)}
-        yield changed("backward.cap-in-bias", **in_bias)
-
-
-def _slope(values: Array) -> Array:
-    return 1.0 - np.tanh(values) ** 2
-
-
-def _backward_of_sinks(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
-    def of(*axes: int) -> Change:
-        """Return a stage that computes the sinks' gradient from the first index of these axes."""
-
-        def d_sinks(a: Stages, row: Array) -> Array:
-            found = a.share_of_sinks() * row
-            for axis in axes:
-                found = np.take(found, [0], axis=axis)
-            return -found.sum(axis=(0, 2, 3))
-
-        return d_sinks
-
-    yield changed("backward.sinks-of-first-entry", d_sinks=of(0))
-    last = {"d_sinks": lambda a, row: -(a.share_of_sinks() * row)[:, :, -1:].sum(axis=(0, 2, 3))}
-    yield changed("backward.sinks-of-last-query", **last)
-    unshared = {"d_sinks": lambda a, row: -row.sum(axis=(0, 2, 3))}
-    yield changed("backward.sinks-without-share", **unshared)
-    summed = {"d_sinks": lambda a, row: 0 * Stages.d_sinks(a, row) + Stages.d_sinks(a, row).sum()}
-    yield changed("backward.sinks-summed-over-heads", **summed)
-    if maker.problem.soft_cap is not None:
-        uncapped = Stages(maker.problem.replace(soft_cap=None)).share_of_sinks()
-        without_cap = {"d_sinks": lambda a, row: -(uncapped * row).sum(axis=(0, 2, 3))}
-        yield changed("backward.sinks-without-cap", **without_cap)
-    divided = {"row": lambda a, w, d: Stages.row(a, w, d) / (1 - a.share_of_sinks())}
-    yield changed("backward.sinks-in-row-term", **divided)

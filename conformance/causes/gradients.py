@@ -9,16 +9,15 @@ from functools import partial
 
 import numpy as np
 
-from conformance.causes import features, handing
-from conformance.causes.hypothesis import NO_MORE, About, Best, Evidence, Maker, significant
+from conformance.causes.features import but_for
+from conformance.causes.handing import PARTS, all_nan, names_of
+from conformance.causes.hypothesis import Best, Evidence, Hypothesis, Maker, significant
+from conformance.causes.logits import best_factor
 from conformance.causes.precision import Again, coarse
-from conformance.causes.scale import best_factor
-from conformance.causes.stages import Change, Stages, row_of_context
+from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
+from conformance.definition.features import NO_WINDOW
 from conformance.records.phrase import NOTHING, Phrase
-
-Backward = tuple[Phrase, Stages]
-"""A cause that names a mistake in the backward pass, and the computation with that mistake."""
 
 Arrays = dict[str, Array]
 
@@ -33,19 +32,17 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
     wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
     if len(wrong) == 1:
         ((name, one),) = wrong.items()
-        for own in _of_one(maker, name, one):
-            if best.add(0.0, own.having(arrays=[_array(name)])):
-                return
-    if best.add(0.0, handing.unused_memory_in_gradients(maker, wrong)):
+        array = Phrase(f"array.{name}")
+        if any(best.add(0.0, own.having(arrays=[array])) for own in _of_one(maker, name, one)):
+            return
+    if all_nan(maker, wrong.values()) and best.add(0.0, Phrase("backward.unused-memory-read")):
         return
     if best.add(0.0, _of_masked_queries(maker, evidence)):
         return
-    for mistake, stages in _backward(maker):
-        if not best.tries(mistake):
-            continue
-        found = stages.gradients
-        if all(name in found for name in evidence) and _all_explained(evidence, found):
-            best.add(_misfit(wrong, found), mistake)
+    for hypothesis in filter(lambda one: best.tries(one.cause), hypotheses(maker)):
+        found = hypothesis.make().gradients
+        if evidence.keys() <= found.keys() and _all_explained(evidence, found):
+            best.add(_misfit(wrong, found), hypothesis.cause)
             if best.is_found:
                 return
     if best.known or best.add(0.0, _of_all(wrong)):
@@ -60,7 +57,7 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
         if not known:
             best.add(0.0, _coarse(maker, wrong, again))
             return
-        arrays[known[0]].append(_array(name))
+        arrays[known[0]].append(Phrase(f"array.{name}"))
     if len(arrays) == 1 and len(evidence) > 2 and len(wrong) >= len(evidence) - 1:
         best.add(0.0, next(iter(arrays)).having(arrays=[]))
         return
@@ -71,36 +68,27 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
 
 
 def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase:
-    """Return the cause of gradients that are NaN exactly where a fully masked query contributes.
-
-    The result is an empty phrase unless all other elements are right.
-    """
+    """Return the cause if gradients are wrong only where a fully masked query makes them NaN."""
     empty = ~maker.right.allowed.any(axis=-1, keepdims=True)
     if not empty.any():
         return NOTHING
-    spoilt = Stages(
-        maker.problem,
+    spoilt = maker.staged(
+        "backward.nan-of-masked-queries",
         d_softmax=lambda a, w, d: np.where(empty, np.nan, Stages.d_softmax(a, w, d)),
     )
-    maker.share(spoilt, "weights", "context")
-    found = spoilt.gradients
+    found = spoilt.make().gradients
     for name, one in evidence.items():
         if name not in found or not np.array_equal(np.isnan(found[name]), np.isnan(one.got)):
             return NOTHING
         if not one.near(found[name])[~np.isnan(one.got)].all():
             return NOTHING
-    return Phrase("backward.nan-of-masked-queries")
+    return spoilt.cause
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
     """Return the rms of the wrong gradients' misfits, each in units of the rms of its noise."""
     sizes = [one.misfit(found[name]) / one.spread for name, one in wrong.items() if one.spread > 0]
     return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
-
-
-def _array(name: str) -> Phrase:
-    """Return the phrase that names the array to which a gradient belongs."""
-    return Phrase(f"array.{name}")
 
 
 def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array]) -> bool:
@@ -112,10 +100,7 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
 
 
 def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
-    """Return a cause with the limit at which gradients were clipped, if it explains all wrong ones.
-
-    Otherwise, the result is an empty phrase.
-    """
+    """Return a cause if clipping at a limit explains all wrong gradients, else an empty phrase."""
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
         return NOTHING
     limit = max(float(np.abs(one.got).max()) for one in wrong.values())
@@ -166,7 +151,7 @@ def _of_one(maker: Maker, name: str, one: Evidence) -> Iterator[Phrase]:
             yield mistake
     for other, found in maker.right.gradients.items():
         if other != name and found.shape == got.shape and one.explained(found):
-            yield Phrase("gradient.of-other", {"array": _array(other)})
+            yield Phrase("gradient.of-other", {"array": Phrase(f"array.{other}")})
     for kind in (FLOAT16, BFLOAT16):
         if one.explained(kind.round(want)):
             yield Phrase("gradient.rounded", {"to": kind.name})
@@ -184,89 +169,111 @@ def _turned(want: Array) -> Iterator[tuple[Phrase, Array]]:
             yield Phrase("gradient.heads-interleaved"), found
 
 
-def _backward(maker: Maker) -> Iterator[Backward]:
+# Backward passes
+
+
+def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     """Yield backward passes with one step done differently, the simplest first."""
     problem, shape, right = maker.problem, maker.problem.shape, maker.right
+    yield from _of_scale_and_softmax(maker)
+    if problem.soft_cap is not None:
+        yield from _of_cap(maker)
+    if problem.sinks is not None:
+        yield from _of_sinks(maker)
+    if problem.rotary is not None:
+        yield from _of_rotary(maker)
+    if problem.norm is not None:
+        yield from _of_norm(maker)
+    yield from _without_features(maker)
+    yield from _of_stored_tokens(maker)
+    if problem.allowed is not None:
+        shown = right.softmax(right.shown)
+        yield from _recomputed(maker, "backward.weights-without-mask", lambda a: shown)
+    if problem.attn_bias is not None:
+        plain = right.softmax(right.hide(right.sloped(right.capped(right.scaled(right.scores)))))
+        yield from _recomputed(maker, "backward.weights-without-bias", lambda a: plain)
+        yield from _of_bias(maker)
+    yield from _of_groups(maker)
+    yield from _of_shared(maker)
+    ones = np.ones_like(problem.cotangent)
+    yield maker.staged("backward.cotangent-ignored", received=lambda a: ones)
+    if shape.batch > 1:
+        first = np.broadcast_to(problem.cotangent[:1], problem.cotangent.shape)
+        yield maker.staged("backward.cotangent-of-first-batch-entry", received=lambda a: first)
+    yield from _of_score(maker)
+    yield from _of_parts(maker)
 
-    def changed(mistake: str, about: About = NO_MORE, /, **stages: Change) -> Backward:
-        found = Stages(problem, **stages)
-        maker.share(found, "weights", "context")
-        return Phrase(mistake, {**about}), found
 
-    # The row term may be computed from the weights, or from the context, which is right here.
-    rows: tuple[dict[str, Change], ...] = ({}, {"row": row_of_context})
-    scale = problem.logit_scale
-    for mistake, factor in (
+def _recomputed(maker: Maker, cause: str, weights: Change) -> Iterator[Hypothesis]:
+    """Yield backward passes that recompute the weights wrongly.
+
+    The row term is computed from these weights or, as in flash attention, from the context, which
+    is right.
+    """
+    yield maker.staged(cause, weights_again=weights)
+    yield maker.staged(
+        cause,
+        weights_again=weights,
+        row=lambda a, w, d: (a.d_context * a.context).sum(axis=-1, keepdims=True),
+    )
+
+
+def _of_scale_and_softmax(maker: Maker) -> Iterator[Hypothesis]:
+    scale = maker.problem.logit_scale
+    for cause, factor in (
         ("backward.without-scale", 1.0),
         ("backward.scaled-twice", scale * scale),
-        ("backward.default-scale", shape.default_scale),
+        ("backward.default-scale", maker.problem.shape.default_scale),
         ("backward.scale-inverted", 1 / scale if scale else 0.0),
     ):
         if not math.isclose(factor, scale):
-            yield changed(mistake, d_scaled=lambda a, d, f=factor: d * f)
-
-    def of_first_query(a: Stages, w: Array, d: Array) -> Array:
-        return Stages.row(a, w, d)[:, :, :1]
-
-    def of_squares(a: Stages, w: Array, d: Array) -> Array:
-        return (w * w).sum(axis=-1, keepdims=True)
-
-    yield changed("backward.softmax-detached", d_softmax=lambda a, w, d: 0 * d)
-    yield changed("backward.without-row-term", row=lambda a, w, d: np.zeros_like(d[..., :1]))
-    yield changed("backward.row-term-of-squares", row=of_squares)
-    yield changed("backward.row-term-of-first-query", row=of_first_query)
-    yield changed("backward.softmax-is-identity", d_softmax=lambda a, w, d: d - Stages.row(a, w, d))
-    yield changed("backward.softmax-is-identity-without-row-term", d_softmax=lambda a, w, d: d)
-    yield from features.backward(maker, changed)
-    yield from handing.backward(maker, changed)
-    if problem.allowed is not None:
-        shown = Stages.softmax(right, right.shown)
-        for row in rows:
-            yield changed("backward.weights-without-mask", weights_again=lambda a: shown, **row)
-    if problem.attn_bias is not None:
-        plain = Stages.softmax(
-            right, right.hide(right.sloped(right.capped(right.scaled(right.scores))))
-        )
-        for row in rows:
-            yield changed("backward.weights-without-bias", weights_again=lambda a: plain, **row)
-        yield from _of_bias(maker, changed)
-    yield from _of_groups(maker, changed)
-    yield from _of_shared(maker, changed)
-    ones = np.ones_like(problem.cotangent)
-    yield changed("backward.cotangent-ignored", received=lambda a: ones)
-    if shape.batch > 1:
-        first = np.broadcast_to(problem.cotangent[:1], problem.cotangent.shape)
-        yield changed("backward.cotangent-of-first-batch-entry", received=lambda a: first)
-    if shape.score == "additive":
-        yield changed("backward.tanh-slope-wrong", d_tanh=lambda a, h: 1 - h)
-        yield changed("backward.tanh-slope-missing", d_tanh=lambda a, h: np.ones_like(h))
-    else:
-        if scale and not math.isclose(scale, 1.0):
-            for place, name in enumerate(("query", "key")):
-
-                def unscaled(a: Stages, d: Array, found: Arrays, place: int = place) -> list[Array]:
-                    gradients = Stages.d_score(a, d, found)
-                    return [g / scale if i == place else g for i, g in enumerate(gradients)]
-
-                yield changed("backward.without-scale-in", {"of": name}, d_score=unscaled)
-        yield changed("backward.keys-for-queries", d_score=_keys_for_queries)
-    yield from _of_parts(maker, changed)
+            yield maker.staged(cause, d_scaled=lambda a, d, f=factor: d * f)
+    yield maker.staged("backward.softmax-detached", d_softmax=lambda a, w, d: 0 * d)
+    rows: dict[str, Change] = {
+        "backward.without-row-term": lambda a, w, d: np.zeros_like(d[..., :1]),
+        "backward.row-term-of-squares": lambda a, w, d: (w * w).sum(axis=-1, keepdims=True),
+        "backward.row-term-of-first-query": lambda a, w, d: Stages.row(a, w, d)[:, :, :1],
+    }
+    for cause, row in rows.items():
+        yield maker.staged(cause, row=row)
+    identity = "backward.softmax-is-identity"
+    yield maker.staged(identity, d_softmax=lambda a, w, d: d - Stages.row(a, w, d))
+    yield maker.staged(f"{identity}-without-row-term", d_softmax=lambda a, w, d: d)
 
 
-def _keys_for_queries(a: Stages, d: Array, found: Arrays) -> tuple[Array, Array]:
-    d_query, _ = Stages.d_score(a, d, found)
-    return d_query, np.einsum("bhqk,bhqd->bhkd", d, d_query)
+def _of_score(maker: Maker) -> Iterator[Hypothesis]:
+    scale = maker.problem.logit_scale
+    if maker.problem.shape.score == "additive":
+        yield maker.staged("backward.tanh-slope-wrong", d_tanh=lambda a, h: 1 - h)
+        yield maker.staged("backward.tanh-slope-missing", d_tanh=lambda a, h: np.ones_like(h))
+        return
+
+    def unscaled(place: int) -> Change:
+        def d_score(a: Stages, d: Array, found: Arrays) -> list[Array]:
+            gradients = Stages.d_score(a, d, found)
+            return [g / scale if i == place else g for i, g in enumerate(gradients)]
+
+        return d_score
+
+    def keys_for_queries(a: Stages, d: Array, found: Arrays) -> tuple[Array, Array]:
+        d_query, _ = Stages.d_score(a, d, found)
+        return d_query, np.einsum("bhqk,bhqd->bhkd", d, d_query)
+
+    if scale and not math.isclose(scale, 1.0):
+        for place, name in enumerate(("query", "key")):
+            yield maker.staged("backward.without-scale-in", {"of": name}, d_score=unscaled(place))
+    yield maker.staged("backward.keys-for-queries", d_score=keys_for_queries)
 
 
-def _of_bias(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
+def _of_bias(maker: Maker) -> Iterator[Hypothesis]:
     shape, scale, blocked = maker.problem.shape, maker.problem.logit_scale, ~maker.right.allowed
 
     def after(change: Callable[[Array], Array]) -> Change:
         """Return a stage that computes the bias gradient from a changed gradient of the logits."""
         return lambda a, d, shape: Stages.d_bias(a, change(d), shape)
 
-    yield changed("backward.bias-scaled", d_bias=after(lambda d: d * scale))
-    yield changed("backward.bias-of-blocked-is-1", d_bias=after(lambda d: d + blocked))
+    yield maker.staged("backward.bias-scaled", d_bias=after(lambda d: d * scale))
+    yield maker.staged("backward.bias-of-blocked-is-1", d_bias=after(lambda d: d + blocked))
 
     def first(*axes: int) -> Change:
         def d_bias(a: Stages, d: Array, shape: tuple[int, ...]) -> Array:
@@ -283,28 +290,31 @@ def _of_bias(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backwar
         ((0, 1), ["batch", "heads"]),
         ((2,), ["queries"]),
     ):
-        yield changed("backward.bias-not-summed", {"over": [*over]}, d_bias=first(*axes))
+        yield maker.staged("backward.bias-not-summed", {"over": [*over]}, d_bias=first(*axes))
     if shape.batch > 1:
         repeated = after(lambda d: np.broadcast_to(d[:1], d.shape))
-        yield changed("backward.bias-of-first-batch-entry", d_bias=repeated)
+        yield maker.staged("backward.bias-of-first-batch-entry", d_bias=repeated)
     queries = shape.query_length
     for start in sorted({(queries - 1) // size * size for size in TILES if size < queries}):
         about = {"queries": Phrase("where.query.from", {"first": start})}
-        kept = (np.arange(queries) >= start)[:, None]
-        yield changed("backward.bias-of-queries", about, d_bias=after(partial(np.multiply, kept)))
+        kept = after(partial(np.multiply, (np.arange(queries) >= start)[:, None]))
+        yield maker.staged("backward.bias-of-queries", about, d_bias=kept)
 
     def mean(a: Stages, d: Array, shape: tuple[int, ...]) -> Array:
         axes = tuple(axis for axis, size in enumerate(shape) if size != d.shape[axis])
         return d.mean(axis=axes, keepdims=True)
 
-    yield changed("backward.bias-averaged", d_bias=mean)
+    yield maker.staged("backward.bias-averaged", d_bias=mean)
 
 
-def _of_groups(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
+def _of_groups(maker: Maker) -> Iterator[Hypothesis]:
     group = maker.problem.shape.group
 
     def grouped(gradient: Array) -> Array:
         return gradient.reshape(gradient.shape[0], -1, group, *gradient.shape[2:])
+
+    def gathered(names: tuple[str, ...], other: Callable[[Array], Array]) -> Change:
+        return lambda a, g, name: other(g) if name in names else Stages.gather(a, g, name)
 
     mistakes: dict[str, Callable[[Array], Array]] = {
         "backward.group-first-head": lambda g: grouped(g)[:, :, 0],
@@ -313,21 +323,11 @@ def _of_groups(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backw
         "backward.group-tiled": lambda g: g.reshape(len(g), group, -1, *g.shape[2:]).sum(axis=1),
     }
     for names in (("key",), ("value",), ("key", "value")) if group > 1 else ():
-        for mistake, other in mistakes.items():
-
-            def gather(
-                a: Stages,
-                g: Array,
-                name: str,
-                names: tuple[str, ...] = names,
-                other: Callable[[Array], Array] = other,
-            ) -> Array:
-                return other(g) if name in names else Stages.gather(a, g, name)
-
-            yield changed(mistake, {"inputs": [*names]}, gather=gather)
+        for cause, other in mistakes.items():
+            yield maker.staged(cause, {"inputs": [*names]}, gather=gathered(names, other))
 
 
-def _of_shared(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
+def _of_shared(maker: Maker) -> Iterator[Hypothesis]:
     sharing = maker.problem.shape.sharing
 
     def without(*dropped: str) -> Change:
@@ -337,13 +337,15 @@ def _of_shared(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backw
 
     shared = {"self": ("query", "key", "value"), "memory": ("key", "value"), "separate": ()}
     for name in shared[sharing]:
-        yield changed("backward.without-share", {"of": name}, joined=without(name))
+        yield maker.staged("backward.without-share", {"of": name}, joined=without(name))
     if sharing == "self":
-        yield changed("backward.without-key-and-value-shares", joined=without("key", "value"))
-        yield changed("backward.without-query-and-key-shares", joined=without("query", "key"))
+        both = without("key", "value")
+        yield maker.staged("backward.without-key-and-value-shares", joined=both)
+        both = without("query", "key")
+        yield maker.staged("backward.without-query-and-key-shares", joined=both)
 
 
-def _of_parts(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
+def _of_parts(maker: Maker) -> Iterator[Hypothesis]:
     """Yield backward passes that leave out queries or keys, or have mistakes of fused kernels."""
     shape, logits = maker.problem.shape, maker.right.logits
     queries, keys = np.arange(shape.query_length)[:, None], np.arange(shape.key_length)
@@ -352,23 +354,161 @@ def _of_parts(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backwa
         d_query, _ = Stages.d_score(a, d, {})
         return d_query, Stages.d_score(a, d * (queries < queries.size - 1), found)[1]
 
-    yield changed("backward.key-without-last-query", d_score=without_last)
+    def only(kept: BoolArray) -> Change:
+        return lambda a, d: Stages.d_scaled(a, d * kept)
+
+    yield maker.staged("backward.key-without-last-query", d_score=without_last)
     for size in TILES:
-        for mistake, at in (
+        for cause, at in (
             ("backward.first-keys-only", keys),
             ("backward.first-queries-only", queries),
         ):
             if size < at.size:
-
-                def only(a: Stages, d: Array, kept: BoolArray = at < size) -> Array:
-                    return Stages.d_scaled(a, d * kept)
-
-                yield changed(mistake, {"count": size}, d_scaled=only)
+                yield maker.staged(cause, {"count": size}, d_scaled=only(at < size))
     peak = logits.max(axis=-1, keepdims=True)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     total = np.exp(logits - peak).sum(axis=-1, keepdims=True)
-    mistake = "backward.normaliser-without-maximum"
-    for row in ({}, {"row": row_of_context}):
-        yield changed(mistake, weights_again=lambda a: a.weights * np.exp(peak), **row)
-    mistake = "backward.row-term-of-unnormalised-context"
-    yield changed(mistake, row=lambda a, w, d: Stages.row(a, w, d) * total)
+    cause = "backward.normaliser-without-maximum"
+    yield from _recomputed(maker, cause, lambda a: a.weights * np.exp(peak))
+    cause = "backward.row-term-of-unnormalised-context"
+    yield maker.staged(cause, row=lambda a, w, d: Stages.row(a, w, d) * total)
+
+
+# Backward passes of features, and of tokens that are packed, paged or cached
+
+
+def _of_cap(maker: Maker) -> Iterator[Hypothesis]:
+    def slope(values: Array) -> Array:
+        return 1.0 - np.tanh(values) ** 2
+
+    slopes: dict[str, Callable[[Array, float], Array]] = {
+        "backward.cap-twice": lambda s, c: slope(s / c) ** 2,
+        "backward.cap-of-capped": lambda s, c: slope(np.tanh(s / c)),
+        "backward.cap-not-divided": lambda s, c: 1 - (c * np.tanh(s / c)) ** 2,
+        "backward.cap-not-squared": lambda s, c: 1 - np.tanh(s / c),
+        "backward.cap-of-clip": lambda s, c: np.asarray(np.abs(s) < c, np.float64),
+        "backward.cap-times-cap": lambda s, c: c * slope(s / c),
+    }
+    yield maker.staged("backward.cap-missing", d_capped=lambda a, d: d)
+    for cause, of in slopes.items():
+        yield maker.staged(cause, slope_of_cap=lambda a, c, of=of: of(a.scaled(a.scores), c))
+    yield maker.staged("backward.cap-of-unscaled", slope_of_cap=lambda a, c: slope(a.scores / c))
+    if maker.problem.attn_bias is not None:
+        yield maker.staged(
+            "backward.cap-of-biased",
+            slope_of_cap=lambda a, c: slope(a.biased(a.scaled(a.scores)) / c),
+        )
+        yield maker.staged(
+            "backward.cap-in-bias",
+            d_bias=lambda a, d, shape: Stages.d_bias(a, a.d_capped(d), shape),
+        )
+
+
+def _of_sinks(maker: Maker) -> Iterator[Hypothesis]:
+    share = maker.right.share_of_sinks()
+
+    def summed(gradient: Array) -> Array:
+        return -gradient.sum(axis=(0, 2, 3))
+
+    changes: dict[str, Callable[[Array], Array]] = {
+        "backward.sinks-of-first-entry": lambda row: summed((share * row)[:1]),
+        "backward.sinks-of-last-query": lambda row: summed((share * row)[:, :, -1:]),
+        "backward.sinks-without-share": summed,
+        "backward.sinks-summed-over-heads": lambda row: np.full(
+            share.shape[1], summed(share * row).sum()
+        ),
+    }
+    if maker.problem.soft_cap is not None:
+        uncapped = Stages(maker.problem.replace(soft_cap=None)).share_of_sinks()
+        changes["backward.sinks-without-cap"] = lambda row: summed(uncapped * row)
+    for cause, change in changes.items():
+        yield maker.staged(cause, d_sinks=lambda a, row, change=change: change(row))
+    yield maker.staged(
+        "backward.sinks-in-row-term", row=lambda a, w, d: Stages.row(a, w, d) / (1 - share)
+    )
+
+
+def _of_rotary(maker: Maker) -> Iterator[Hypothesis]:
+    problem = maker.problem
+
+    yield maker.staged("backward.rotary-missing", d_rotated=lambda a, side, g: g)
+    yield maker.staged("backward.rotary-turned-on", d_rotated=Stages.rotated)
+    for side in ("key", "query"):
+        skipping = but_for(side, Stages.d_rotated)
+        yield maker.staged("backward.rotary-missing-in", {"of": side}, d_rotated=skipping)
+    index = np.broadcast_to(
+        np.arange(problem.shape.query_length), problem.position_of_queries.shape
+    )
+    if not np.array_equal(index, problem.position_of_queries):
+        yield maker.staged(
+            "backward.rotary-from-0",
+            d_rotated=lambda a, side, g: a.turned(
+                g, -a.angles(index if side == "query" else a.positions(side))
+            ),
+        )
+
+
+def _of_norm(maker: Maker) -> Iterator[Hypothesis]:
+    def of_first(axis: int) -> Change:
+        def d_gain(a: Stages, side: str, g: Array) -> Array:
+            found = g * a.plain[side] / a.root(a.plain[side])
+            return np.take(found, [0], axis=axis).sum(axis=(0, 1, 2))
+
+        return d_gain
+
+    yield maker.staged("backward.norm-root-constant", d_root=lambda a, x, g: 0 * x[..., :1])
+    yield maker.staged(
+        "backward.norm-sum-not-mean", d_root=lambda a, x, g: (x * g).sum(axis=-1, keepdims=True)
+    )
+    yield maker.staged("backward.norm-passed-on", d_normed=lambda a, side, g: g)
+    yield maker.staged(
+        "backward.norm-square-not-cube", d_root=lambda a, x, g: Stages.d_root(a, x, g) * a.root(x)
+    )
+    yield maker.staged(
+        "backward.norm-weight-not-normalised",
+        d_gain=lambda a, side, g: (g * a.plain[side]).sum(axis=(0, 1, 2)),
+    )
+    yield maker.staged("backward.norm-weight-of-first-head", d_gain=of_first(axis=1))
+    yield maker.staged("backward.norm-weight-of-first-entry", d_gain=of_first(axis=0))
+    yield maker.staged(
+        "backward.norm-without-weight",
+        d_normed=lambda a, side, g: Stages.d_normed(a, side, g / a.gain(side)),
+    )
+
+
+def _without_features(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield backward passes that recompute the weights without a feature."""
+    problem = maker.problem
+    fields = {
+        "backward.weights-without-window": "window",
+        "backward.weights-without-cap": "soft_cap",
+        "backward.weights-without-sinks": "sinks",
+        "backward.weights-without-alibi": "slopes",
+        "backward.weights-without-segments": "segments",
+        "backward.weights-without-lengths": "key_lengths",
+    }
+    if problem.window == NO_WINDOW:
+        del fields["backward.weights-without-window"]
+    for cause, field in fields.items():
+        if getattr(problem, field) is not None:
+            plain = Stages(problem.replace(**{field: NO_WINDOW if field == "window" else None}))
+            maker.share(plain)
+            yield from _recomputed(maker, cause, lambda a, weights=plain.weights: weights)
+
+
+def _of_stored_tokens(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield backward passes that lose the gradient of the tokens in `Handed.stored`."""
+    if maker.handed is None:
+        return
+    group, tokens = maker.handed.stored(maker.problem)
+
+    def gathered(of: tuple[str, ...]) -> Change:
+        def gather(a: Stages, g: Array, side: str) -> Array:
+            found = Stages.gather(a, g, side)
+            return np.where(tokens[:, None, :, None], 0.0, found) if side in of else found
+
+        return gather
+
+    for of in PARTS:
+        about = {**names_of(of), "tokens": Phrase(f"handing.{group}")}
+        yield maker.staged("backward.tokens-detached", about, gather=gathered(of))

@@ -6,7 +6,7 @@ defects, queries read other tokens. The suite arranged the memory, so it knows w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -16,6 +16,7 @@ import numpy as np
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Adapter
 from conformance.adapter.handing import Cache, Handing, Packed, Pages
+from conformance.causes.features import misread_lengths, rotated_at
 from conformance.causes.hypothesis import (
     CHUNKS,
     MOST_ELEMENTS,
@@ -31,7 +32,7 @@ from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.features import within
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.phrase import Phrase
 
 PARTS = (("key", "value"), ("value",), ("key",))
 """The sets of arrays in which a mistake may occur."""
@@ -48,9 +49,9 @@ class Handed:
     def of(
         cls, adapter: Adapter, problem: Problem, spelling: Spelling | None = None
     ) -> Handed | None:
-        """Return how an encoding passes tokens, or None if it passes inputs unchanged.
+        """Return how an encoding passes tokens, or None if inputs are passed unchanged.
 
-        If `spelling` is None, the preferred encoding is examined. The result is also None if the
+        By default, it is the encoding that the adapter prefers. The result is also None if the
         adapter cannot pass the problem.
         """
         handings = [one for one in adapter.features if isinstance(one, Handing)]
@@ -87,28 +88,25 @@ class Handed:
         places = (moved.query, moved.key, moved.held)
         return any(at is not None and bool((at < 0).any()) for at in places)
 
-    def parts(self, problem: Problem) -> dict[str, BoolArray]:
-        """Return masks `[batch key]` of groups of tokens whose gradient may be lost, by group name.
+    def stored(self, problem: Problem) -> tuple[str, BoolArray]:
+        """Return the name of a group of tokens whose gradient may be lost, and a mask of them.
 
-        There is one group: the last packed sequence, all pages of each batch entry but its first,
-        or the cache.
+        The group is the last packed sequence, all pages of each batch entry but its first, or the
+        cache. The mask is `[batch key]`.
         """
         shape = problem.shape
-        tokens: dict[str, IntArray] = {}
         if isinstance(self.declared, Packed):
             first, last = self.argument(self.declared.key_offsets)[-2:]
-            tokens["last-sequence"] = self.tokens("key")[first:last]
+            name, tokens = "last-sequence", self.tokens("key")[first:last]
         elif isinstance(self.declared, Pages):
-            table = self.argument(self.declared.table)
-            tokens["later-pages"] = self.tokens("held")[table[:, 1:]].ravel()
+            later = self.argument(self.declared.table)[:, 1:]
+            name, tokens = "later-pages", self.tokens("held")[later]
         else:
-            tokens["cache"] = self.tokens("held").ravel()
-        found = {}
-        for name, at in tokens.items():
-            inside = np.zeros(shape.batch * shape.key_length + 1, np.bool_)
-            inside[at] = True
-            found[name] = inside[:-1].reshape(shape.batch, -1)
-        return found
+            name, tokens = "cache", self.tokens("held")
+        # Places that hold no token have the index −1, which is the last element here.
+        inside = np.zeros(shape.batch * shape.key_length + 1, np.bool_)
+        inside[tokens] = True
+        return name, inside[:-1].reshape(shape.batch, -1)
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,9 @@ def read(a: Stages, runs: Iterable[Run]) -> Array:
             logits = logits - problem.slopes[:, None, None] * np.abs(distances)
         if problem.attn_bias is not None:
             logits = logits + _beside(problem, problem.attn_bias, run, 0.0)
-        seen = _rules(problem, distances) & run.seen
+        seen = within(problem.window, distances) & run.seen
+        if problem.causal is not None:
+            seen = seen & (distances <= 0)
         if problem.mask is not None:
             seen = seen & _beside(problem, problem.mask, run, True)
         weights = a.softmax(np.where(seen, logits, -np.inf)[None])[0]
@@ -177,16 +177,10 @@ def read(a: Stages, runs: Iterable[Run]) -> Array:
     return found.reshape(shape.batch, -1, *found.shape[1:]).transpose(0, 2, 1, 3)
 
 
-def _rules(problem: Problem, distances: IntArray) -> BoolArray:
-    seen = within(problem.window, distances)
-    return seen if problem.causal is None else seen & (distances <= 0)
-
-
 def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | bool) -> Any:
     """Return the part of a mask or bias that applies to a run, `[head query key]`.
 
-    Its columns are applied to keys in the order in which they are read. If more keys are read than
-    it has columns, the missing ones are filled with `rest`.
+    Keys beyond its columns get the value `rest`.
     """
     shape = problem.shape
     whole = np.broadcast_to(array, shape.logits)
@@ -196,7 +190,8 @@ def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | 
     return rows.transpose(1, 0, 2)[..., : len(run.keys)]
 
 
-def _names(of: tuple[str, ...]) -> About:
+def names_of(of: tuple[str, ...]) -> About:
+    """Return the arguments of a cause that say whether keys, values or both are affected."""
     return {"of": Phrase(f"handing.{'-and-'.join(of)}")}
 
 
@@ -226,16 +221,15 @@ def _reads(
 
 # Packed sequences
 
-Span = Callable[[int, int, int], tuple[int, int]]
+Span = Callable[..., tuple[int, int]]
 """A function from a sequence's index and the bounds of its keys to the bounds of the keys read."""
 
 
 def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothesis]:
     bottom = maker.problem.causal == "bottom-right"
     tokens_of_queries, tokens = handed.tokens("query"), handed.tokens("key")
-    q_at, k_at = (
-        handed.argument(name).tolist() for name in (declared.query_offsets, declared.key_offsets)
-    )
+    q_at = handed.argument(declared.query_offsets).tolist()
+    k_at = handed.argument(declared.key_offsets).tolist()
     last = len(q_at) - 2
 
     def taken(span: tuple[int, int]) -> IntArray:
@@ -252,26 +246,20 @@ def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothes
 
     whole = tokens[: k_at[-1]]
     at = len(whole) - q_at[-1] if bottom else 0
-    yield _reads(
-        maker, "packed.offsets-ignored", [Run(tokens_of_queries[: q_at[-1]], whole, whole, at)]
-    )
+    in_one = Run(tokens_of_queries[: q_at[-1]], whole, whole, at)
+    yield _reads(maker, "packed.offsets-ignored", [in_one])
 
     def right(n: int, first: int, stop: int) -> tuple[int, int]:
         return first, stop
 
-    def of_queries(n: int, first: int, stop: int) -> tuple[int, int]:
-        return q_at[n], q_at[n + 1]
-
-    def as_many(n: int, first: int, stop: int) -> tuple[int, int]:
-        return q_at[n], q_at[n] + stop - first
-
-    if q_at != k_at:
-        others: tuple[Span, Span] = (of_queries, as_many)
-        for span in others:
-            about = _names(("key", "value"))
-            yield _reads(maker, "packed.offsets-of-queries", runs(span), about)
-            about = _names(("value",))
-            yield _reads(maker, "packed.offsets-of-queries", runs(right, span), about)
+    of_queries: tuple[Span, Span] = (
+        lambda n, i, j: (q_at[n], q_at[n + 1]),
+        lambda n, i, j: (q_at[n], q_at[n] + j - i),
+    )
+    for span in of_queries if q_at != k_at else ():
+        cause = "packed.offsets-of-queries"
+        yield _reads(maker, cause, runs(span), names_of(("key", "value")))
+        yield _reads(maker, cause, runs(right, span), names_of(("value",)))
     ends: list[tuple[str, Span]] = [
         ("packed.begin-one-late", lambda n, i, j: (i + 1, j)),
         ("packed.begin-one-late", lambda n, i, j: (min(i + (n > 0), j), j)),
@@ -290,17 +278,11 @@ def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothes
     if maker.problem.causal is None:
         # With a causal mask, this equals a causal mask that is aligned top-left.
         most = max(np.diff(q_at), default=0)
-
-        def fewer(n: int, first: int, stop: int) -> tuple[int, int]:
-            return first, min(stop, first + most)
-
-        yield _reads(maker, "packed.as-many-keys-as-queries", runs(fewer))
+        fewer = runs(lambda n, i, j: (i, min(j, i + most)))
+        yield _reads(maker, "packed.as-many-keys-as-queries", fewer)
     for size in TILES:
-
-        def tiled(n: int, first: int, stop: int, size: int = size) -> tuple[int, int]:
-            return first, first + -(-(stop - first) // size) * size
-
-        yield _reads(maker, "packed.in-tiles", runs(tiled), {"size": size})
+        tiled = runs(lambda n, i, j, size=size: (i, i + -(-(j - i) // size) * size))
+        yield _reads(maker, "packed.in-tiles", tiled, {"size": size})
 
 
 # Pages
@@ -322,22 +304,14 @@ def _pages(maker: Maker, handed: Handed, declared: Pages) -> Iterator[Hypothesis
             yield Run(entry * queries + np.arange(queries), of_keys, of_values, at)
 
     size, index = declared.size, np.arange(table.shape[1])
-    for cause, other in (
-        ("lengths.one-more", lengths + 1),
-        ("lengths.last-index", np.maximum(lengths - 1, 0)),
-        ("lengths.last-index", np.maximum(lengths - 1, 1)),
-        ("lengths.of-first-entry", 0 * lengths + lengths[0]),
-        ("lengths.of-next-entry", np.roll(lengths, 1)),
-        ("lengths.of-next-entry", np.roll(lengths, -1)),
-        ("lengths.longest", 0 * lengths + lengths.max()),
-    ):
+    for cause, other in misread_lengths(lengths):
         yield _reads(maker, cause, runs(table, table, other), {"of": "key"})
     for cause, other in (
         ("lengths.in-full-tiles", np.maximum(lengths // size * size, 1)),
         ("lengths.in-tiles", -(-lengths // size) * size),
     ):
         yield _reads(maker, cause, runs(table, table, other), {"of": "key", "size": size})
-    used = index < -(-lengths // size)[:, None]
+    used, is_last = index < -(-lengths // size)[:, None], index == len(index) - 1
     ascending = np.sort(np.where(used, table, len(pages)), axis=1)
     tables = [
         ("pages.of-first-entry", np.broadcast_to(table[:1], table.shape)),
@@ -346,16 +320,16 @@ def _pages(maker: Maker, handed: Handed, declared: Pages) -> Iterator[Hypothesis
         ("pages.in-order", np.arange(table.size).reshape(table.shape)),
         ("pages.from-the-first", table[:, :1] + index),
         ("pages.first-again", np.broadcast_to(table[:, :1], table.shape)),
-        ("pages.stale", np.where(index == len(index) - 1, np.roll(table, 1, axis=0), table)),
-        ("pages.stale", np.where(index == len(index) - 1, np.roll(table, -1, axis=0), table)),
+        ("pages.stale", np.where(is_last, np.roll(table, 1, axis=0), table)),
+        ("pages.stale", np.where(is_last, np.roll(table, -1, axis=0), table)),
         ("pages.sorted", np.where(used, ascending, table)),
         ("pages.sorted", np.sort(table, axis=1)),
         ("pages.from-the-end", table[:, ::-1]),
     ]
     for of in PARTS:
         for cause, other in tables:
-            sides = [other if side in of else table for side in ("key", "value")]
-            yield _reads(maker, cause, runs(sides[0], sides[1], lengths), _names(of))
+            keys, values = (other if side in of else table for side in ("key", "value"))
+            yield _reads(maker, cause, runs(keys, values, lengths), names_of(of))
 
 
 # A cache beside new keys
@@ -367,101 +341,69 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
     cached = new[:, 0] - np.arange(len(new)) * problem.shape.key_length
     neighbour, count = np.roll(np.arange(len(new)), 1), len(new)
 
+    def usual(e: int) -> IntArray:
+        return held[e, : cached[e]]
+
     def runs(
-        past: Callable[[int], IntArray], of: tuple[str, ...] = PARTS[0], *, behind: bool = False
+        past: Callable[..., IntArray], of: tuple[str, ...] = PARTS[0], *, behind: bool = False
     ) -> Iterator[Run]:
         for entry in range(count):
-            usual = held[entry, : cached[entry]]
+            right, wrong = (usual(entry), new[entry]), (past(entry), new[entry])
+            wrong = wrong[::-1] if behind else wrong
             keys, values = (
-                np.concatenate(
-                    (new[entry], past(entry))
-                    if behind
-                    else (past(entry), new[entry])
-                    if side in of
-                    else (usual, new[entry])
-                )
-                for side in ("key", "value")
+                np.concatenate(wrong if side in of else right) for side in ("key", "value")
             )
             if len(keys) == len(values):
                 at = len(keys) - queries
                 yield Run(entry * queries + np.arange(queries), keys, values, at)
 
-    def usual(e: int) -> IntArray:
-        return held[e, : cached[e]]
-
     top_left = [replace(run, first=0) for run in runs(usual)]
     yield _reads(maker, "causal.aligned", top_left, {"alignment": "top-left"})
     yield _reads(maker, "cached.forgotten", runs(lambda e: held[e, :0]))
+    pasts: dict[str, Callable[[int], IntArray]] = {
+        "cached.of-first-entry": lambda e: held[0, : cached[e]],
+        "cached.of-other-entry": lambda e: held[neighbour[e], : cached[e]],
+        "cached.last-overwritten": lambda e: np.r_[usual(e)[:-1], new[e, : min(1, cached[e])]],
+        "cached.read-one-late": lambda e: held[e, 1 : cached[e] + 1],
+    }
     for of in PARTS:
-        pasts: list[tuple[str, Callable[[int], IntArray]]] = [
-            ("cached.of-first-entry", lambda e: held[0, : cached[e]]),
-            ("cached.of-other-entry", lambda e: held[neighbour[e], : cached[e]]),
-            (
-                "cached.last-overwritten",
-                lambda e: np.concatenate([usual(e)[:-1], new[e, : min(1, cached[e])]]),
-            ),
-            ("cached.read-one-late", lambda e: held[e, 1 : cached[e] + 1]),
-        ]
-        for cause, past in pasts:
-            yield _reads(maker, cause, runs(past, of), _names(of))
-        yield _reads(maker, "cached.behind-new", runs(usual, of, behind=True), _names(of))
-    others = [
+        for cause, past in pasts.items():
+            yield _reads(maker, cause, runs(past, of), names_of(of))
+        yield _reads(maker, "cached.behind-new", runs(usual, of, behind=True), names_of(of))
+
+    def moved(by: IntArray, *sides: str) -> Change:
+        """Return a rotary stage that shifts the positions of new tokens by `by`, `[batch]`."""
+        first = cached[:, None]
+        return rotated_at(lambda p: np.where(p >= first, p + by[:, None], p), *sides)
+
+    def again(once: Change, twice: Change) -> Change:
+        """Return a stage that is `once` for all heads, and then `twice` for keys in the cache."""
+        stored = (np.arange(problem.shape.key_length) < cached[:, None])[:, None, :, None]
+
+        def change(a: Stages, side: str, x: Array) -> Array:
+            done: Array = once(a, side, x)
+            return done if side == "query" else np.where(stored, twice(a, side, done), done)
+
+        return change
+
+    for cause, other in (
         ("cached.one-fewer", np.maximum(cached - 1, 0)),
         ("cached.one-more", cached + 1),
         ("cached.length-of-other-entry", cached[neighbour]),
         ("cached.length-of-other-entry", np.roll(cached, -1)),
         ("cached.length-of-first-entry", 0 * cached + cached[0]),
-    ]
-    for cause, other in others:
-
-        def past(e: int, other: IntArray = other) -> IntArray:
-            return held[e, : other[e]]
-
-        yield _reads(maker, cause, runs(past))
+    ):
+        read = [*runs(lambda e, other=other: held[e, : other[e]])]
+        yield _reads(maker, cause, read)
         if problem.rotary is not None:
             # New tokens are rotated by the positions that follow from the wrong length.
-            yield _reads(maker, cause, runs(past), rotated=_new_moved(cached, other - cached))
+            yield _reads(maker, cause, read, rotated=moved(other - cached))
     if problem.rotary is not None:
-        for cause, by, sides in (
-            ("rotary.new-from-0", -cached, ("query", "key")),
-            ("rotary.new-keys-one-late", 0 * cached + 1, ("key",)),
-        ):
-            yield maker.staged(cause, rotated=_new_moved(cached, by, sides))
-
-        def again(a: Stages, side: str, x: Array) -> Array:
-            once = Stages.rotated(a, side, x)
-            if side == "query":
-                return once
-            return np.where(_stored(a, cached), Stages.rotated(a, side, once), once)
-
-        yield maker.staged("rotary.keys-twice", rotated=again)
+        yield maker.staged("rotary.new-from-0", rotated=moved(-cached))
+        yield maker.staged("rotary.new-keys-one-late", rotated=moved(0 * cached + 1, "key"))
+        yield maker.staged("rotary.keys-twice", rotated=again(Stages.rotated, Stages.rotated))
     if problem.norm is not None:
-
-        def normed_again(a: Stages, side: str, x: Array) -> Array:
-            once = Stages.prepared(a, side, x)
-            if side == "query":
-                return once
-            return np.where(_stored(a, cached), a.normed(side, once), once)
-
-        yield maker.staged("norm.keys-twice", prepared=normed_again)
-
-
-def _stored(a: Stages, cached: IntArray) -> BoolArray:
-    """Return a mask `[b 1 k 1]` of the keys that are in the cache."""
-    return (np.arange(a.shape.key_length) < cached[:, None])[:, None, :, None]
-
-
-def _new_moved(cached: IntArray, by: IntArray, sides: tuple[str, ...] = ("query", "key")) -> Change:
-    """Return a rotary stage that shifts the positions of new tokens by `by`, an array `[batch]`."""
-
-    def rotated(a: Stages, side: str, x: Array) -> Array:
-        positions = a.positions(side)
-        if side in sides:
-            new = positions >= cached[:, None]
-            positions = np.where(new, positions + by[:, None], positions)
-        return a.turned(x, a.angles(positions))
-
-    return rotated
+        yield maker.staged("norm.keys-twice", prepared=again(Stages.prepared, Stages.normed))
 
 
 def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
@@ -481,18 +423,15 @@ def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
             memory[place(past + np.arange(queries))] = new[entry]
             positions = last - (last - column) % places
             there = positions >= 0
-            stands = column if by_place else positions
-            ahead = stands - past - np.arange(queries)[:, None]
+            ahead = (column if by_place else positions) - past - np.arange(queries)[:, None]
             ahead = 0 * ahead if all_seen else ahead
             read_in = np.where(there, memory, -1)
             rows = entry * queries + np.arange(queries)
             yield Run(rows, read_in, read_in, ahead=ahead, seen=there)
 
-    def late(p: IntArray) -> IntArray:
-        return np.where(p < places, p, p % places + 1) % places
-
+    late = runs(lambda p: np.where(p < places, p, p % places + 1) % places)
     yield _reads(maker, "ring.not-wrapped", runs(lambda p: np.minimum(p, places - 1)))
-    yield _reads(maker, "ring.one-late", runs(late))
+    yield _reads(maker, "ring.one-late", late)
     yield _reads(maker, "ring.one-late", runs(lambda p: (p + 1) % places))
     yield _reads(maker, "ring.one-early", runs(lambda p: (p - 1) % places))
     yield _reads(maker, "ring.by-place", runs(by_place=True))
@@ -508,12 +447,10 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
         return
 
     def runs(size: int, *, of: tuple[str, ...] = (), over: bool = False) -> Iterator[Run]:
-        """Yield a run for each chunk of queries, with a defect.
+        """Yield a run for each chunk of `size` queries.
 
-        Args:
-            size: the number of queries in a chunk.
-            of: the parts, keys or values, whose history is read from the first batch entry.
-            over: whether each chunk overwrites the tokens of the first chunk.
+        The history of keys or values in `of` is that of the first batch entry. With `over`, each
+        chunk overwrites the tokens of the first one.
         """
         for entry in range(shape.batch):
             own = entry * keys + np.arange(keys)
@@ -535,52 +472,13 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
         if size < queries:
             yield _reads(maker, "cache.overwritten", runs(size, over=True), {"size": size})
         for of in PARTS:
-            yield _reads(maker, "cached.of-first-entry", runs(size, of=of), _names(of))
+            yield _reads(maker, "cached.of-first-entry", runs(size, of=of), names_of(of))
 
 
-# Memory that holds no token, and gradients
+# Memory that holds no token
 
 
-def unused_memory(maker: Maker, evidence: Evidence) -> Phrase:
-    """Return the cause of an output that is NaN wherever it is wrong, if unused memory exists.
-
-    Otherwise, the result is an empty phrase.
-    """
-    return Phrase("handing.unused-memory-read") if _all_nan(maker, [evidence]) else NOTHING
-
-
-def unused_memory_in_gradients(maker: Maker, wrong: Mapping[str, Evidence]) -> Phrase:
-    """Return the cause of gradients that are NaN wherever they are wrong, if unused memory exists.
-
-    Otherwise, the result is an empty phrase.
-    """
-    return Phrase("backward.unused-memory-read") if _all_nan(maker, wrong.values()) else NOTHING
-
-
-def _all_nan(maker: Maker, wrong: Iterable[Evidence]) -> bool:
+def all_nan(maker: Maker, wrong: Iterable[Evidence]) -> bool:
+    """Return whether there is unused memory, and these arrays are NaN wherever they are wrong."""
     there = maker.handed is not None and maker.handed.has_unused
     return there and all(bool(np.isnan(one.got[one.wrong]).all()) for one in wrong)
-
-
-def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
-    """Yield backward passes that lose the gradient of the tokens in a group of `Handed.parts`.
-
-    `changed` makes a backward pass from the id of a cause, its arguments, and changed stages, as in
-    `conformance.causes.gradients`.
-    """
-    stored = {} if maker.handed is None else maker.handed.parts(maker.problem)
-    for name, tokens in stored.items():
-        for of in PARTS:
-
-            def gather(
-                a: Stages,
-                g: Array,
-                side: str,
-                of: tuple[str, ...] = of,
-                tokens: BoolArray = tokens,
-            ) -> Array:
-                found = Stages.gather(a, g, side)
-                return np.where(tokens[:, None, :, None], 0.0, found) if side in of else found
-
-            about = {**_names(of), "tokens": Phrase(f"handing.{name}")}
-            yield changed("backward.tokens-detached", about, gather=gather)

@@ -1,9 +1,8 @@
 """A `Hypothesis`: a known defect, and the answer of an implementation that has it.
 
-Each hypothesis is defined in one of the modules `handing`, `features`, `masks`, `scale`,
-`projections`, `softmax`, `precision` and `gradients`, with its id, the arguments of the id, and its
-computation. To add one, add these to the module that fits, and the English text for the id to
-`conformance/words.toml`.
+The modules `handing`, `features`, `logits`, `projections`, `softmax`, `precision` and `gradients`
+define the hypotheses. To add one, add its id, the arguments of the id and its computation to the
+module that fits, and the English text for the id to `conformance/words.toml`.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 """The sizes of the tiles and pages in which keys may have been read."""
 
 MOST_ELEMENTS = 2**17
-"""The number of attention weights above which similar cases are not examined, mistakes in handing
-keys over are not tried, nor are defects of only some heads or rows, which require keeping all
-hypotheses in memory."""
+"""The number of attention weights above which the slowest searches are left out: similar cases,
+mistakes in passing keys, and defects of only some heads or rows."""
 
 BETTER = 0.5
 """A hypothesis explains an answer only if at most this share of the rms error remains."""
@@ -47,8 +45,7 @@ ALIKE = 1.25
 HALF = ("float16", "bfloat16")
 
 FAILS = 0.05
-"""A row counts as broken by overflow or underflow only if its largest error exceeds this share of
-the rms of the expected array."""
+"""The share of the rms of the expected array that the largest error of a broken row exceeds."""
 
 About = Mapping[str, Argument]
 """The arguments of the phrase that names a cause."""
@@ -59,14 +56,19 @@ _SHARED = frozenset(
     {"mask", "causal", "attn_bias", "scale", "window", "soft_cap", "sinks", "slopes"}
     | {"query_lengths", "key_lengths", "segments", "positions"}
 )
-"""Fields of a problem that affect neither projections nor unscaled scores, unless a rotary
-embedding depends on them."""
+"""Fields that affect neither projections nor scores, unless a rotary embedding depends on them."""
 
 _AFTER_SCORES = frozenset(
     {"scaled", "added", "capped", "sloped", "far", "biased", "hide", "softmax", "sinks", "of_sinks"}
     | {"mix", "merge", "finish"}
 )
 """Stages that can be replaced without affecting the projections and scores."""
+
+_BACKWARD = frozenset(
+    {"received", "weights_again", "row", "slope_of_cap", "gather", "joined"}
+    | {name for name in vars(Stages) if name.startswith("d_")}
+)
+"""Stages that can be replaced without affecting the output."""
 
 
 def significant(value: float, digits: int = 4) -> float:
@@ -143,7 +145,9 @@ class Maker:
 
         def make() -> Stages:
             found = Stages(self.problem, **stages)
-            if stages.keys() <= _AFTER_SCORES:
+            if stages.keys() <= _BACKWARD:
+                self.share(found, "weights", "context")
+            elif stages.keys() <= _AFTER_SCORES:
                 self.share(found)
             return found
 
@@ -176,10 +180,6 @@ def _moved(one: Problem, other: Problem) -> bool:
     )
 
 
-def _any(cause: Phrase) -> bool:
-    return True
-
-
 @dataclass
 class Best:
     """A choice among the hypotheses that explain an answer, which are added simplest first.
@@ -196,7 +196,7 @@ class Best:
     """
 
     dtype: str
-    accepts: Callable[[Phrase], bool] = _any
+    accepts: Callable[[Phrase], bool]
     wanted: str = ""
     known: list[tuple[float, Phrase]] = field(default_factory=list)
 
@@ -272,18 +272,16 @@ class Evidence:
         return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
 
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
-        """Return a mask of the elements at which the answer equals the prediction `found`.
+        """Return a mask of the elements at which the answer equals the prediction up to noise.
 
-        The two may differ by noise, unless both the noise and the prediction are 0. The prediction
-        has noise, too. This noise is larger by the factor `gain` if the prediction, or an array
-        from which it is computed, is larger than the expected one by that factor.
+        The prediction has noise, too. It is larger by the factor `gain` if the prediction, or an
+        array from which it is computed, is larger than the expected one by that factor.
         """
         gain = max(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
         # Zeros without noise, such as gradients of blocked keys, must be matched exactly.
         tolerance = np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
-        with np.errstate(invalid="ignore", over="ignore"):
-            near: BoolArray = np.abs(self.got - found) <= tolerance
+        near: BoolArray = np.abs(self.got - found) <= tolerance
         return near
 
     def misfit(self, found: Array) -> float:
@@ -297,10 +295,10 @@ class Evidence:
         clearly wrong; where it is −∞, the element must also be NaN. There must be finite
         predictions, and the answer must be near all of them.
 
-        Some wrong element must have a prediction other than NaN; otherwise, there must be rows that
-        are predicted to be NaN, and each of these must contain a wrong element. If a wrong element
-        has a finite prediction, then over all elements with finite predictions, the rms difference
-        from the predictions must be at most half of that from the expected array.
+        Some wrong element must have a prediction other than NaN, unless there are rows that are
+        predicted to be NaN throughout, and each of these contains a wrong element. If a wrong
+        element has a finite prediction, the rms difference from the finite predictions must be at
+        most half of that from the expected array.
         """
         if found.shape != self.got.shape:
             return False
@@ -318,9 +316,8 @@ class Evidence:
             return False
         if not (self.wrong & finite).any():
             return True
-        with np.errstate(over="ignore"):
-            left = np.mean((self.got - found)[finite] ** 2)
-            before = np.mean((self.got - self.want)[finite] ** 2)
+        left = np.mean((self.got - found)[finite] ** 2)
+        before = np.mean((self.got - self.want)[finite] ** 2)
         return bool(left <= BETTER**2 * before)
 
     def _fails(self, broken: BoolArray) -> bool:

@@ -1,23 +1,49 @@
-"""Find out which part of an array is wrong, and recognise defects of single heads or rows."""
+"""Find out where an array is wrong, and which part of an implementation is responsible.
+
+A defect may be confined to some heads or rows. If the suite supplies the projections of a function,
+the function is named as responsible if it deviates when it is called alone, and the projections if
+they deviate and the function alone does not. If neither does, the deviation depends on something
+else, such as earlier calls, the memory layout of the inputs, or which arrays need a gradient.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from conformance import text
+from conformance.adapter.base import Call
+from conformance.adapter.function import Function
 from conformance.causes.hypothesis import Evidence, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
+from conformance.records.findings import Finding
+from conformance.records.numbers import LIMIT
 from conformance.records.phrase import NOTHING, Phrase
+from conformance.requirements.examination import NO_ANSWER, Examination
 
 MOST = 3
 """The most indices to list one by one."""
 
 CLEAR = 0.05
 """How far a head's least-squares share of a defect may be from 0 or 1."""
+
+MadeBy = Literal["", "kernel", "projections"]
+
+COMPARED = frozenset(
+    {
+        "output.equals-definition",
+        "gradient.inputs-equal-definition",
+        "gradient.parameters-equal-definition",
+        "gradient.bias-equals-definition",
+        "weights.equal-definition",
+    }
+)
+"""The requirements whose findings name a responsible part, if it is known."""
 
 
 def located(array: str, wrong: BoolArray) -> Phrase:
@@ -102,10 +128,7 @@ def partial(
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
-    """Return which heads have the defect, or an empty phrase unless some, but not all, have it.
-
-    The heads are found by least squares, since the output is a sum over heads.
-    """
+    """Return which heads have the defect, or an empty phrase unless some, but not all, have it."""
     right, count = maker.right, maker.problem.shape.heads
     if count < 2 or stages.context.shape != right.context.shape:
         return NOTHING
@@ -115,12 +138,99 @@ def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
     known = np.isfinite(evidence.got) & np.isfinite(moved).all(axis=0)
     if not known.any():
         return NOTHING
+    # The output is a sum over heads.
     share, *_ = np.linalg.lstsq(moved[:, known].T, (evidence.got - right.output)[known], rcond=None)
     has = share > 0.5
     if has.all() or not has.any() or np.abs(share - has).max() > CLEAR:
         return NOTHING
-    with np.errstate(invalid="ignore"):
-        mixed = np.where(has[:, None, None], stages.context, right.context)
-        if not evidence.explained(stages.finished(mixed)):
-            return NOTHING
+    mixed = np.where(has[:, None, None], stages.context, right.context)
+    if not evidence.explained(stages.finished(mixed)):
+        return NOTHING
     return indices("head", np.nonzero(has)[0], has.size) or Phrase("where.head.some")
+
+
+# Which part of an implementation is responsible
+
+
+def responsible(finding: Finding, ex: Examination) -> MadeBy:
+    """Return which part causes a deviation: "kernel", "projections", or "" if that is unknown.
+
+    It is the kernel if its answer still deviates when it gets heads that the reference projected,
+    rounded to the dtype. It may be the projections if the suite supplies them.
+    """
+    if not ex.adapter.projections_supplied:
+        return ""
+    # Only a missing gradient has no figures.
+    array = finding.figures.array if finding.figures else "gradient"
+    try:
+        answer, expectation = ex.kernel_answer, ex.kernel_expectation
+    except NO_ANSWER:
+        return ""
+    wrong = {}
+    for name, want in expectation.arrays.items():
+        got = answer.arrays().get(name)
+        if got is not None and got.shape == want.shape:
+            wrong[name] = bool(Evidence.of(name, got, expectation).wrong.any())
+        elif answer.gradients and name.startswith("gradient."):
+            # An input without a gradient was detached from the graph.
+            wrong[name] = name.removeprefix("gradient.") in ("query", "key", "value")
+    beginning = array if array in ("output", "weights", "gradient.attn_bias") else "gradient."
+    parts = [is_wrong for name, is_wrong in wrong.items() if name.startswith(beginning)]
+    if any(parts):
+        return "kernel"
+    return "projections" if parts and _projections_deviate(ex) else ""
+
+
+def _projections_deviate(ex: Examination) -> bool:
+    """Return whether the projections in the implementation's framework deviate (cached).
+
+    The result is False if they cannot be read.
+    """
+    adapter, problem = ex.adapter, ex.problem
+    if not isinstance(adapter, Function) or ex.mode.name in adapter.bias_modes:
+        return False
+    key = ("projections", id(adapter), ex.case.id, ex.dtype, ex.device)
+
+    def deviates(stages: Stages, name: str) -> bool:
+        got = _projected(adapter, problem, Call(ex.mode, ex.device), name)
+        want = stages.heads(name)
+        if adapter.layout == "batch length heads head":
+            want = want.transpose(0, 2, 1, 3)
+        if got.shape != want.shape:
+            return True
+        # The noise of an element combines the roundings of all its factors and of its sum.
+        size = np.einsum("ble,ehd->blhd", stages.input(name) ** 2, stages.own[name] ** 2)
+        noise = problem.format.roundoff * np.sqrt(size + np.square(want).mean())
+        return bool((np.abs(got - want) > LIMIT * noise.mean()).any())
+
+    def look() -> bool:
+        stages = Stages(problem)
+        return any(deviates(stages, name) for name in ("query", "key", "value"))
+
+    try:
+        found: bool = ex.bench.answers.get(key, look)
+    except Exception:
+        # The adapter cannot be called like this, so nothing is known about its projections.
+        return False
+    return found
+
+
+def _projected(adapter: Function, problem: Problem, call: Call, name: str) -> Array:
+    """Return the projected heads of one input as the function receives them, in its layout."""
+    probe = copy.copy(adapter)
+    place = ("query", "key", "value").index(name)
+
+    def attend_for(problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
+        attend, key = adapter.attend_for(problem, call)
+
+        def attended(*given: Any, **options: Any) -> tuple[Any, Any]:
+            result = attend(*given, **options)
+            return (result[0] if isinstance(result, tuple) else result), given[place]
+
+        return attended, (key, "projected", name)
+
+    probe.attend_for = attend_for  # type: ignore[method-assign]
+    probe.name = f"{adapter.name} projected {name}"
+    weights = probe.run(problem, call).weights
+    assert weights is not None
+    return weights

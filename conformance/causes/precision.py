@@ -15,16 +15,15 @@ from conformance.records.phrase import NOTHING, Phrase
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5
-"""If rounding is the cause, at least this share of all elements have errors above 2σ, and in at
-least seven of eight rows, at least half this share of the elements do."""
+"""The share of all elements whose errors exceed 2σ if rounding is the cause.
+
+In seven of eight rows, it is at least half of this."""
 
 LEAST = 0.02
-"""The least rms(error / σ), with σ of the narrower dtype, if rounding is the cause. If only the
-logits are narrower, it is about 0.04."""
+"""The least rms(error / σ), with σ of the narrower dtype, if rounding is the cause."""
 
 CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16"}
-"""For the significand bits of each narrower dtype, the id of the cause that an array is only as
-accurate as that dtype."""
+"""The cause that an array is only as accurate as a dtype, by the dtype's significand bits."""
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:

@@ -9,14 +9,11 @@ import numpy as np
 
 from conformance.causes.hypothesis import About, Best, Evidence, Hypothesis, Maker, significant
 from conformance.causes.location import indices
-from conformance.causes.masks import hidden_by
+from conformance.causes.logits import LEAST, TILES, best_factor, hidden_by
 from conformance.causes.precision import Again, coarse
-from conformance.causes.scale import LEAST, best_factor
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.records.phrase import NOTHING, Phrase
-
-TILES = (2, 4, 8, 16, 32, 64, 128)
 
 MOST_TILES = 12
 """The most tiles of keys to test one by one; each test computes the attention once."""
@@ -46,10 +43,9 @@ def over(axis: int | tuple[int, ...], empty: float) -> Change:
     """Return a softmax over one or more axes; `empty` is the weight where everything is blocked."""
 
     def softmax(a: Stages, logits: Array) -> Array:
-        with np.errstate(invalid="ignore"):
-            powers = np.exp(logits - _peak(logits, axis))
-            total = powers.sum(axis=axis, keepdims=True)
-            return np.where(total > 0, powers / total, empty)
+        powers = np.exp(logits - _peak(logits, axis))
+        total = powers.sum(axis=axis, keepdims=True)
+        return np.where(total > 0, powers / total, empty)
 
     return softmax
 
@@ -58,6 +54,10 @@ def _peak(logits: Array, axis: int | tuple[int, ...] = -1) -> Array:
     """Return the maximum along the axis, or 0 where everything is blocked."""
     peak = logits.max(axis=axis, keepdims=True)
     return np.where(np.isfinite(peak), peak, 0.0)
+
+
+def _exponentials(logits: Array) -> Array:
+    return np.exp(logits - _peak(logits))
 
 
 def _keys(maker: Maker) -> Iterator[Hypothesis]:
@@ -96,10 +96,7 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end (excluded) of each tile of keys but the first.
-
-    The tiles are of every size in `TILES[3:]` that gives between 2 and `MOST_TILES` tiles.
-    """
+    """Yield the bounds of all tiles but the first, for each large size that gives few tiles."""
     for size in TILES[3:]:
         if size < keys <= MOST_TILES * size:
             for first in range(size, keys, size):
@@ -110,94 +107,80 @@ def _from(first: int, count: int) -> Phrase:
     return indices("key", range(first, count), count)
 
 
-def _powers(change: Callable[[Array], Array], plus: float = 0.0) -> Change:
+def _powers(change: Callable[..., Array], plus: float = 0.0) -> Change:
     """Return a softmax with `change` in place of exp, and with `plus` added to the normaliser."""
 
     def softmax(a: Stages, logits: Array) -> Array:
-        with np.errstate(all="ignore"):
-            powers = change(logits - _peak(logits))
-            total = powers.sum(axis=-1, keepdims=True) + plus
-            return powers / np.where(total > 0, total, 1.0)
+        powers = change(logits - _peak(logits))
+        total = powers.sum(axis=-1, keepdims=True) + plus
+        return powers / np.where(total > 0, total, 1.0)
 
     return softmax
 
 
 def _exponential(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses with a function other than exp, another normaliser, or limited values.
-
-    Values are limited if logits are capped or clipped, or if small weights become 0.
-    """
-
-    def changed(cause: str, name: str, number: int, **stages: Any) -> Hypothesis:
-        return maker.staged(cause, {name: number}, **stages)
-
+    """Yield hypotheses with a function other than exp, another normaliser, or limited values."""
     yield maker.staged("softmax.base-2", softmax=_powers(np.exp2))
     yield maker.staged("softmax.rational", softmax=_powers(lambda x: 1 / (1 + np.square(x))))
     for power in (256, 1024, 4096, 65536):
-        limit = _powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n)  # type: ignore[misc]
-        yield changed("softmax.power", "power", power, softmax=limit)
+        limit = _powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n)
+        yield maker.staged("softmax.power", {"power": power}, softmax=limit)
     for digits in (3, 5, 6, 8, 9, 10, 12):
         plus = _powers(np.exp, 10.0**-digits)
-        yield changed("softmax.normaliser-plus", "digits", digits, softmax=plus)
+        yield maker.staged("softmax.normaliser-plus", {"digits": digits}, softmax=plus)
     for digits in (2, 3, 4, 5, 6):
 
         def large(a: Stages, logits: Array, least: float = 10.0**-digits) -> Array:
             weights = Stages.softmax(a, logits)
             return np.where(weights < least, 0.0, weights)
 
-        yield changed("softmax.small-weights-dropped", "digits", digits, softmax=large)
+        yield maker.staged("softmax.small-weights-dropped", {"digits": digits}, softmax=large)
     for cap in (5, 10, 15, 20, 30, 50, 100):
 
         def soft(a: Stages, scores: Array, cap: float = cap) -> Array:
             return cap * np.tanh(Stages.scaled(a, scores) / cap)
 
-        yield changed("logits.capped-softly", "cap", cap, scaled=soft)
+        yield maker.staged("logits.capped-softly", {"cap": cap}, scaled=soft)
     for cap in (5, 10, 15, 20, 30, 50):
 
         def near(x: Array, cap: float = cap) -> Array:
             return np.exp(np.maximum(x, -cap))
 
-        def unblocked(x: Array, near: Callable[[Array], Array] = near) -> Array:
-            return np.where(x == -np.inf, 0.0, near(x))
-
-        yield changed("logits.cut-below-maximum", "cap", cap, softmax=_powers(unblocked))
+        about = {"cap": cap}
+        unblocked = _powers(lambda x, near=near: np.where(x == -np.inf, 0.0, near(x)))
+        yield maker.staged("logits.cut-below-maximum", about, softmax=unblocked)
         if maker.problem.allowed is not None:
             cause = "logits.cut-below-maximum-if-blocked-too"
-            yield changed(cause, "cap", cap, softmax=_powers(near))
+            yield maker.staged(cause, about, softmax=_powers(near))
     for cap in (10, 20, 30, 50, 80):
         if np.abs(maker.right.shown).max() > cap:
 
             def clipped(a: Stages, logits: Array, cap: float = cap) -> Array:
                 return Stages.hide(a, np.clip(logits, -cap, cap))
 
-            yield changed("logits.cut", "cap", cap, hide=clipped)
+            yield maker.staged("logits.cut", {"cap": cap}, hide=clipped)
 
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses with a wrong maximum, so that exponentials overflow or underflow.
-
-    Infinite weights mark the rows that become wrong.
-    """
+    """Yield hypotheses with a wrong maximum; infinite weights mark the rows that become wrong."""
     shown, logits = maker.right.shown, maker.right.logits
     if np.abs(shown).max() < 10:
         return
     peak = _peak(logits)
-    peaks: list[tuple[str, About, Any]] = [
-        ("softmax.maximum-not-subtracted", {}, 0.0),
-        ("softmax.maximum-before-mask", {}, shown.max(-1, keepdims=True)),
-        ("softmax.maximum-from-0", {}, np.maximum(peak, 0.0)),
-        ("softmax.maximum-of-all", {}, logits.max()),
-        ("softmax.maximum-of-head", {}, logits.max(axis=(-2, -1), keepdims=True)),
-        ("softmax.maximum-of-batch-entry", {}, logits.max(axis=(-3, -2, -1), keepdims=True)),
-        ("softmax.maximum-of-first-row", {}, peak[:, :, :1]),
-        *(
-            ("softmax.maximum-of-first-tile", {"size": size}, _peak(logits[..., :size]))
-            for size in TILES
-            if size < logits.shape[-1]
-        ),
-    ]
-    for cause, about, subtracted in peaks:
-        yield maker.staged(cause, about, breaks=True, softmax=_range(subtracted))
+    for cause, subtracted in (
+        ("softmax.maximum-not-subtracted", 0.0),
+        ("softmax.maximum-before-mask", shown.max(-1, keepdims=True)),
+        ("softmax.maximum-from-0", np.maximum(peak, 0.0)),
+        ("softmax.maximum-of-all", logits.max()),
+        ("softmax.maximum-of-head", logits.max(axis=(-2, -1), keepdims=True)),
+        ("softmax.maximum-of-batch-entry", logits.max(axis=(-3, -2, -1), keepdims=True)),
+        ("softmax.maximum-of-first-row", peak[:, :, :1]),
+    ):
+        yield maker.staged(cause, breaks=True, softmax=_range(subtracted))
+    for size in TILES:
+        if size < logits.shape[-1]:
+            first, about = _range(_peak(logits[..., :size])), {"size": size}
+            yield maker.staged("softmax.maximum-of-first-tile", about, breaks=True, softmax=first)
 
 
 def _range(peak: Any) -> Change:
@@ -208,14 +191,13 @@ def _range(peak: Any) -> Change:
 
     def softmax(a: Stages, logits: Array) -> Array:
         kind = np.float64 if a.problem.dtype == "float64" else np.float32
-        with np.errstate(all="ignore"):
-            powers = np.exp((logits - peak).astype(kind)).astype(np.float64)
-            # Subnormal numbers have too few digits to predict the weights.
-            tiny = np.finfo(kind).tiny
-            total = powers.sum(axis=-1, keepdims=True).astype(kind).astype(np.float64)
-            weights = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
-            weights = np.where(np.isfinite(total) & (total > 0), weights, np.inf)
-            return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
+        powers = np.exp((logits - peak).astype(kind)).astype(np.float64)
+        # Subnormal numbers have too few digits to predict the weights.
+        tiny = np.finfo(kind).tiny
+        total = powers.sum(axis=-1, keepdims=True).astype(kind).astype(np.float64)
+        weights = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
+        weights = np.where(np.isfinite(total) & (total > 0), weights, np.inf)
+        return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
 
     return softmax
 
@@ -227,7 +209,7 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
     for start in sorted({(keys - 1) // size * size for size in sizes}):
 
         def of_last(a: Stages, logits: Array, start: int = start) -> Array:
-            powers = np.exp(logits - _peak(logits))
+            powers = _exponentials(logits)
             return _quotient(powers, powers[..., start:])
 
         about = {"keys": _from(start, keys)}
@@ -242,18 +224,14 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _quotient(powers: Array, summed: Array) -> Array:
-    with np.errstate(all="ignore"):
-        return powers / summed.sum(axis=-1, keepdims=True)
+    return powers / summed.sum(axis=-1, keepdims=True)
 
 
 def _rescaled(size: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes that rescale sums wrongly when the running maximum grows.
-
-    They process the keys in tiles of `size` keys each.
-    """
+    """Return, by cause, softmaxes over tiles that rescale sums wrongly as the maximum grows."""
 
     def running(logits: Array) -> Array:
-        """Return, for each key, the running maximum after its tile."""
+        """Return the running maximum after the tile of each key."""
         tiles = np.maximum.reduceat(logits, np.arange(0, logits.shape[-1], size), axis=-1)
         highest = np.repeat(np.maximum.accumulate(tiles, axis=-1), size, axis=-1)
         highest = highest[..., : logits.shape[-1]]
@@ -264,40 +242,31 @@ def _rescaled(size: int) -> dict[str, Change]:
             a, logits + times * (_peak(logits) - running(logits))
         )
 
-    def fresh(logits: Array) -> Array:
-        return np.exp(logits - _peak(logits))
-
     def stale(logits: Array) -> Array:
         return np.exp(logits - running(logits))
 
     return {
         "tiles.sums-not-rescaled": both(1.0),
         "tiles.sums-rescaled-inversely": both(2.0),
-        "tiles.normaliser-not-rescaled": lambda a, x: _quotient(fresh(x), stale(x)),
-        "tiles.values-not-rescaled": lambda a, x: _quotient(stale(x), fresh(x)),
+        "tiles.normaliser-not-rescaled": lambda a, x: _quotient(_exponentials(x), stale(x)),
+        "tiles.values-not-rescaled": lambda a, x: _quotient(stale(x), _exponentials(x)),
     }
 
 
 def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes that do not rescale sums when one tile raises the maximum.
-
-    The tile consists of the keys from `first` up to, but not including, `end`.
-    """
+    """Return, by cause, softmaxes that rescale sums after all tiles of keys but `first:end`."""
 
     def earlier(logits: Array) -> Array:
         """Return the exponentials, with those of keys before the tile not rescaled."""
         before, after = _peak(logits[..., :first]), _peak(logits[..., :end])
-        powers = np.exp(logits - _peak(logits))
+        powers = _exponentials(logits)
         powers[..., :first] *= np.exp(np.maximum(after - before, 0.0))
         return powers
 
-    def fresh(logits: Array) -> Array:
-        return np.exp(logits - _peak(logits))
-
     return {
         "tiles.sums-not-rescaled-at": lambda a, x: _quotient(earlier(x), earlier(x)),
-        "tiles.normaliser-not-rescaled-at": lambda a, x: _quotient(fresh(x), earlier(x)),
-        "tiles.values-not-rescaled-at": lambda a, x: _quotient(earlier(x), fresh(x)),
+        "tiles.normaliser-not-rescaled-at": lambda a, x: _quotient(_exponentials(x), earlier(x)),
+        "tiles.values-not-rescaled-at": lambda a, x: _quotient(earlier(x), _exponentials(x)),
     }
 
 
@@ -311,10 +280,8 @@ def returned(maker: Maker, evidence: Evidence, again: Again, best: Best) -> None
     """
     if evidence.got.ndim != 4:
         return
-    for cause in _of_weights(maker, evidence):
-        if best.add(0.0, cause):
-            return
-    if not best.wanted:
+    found = any(best.add(0.0, cause) for cause in _of_weights(maker, evidence))
+    if not found and not best.wanted:
         best.add(0.0, coarse("weights", evidence, maker.problem.dtype, again))
 
 
@@ -336,12 +303,8 @@ def _of_weights(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
 
 def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
     """Yield causes, each with the array that is returned in place of the weights."""
-    right, shape, w, logits = (
-        maker.right,
-        maker.problem.shape,
-        maker.right.weights,
-        maker.right.logits,
-    )
+    right, shape = maker.right, maker.problem.shape
+    w, logits = right.weights, right.logits
     if shape.heads > 1:
         mean = w.mean(axis=1, keepdims=True)
         yield Phrase("returned.averaged-and-repeated"), np.broadcast_to(mean, w.shape)
@@ -359,13 +322,12 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
     yield Phrase("returned.logits"), np.where(np.isfinite(logits), logits, np.nan)
     yield Phrase("returned.logits-before-mask"), right.shown
     yield Phrase("returned.scores"), right.scores
-    with np.errstate(all="ignore"):
-        yield Phrase("returned.exponentials"), np.exp(logits - logits.max(axis=-1, keepdims=True))
-        yield Phrase("returned.exponentials"), np.exp(logits)
-        yield Phrase("returned.logarithms"), np.where(w > 0, np.log(w), np.nan)
-        sums = w.sum(axis=2, keepdims=True)
-        yield Phrase("returned.normalised-over-queries"), w / np.maximum(sums, 1e-30)
-        yield Phrase("returned.softmax-over-queries"), over(-2, 0.0)(right, logits)
+    yield Phrase("returned.exponentials"), np.exp(logits - logits.max(axis=-1, keepdims=True))
+    yield Phrase("returned.exponentials"), np.exp(logits)
+    yield Phrase("returned.logarithms"), np.where(w > 0, np.log(w), np.nan)
+    sums = w.sum(axis=2, keepdims=True)
+    yield Phrase("returned.normalised-over-queries"), w / np.maximum(sums, 1e-30)
+    yield Phrase("returned.softmax-over-queries"), over(-2, 0.0)(right, logits)
     if shape.query_length == shape.key_length:
         yield Phrase("returned.transposed"), w.swapaxes(-1, -2)
     yield Phrase("returned.one-hot"), 1.0 * (w == w.max(axis=-1, keepdims=True))
@@ -375,11 +337,7 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Return a cause if all wrong weights became 0, and so did all weights smaller than these.
-
-    The cause contains the least power of ten that none of these weights exceeds. Otherwise, the
-    result is an empty phrase.
-    """
+    """Return a cause if all wrong weights became 0, and so did all weights smaller than these."""
     dropped = evidence.wrong & (evidence.got == 0)
     if not dropped.any() or (evidence.wrong & ~dropped).any():
         return NOTHING

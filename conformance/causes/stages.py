@@ -222,16 +222,12 @@ class Stages:
         rotary = self.problem.rotary
         assert rotary is not None
         size, turned = rotary.size, heads.copy()
-        halves = slice(size // 2), slice(size // 2, size)
-        first, second = (
-            halves if rotary.pairs == "halves" else (slice(0, size, 2), slice(1, size, 2))
-        )
-        turned[..., first] = heads[..., first] * np.cos(angles) - heads[..., second] * np.sin(
-            angles
-        )
-        turned[..., second] = heads[..., first] * np.sin(angles) + heads[..., second] * np.cos(
-            angles
-        )
+        first, second = slice(0, size, 2), slice(1, size, 2)
+        if rotary.pairs == "halves":
+            first, second = slice(size // 2), slice(size // 2, size)
+        cos, sin = np.cos(angles), np.sin(angles)
+        turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
+        turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
         return turned
 
     def biased(self, logits: Array) -> Array:
@@ -435,8 +431,3 @@ class Stages:
         if self.shape.sharing == "self":
             found["query"] = found["query"] + found.pop("key")
         return found
-
-
-def row_of_context(stages: Stages, weights: Array, d_weights: Array) -> Array:
-    """Return `Stages.row` as the product of a context and its gradient, as flash attention does."""
-    return (stages.d_context * stages.context).sum(axis=-1, keepdims=True)

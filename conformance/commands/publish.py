@@ -95,7 +95,7 @@ def _publish(options: argparse.Namespace) -> int:
 def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
     """Return how masks are translated between the mask arguments of these implementations."""
     from conformance.adapter.arguments import MaskArgument
-    from conformance.porting.answers import answers
+    from conformance.porting.masks import answers
 
     return answers(
         (key, mask.name, convert(asdict(mask) | {"axes": tuple(mask.axes)}, MaskArgument))

@@ -226,7 +226,7 @@ def _converted(
     source: Layer,
     target: Layer,
     given: Mapping[str, int],
-    rotary_size: int | None = None,
+    rotary_size: int | None,
 ) -> tuple[dict[str, Tensor], Shape]:
     own = _parameters_of_features(source)
     table = _read({n: it for n, it in tensors.items() if n not in own}, source, given)
@@ -240,15 +240,13 @@ def _converted(
 
 
 def _parameters_of_features(layer: Layer) -> dict[str, str]:
-    """Return a canonical name for each parameter of the layer's features, by its native name.
-
-    The name for sinks includes their units, so that it differs if they cannot be converted.
-    """
+    """Return a canonical name for each parameter of the layer's features, by its native name."""
     named: dict[str, str] = {}
     for feature in layer.features:
         if isinstance(feature, HeadNorm) and feature.parameters:
             named |= {feature.query: "norm.query", feature.key: "norm.key"}
         elif isinstance(feature, Sinks) and feature.parameter:
+            # Sinks in other units have another name, since they cannot be converted.
             named[feature.name] = f"sinks, {feature.units}, per {feature.per}"
     return named
 
@@ -260,42 +258,30 @@ def _of_features(
     shape: Shape,
     order: np.ndarray | None,
 ) -> dict[str, Tensor]:
-    """Return the target's parameters of features by native name.
+    """Return the target's parameters of features by native name, given `tensors` by canonical name.
 
-    Args:
-        tensors: the source's parameters of features, by canonical name.
-        source: the layer that they are from.
-        target: the layer that they are for.
-        shape: the shape, which has the number and the size of the heads.
-        order: the order of the components `[head]` in the target's heads, or None for the same.
-
-    Raises:
-        WrongTensors: a tensor does not fit the number or the size of the heads, a norm factor is
-            not finite, or there are norm factors for only one of query and key.
-        Untranslatable: the target has no such parameter, or has it in other units.
+    `order` is as `_order_of_components` returns it.
     """
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
+    wrong = f"these are not the weights of {source.name}"
     halves = {"norm.query", "norm.key"} & tensors.keys()
     if len(halves) == 1:
-        raise WrongTensors(
-            f"these are not the weights of {source.name}: there is only {halves.pop()}"
-        )
+        raise WrongTensors(f"{wrong}: there is only {halves.pop()}")
     made = {}
     for name, tensor in tensors.items():
+        bits = tensor.bits
         size = shape.head_size if name in TURNED else 1 if "per layer" in name else shape.heads
-        if tensor.bits.size != size:
-            what = f"wrong shape of {name} {list(tensor.bits.shape)}, expected {[size]}"
-            raise WrongTensors(f"these are not the weights of {source.name}: {what}")
-        if name in TURNED and not tensor.finite:
+        if bits.size != size:
             raise WrongTensors(
-                f"these are not the weights of {source.name}: NaN or infinity in {name}"
+                f"{wrong}: wrong shape of {name} {list(bits.shape)}, expected {[size]}"
             )
+        if name in TURNED and not tensor.finite:
+            raise WrongTensors(f"{wrong}: NaN or infinity in {name}")
         if name not in becomes:
             raise Untranslatable(
                 f"{target.name} cannot have these weights of {source.name}: it has no place for "
                 f"{name}, and nothing is left out; choose another target"
             )
-        bits = tensor.bits
         if order is not None and name in TURNED:
             bits = np.ascontiguousarray(bits[..., order])
         made[becomes[name]] = Tensor(tensor.dtype, bits)
@@ -323,10 +309,6 @@ def _order_of_components(
     """Return the index in the source's heads of each component `[head]` of the target's heads.
 
     Return None if both layers pair the same components, or if `pairs_of` is None for one of them.
-
-    Raises:
-        WrongShape: `rotary_size` is odd, negative or larger than a head.
-        Untranslatable: `rotary_size` is None, and heads of odd size would have to be reordered.
     """
     size = head_size if rotary_size is None else rotary_size
     if not 0 <= size <= head_size or (size % 2 and rotary_size is not None):
@@ -352,19 +334,9 @@ def _written(
     tensors: Mapping[str, Tensor],
     source: ParameterTable,
     target: ParameterTable,
-    order: np.ndarray | None = None,
+    order: np.ndarray | None,
 ) -> dict[str, Tensor]:
-    """Return the target's tensors by native name, converted by way of the canonical layout.
-
-    Args:
-        tensors: the source's tensors, by native name.
-        source: the source's table.
-        target: the target's table.
-        order: as for `_of_features`.
-
-    Raises:
-        Untranslatable: tensors that the target stacks into one have different dtypes.
-    """
+    """Return the target's tensors by native name, converted by way of the canonical layout."""
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for row in source.rows:
@@ -386,11 +358,7 @@ def _written(
 
 
 def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> ParameterTable:
-    """Return the target's table for the first of these shapes that the target supports.
-
-    Raises:
-        Untranslatable: the target supports none of them, or its table lacks a row for a weight.
-    """
+    """Return the target's table for the first of these shapes that the target supports."""
     refusal = f"{target.name} cannot have these weights of {source.name}"
     reason = f"no {shapes[0].score} score"
     for shape in shapes if shapes[0].score in target.scores else ():
@@ -433,8 +401,7 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
     """Yield a shape with these sizes and canonical weights for each way of sharing inputs.
 
     Weights determine neither the lengths, which are 1 here, nor which inputs are the same array.
-    Some implementations accept only some ways of sharing inputs. Ways that the widths rule out are
-    left out.
+    Ways that the widths rule out are left out.
     """
     for sharing in SHARINGS:
         with suppress(WrongShape):
@@ -459,18 +426,14 @@ def tables(layer: Layer) -> tuple[Rows, ...]:
     if type(layer).parameters_for is Layer.parameters_for:
         return (tuple(layer.parameters),)
     every: dict[Rows, None] = {}
-    for shape in _small_shapes(layer):
+    for shape in _small_shapes("additive" in layer.scores):
         with suppress(Unsupported, ConformanceError):
             every[tuple(layer.parameters_for(shape))] = None
     return tuple(every)
 
 
-def _small_shapes(layer: Layer) -> tuple[Shape, ...]:
-    return _small(additive="additive" in layer.scores)
-
-
 @lru_cache(maxsize=2)
-def _small(*, additive: bool) -> tuple[Shape, ...]:
+def _small_shapes(additive: bool) -> tuple[Shape, ...]:
     """Return small shapes that differ in everything on which a table may depend."""
     widths = ((8, 8, 8, 8), (8, 6, 6, 8), (8, 6, 7, 8), (8, 8, 7, 8), (6, 8, 8, 8), (7, 6, 5, 9))
     scores = [("score",), ()] if additive else [()]
@@ -485,29 +448,22 @@ def _small(*, additive: bool) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
-    """Return a dictionary from a size to another size that equals it in all supported shapes.
-
-    It may map "kv_heads" to "heads", and "value_head_size" to "head_size".
-    """
+    """Return, for a size, another size that equals it in all shapes that the layer supports."""
+    equal = {"kv_heads": "heads", "value_head_size": "head_size"}
     possible = []
-    for shape in _small_shapes(layer):
+    for shape in _small_shapes("additive" in layer.scores):
         with suppress(Unsupported):
             layer.check_shape(shape)
             possible.append(shape)
-    pairs = {"kv_heads": "heads", "value_head_size": "head_size"}
     return {
         name: other
-        for name, other in pairs.items()
+        for name, other in equal.items()
         if possible and all(getattr(it, name) == getattr(it, other) for it in possible)
     }
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without its rows for biases and for the score, if these are absent.
-
-    Rows for biases stay if `there`, the native names of the tensors that are present, names any
-    bias.
-    """
+    """Return the table without its rows for biases, or for the score, if no tensor is one."""
     held = {name for row in table if row.native in there for name in row.names}
     biases = {name for row in table for name in row.names if name.endswith("_bias")}
     dropped = (set() if held & biases else biases) | ({"score"} - held)
@@ -531,9 +487,6 @@ def _axes(row: Parameter) -> list[list[Sum]]:
 
     A stacked axis has one formula: the sum over the row's weights. Any other axis has one formula
     for each distinct product of sizes among these weights.
-
-    Raises:
-        WrongDeclaration: the pattern does not name the axes of its weights.
     """
     canonical, native = layouts.sides(row.pattern)
     left = layouts.axes(canonical)
@@ -551,14 +504,10 @@ def _axes(row: Parameter) -> list[list[Sum]]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """An attempt to match tensors with one table of their layer.
+    """An attempt to match tensors with the rows of one table of their layer.
 
-    Attributes:
-        source: the layer.
-        rows: the rows of the table.
-        tensors: the tensors, by native name.
-        given: the sizes that the user gave.
-        equal: a dictionary from the name of a size to that of another size that always equals it.
+    `given` holds the sizes that the user gave. `equal` maps the name of a size to that of another
+    size that always equals it.
     """
 
     source: Layer
@@ -578,15 +527,12 @@ class _Reading:
     def sizes(self, without: Collection[Parameter] = ()) -> dict[str, int] | None:
         """Return the sizes that the tensors determine, or None if they contradict each other.
 
-        An axis with one unknown size determines this size. All axes are considered repeatedly,
-        until no further size can be determined. Rows in `without` are left out. Sizes that remain
-        unknown are missing from the result.
+        Rows in `without` are left out. Sizes that remain unknown are missing from the result.
         """
-        sizes = dict(self.given)
-        for name, other in self.equal.items():
-            if sizes.setdefault(other, sizes.get(name, 0)) != sizes.pop(name, sizes[other]):
-                return None
-            sizes = {name: size for name, size in sizes.items() if size}
+        sizes = {self.equal.get(name, name): size for name, size in self.given.items()}
+        if any(sizes[self.equal.get(name, name)] != size for name, size in self.given.items()):
+            return None
+        # An axis with one unknown size determines it, which may leave one unknown size elsewhere.
         before = -1
         while before < len(sizes):
             before = len(sizes)
@@ -603,13 +549,7 @@ class _Reading:
         return None if sizes.get("heads", 0) % sizes.get("kv_heads", 1) else sizes
 
     def _tell(self, size: int, products: Sum, sizes: dict[str, int]) -> bool:
-        """Add the size that an axis determines to `sizes`; return False on a contradiction.
-
-        Args:
-            size: the size of the axis.
-            products: the sum of products that must equal it.
-            sizes: the sizes that are known, by name.
-        """
+        """Add the size that an axis determines to `sizes`; return False on a contradiction."""
         factors: Counter[tuple[str, ...]] = Counter()
         for product in products:
             names = [self.equal.get(name, name) for name in product]
@@ -627,10 +567,7 @@ class _Reading:
         return False
 
     def shape(self, sizes: Mapping[str, int]) -> Shape | None:
-        """Return the first shape with these sizes that the source supports with these rows.
-
-        Return None if there is none.
-        """
+        """Return a shape with these sizes that the source supports with these rows, or None."""
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):
@@ -661,8 +598,7 @@ class _Reading:
     def misshapen(self) -> list[str]:
         """Return a text with the expected shape for each tensor that does not fit the others.
 
-        These are the fewest tensors (at most 3) without which all others fit. Return [] if no
-        tensor has to be left out, or if leaving out 3 is not enough.
+        These are the fewest tensors (at most 3) without which all others fit.
         """
         present = [row for row in self.rows if row.native in self.tensors]
         for count in range(min(len(present), 4)):
@@ -683,13 +619,7 @@ class _Reading:
 
 
 def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]) -> ParameterTable:
-    """Return the source's table for the shape that the tensors imply.
-
-    Raises:
-        WrongTensors: the tensors fit none of the source's tables, or hold NaN or infinity; the
-            message lists all faults.
-        Untranslatable: the tensors do not determine the shape.
-    """
+    """Return the source's table for the shape that the tensors imply."""
     equal = _always_equal(source)
     readings = [
         _Reading(source, _asked(table, tensors), tensors, given, equal) for table in tables(source)
@@ -727,10 +657,7 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint that lists other prefixes of the layer's tensors in the file, or "".
-
-    `prefix` is the prefix that was tried.
-    """
+    """Return a hint that lists prefixes of the layer's tensors in the file, or ""."""
     natives = {row.native for table in tables(whose) for row in table}
     prefixes = {
         name.removesuffix(native)

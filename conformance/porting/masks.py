@@ -1,16 +1,19 @@
-"""Convert a mask for one argument of an implementation to a mask for another argument.
+"""Convert a mask, window or soft cap for one argument of an implementation to another argument.
 
 Both conventions are read from the adapters' declarations, so no framework is imported. A conversion
-has three steps: find the declared layout that the axes have, find what the elements mean (where a
-query may attend, or what is added to the logits), and express this meaning for the target. A mask
-that is ambiguous or cannot be expressed is an error, because training does not reveal a wrong mask.
+of a mask has three steps: find the declared layout that the axes have, find what the elements mean
+(where a query may attend, or what is added to the logits), and express this meaning for the target.
+A mask that is ambiguous or cannot be expressed is an error, because training does not reveal a
+wrong mask.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +22,22 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, MaskArgument, from_layout, to_layout
 from conformance.adapter.features import SoftCap, Window
 from conformance.adapter.loading import find
-from conformance.errors import UnknownName, Untranslatable, WrongShape, check_names
-from conformance.porting.numbers import numeric, of_number
+from conformance.definition.features import within
+from conformance.errors import (
+    ConformanceError,
+    UnknownName,
+    Untranslatable,
+    WrongShape,
+    check_names,
+)
 
 Sizes = dict[str, int]
 """The sizes that are known, by the name of the axis."""
+
+SHOWN_SIZES = {"batch": 2, "heads": 2, "query": 5, "key": 5}
+"""The sizes of the masks that the website shows."""
+
+_CANONICAL = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 
 
 def translate(
@@ -72,9 +86,9 @@ def translate(
             mask; the message gives the reason.
     """
     sizes = {"batch": batch, "heads": heads, "query": query, "key": key}
-    if isinstance(feature := numeric(source), Window | SoftCap):
-        other = numeric(target) or _argument(target)
-        return of_number(feature, mask, source, other, target, _given(sizes), causal=causal)
+    if feature := _numeric(source):
+        other = _numeric(target) or _argument(target)
+        return _of_number(feature, mask, source, other, target, _given(sizes), causal=causal)
     return translate_between(
         mask, _argument(source), _argument(target), sizes, source=source, target=target
     )
@@ -112,13 +126,7 @@ def _given(sizes: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _argument(spec: str) -> MaskArgument:
-    """Return the mask argument that a text of the form IMPLEMENTATION:ARGUMENT names.
-
-    Raises:
-        UnknownName: there is no such implementation or argument.
-        Untranslatable: it is a causal flag, or the implementations of this name declare it
-            differently.
-    """
+    """Return the mask argument that a text of the form IMPLEMENTATION:ARGUMENT names."""
     implementation, colon, name = spec.rpartition(":")
     if not colon:
         offered = {f"{spec}:{name}" for it in find(spec) for name in it.masks.by_name}
@@ -138,6 +146,20 @@ def _argument(spec: str) -> MaskArgument:
             f"{spec} differs between these implementations; name one of them: {names}"
         )
     return first
+
+
+def _numeric(spec: str) -> Window | SoftCap | None:
+    """Return the window or soft cap that IMPLEMENTATION:ARGUMENT names, or None."""
+    implementation, colon, name = spec.rpartition(":")
+    found = [
+        declared
+        for adapter in (find(implementation) if colon else ())
+        for declared in adapter.features
+        if isinstance(declared, Window | SoftCap) and declared.name == name
+    ]
+    if any(declared != found[0] for declared in found):
+        raise Untranslatable(f"{spec} differs between these implementations; name one of them")
+    return found[0] if found else None
 
 
 def _array(mask: Any) -> np.ndarray:
@@ -160,13 +182,7 @@ def _array(mask: Any) -> np.ndarray:
 def _with_all_axes(
     array: np.ndarray, argument: MaskArgument, name: str, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array as `[batch heads query key]`, and all sizes that it and `given` determine.
-
-    Raises:
-        WrongShape: the array fits none of the argument's layouts.
-        Untranslatable: the array fits several layouts that do not give the same mask, or sizes of
-            joined axes are missing.
-    """
+    """Return the array as `[batch heads query key]`, and all sizes that are then known."""
     reasons, readings = [], []
     for layout in argument.layouts:
         try:
@@ -192,12 +208,7 @@ def _with_all_axes(
 def _read(
     array: np.ndarray, layout: str, broadcasts: bool, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array, read in a layout, as `[batch heads query key]`, and the known sizes.
-
-    Raises:
-        WrongShape: the array does not fit the layout.
-        Untranslatable: as for `_solve`.
-    """
+    """Return the array, read in a layout, as `[batch heads query key]`, and the known sizes."""
     parts = layouts.parse(layout)
     if array.ndim != len(parts):
         raise WrongShape(f"{len(parts)} axes, the mask has {array.ndim}")
@@ -210,18 +221,7 @@ def _read(
 
 
 def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
-    """Add to `sizes` what the size of one axis of an array determines.
-
-    Args:
-        axes: the names of the axes that are joined in the array axis, such as ("batch", "heads").
-        size: the size of the array axis.
-        sizes: the sizes that are already known, by the name of the axis.
-
-    Raises:
-        WrongShape: the size of the array axis contradicts the known sizes.
-        Untranslatable: several of the joined axes have unknown sizes, and the array axis does not
-            have size 1.
-    """
+    """Add to `sizes` what the size of an array axis, in which `axes` are joined, determines."""
     unknown = [axis for axis in axes if axis not in sizes]
     product = math.prod(sizes[axis] for axis in axes if axis in sizes)
     told = " x ".join(axes)
@@ -243,11 +243,7 @@ def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
 
 
 def _laid_out(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes) -> np.ndarray:
-    """Return the elements in the first of the target's layouts that can represent them.
-
-    Raises:
-        Untranslatable: no layout can represent them, or a size is missing.
-    """
+    """Return the elements in the first of the target's layouts that can represent them."""
     layout, held = next(_layouts(elements, argument), ("", elements))
     if not layout:
         raise Untranslatable(_why_not(elements, argument, name))
@@ -308,9 +304,6 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
 
     The result is boolean, with True where a query may attend to a key, or it holds the numbers that
     are added to the logits.
-
-    Raises:
-        Untranslatable: the mask holds NaN, or elements to which the source gives no meaning.
     """
     if array.dtype == np.bool_:
         if argument.true is None:
@@ -338,11 +331,7 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
 
 
 def _added(array: np.ndarray, name: str) -> np.ndarray:
-    """Return the numbers that are added to the logits, or booleans if they are only 0 and -inf.
-
-    Raises:
-        Untranslatable: the array holds integers or +inf.
-    """
+    """Return the numbers that are added to the logits, or booleans if they are only 0 and -inf."""
     if array.dtype.kind not in "fV":
         raise Untranslatable(
             f"{name} adds numbers to the logits, and the mask holds integers, which look like "
@@ -360,9 +349,6 @@ def _expressed(
     """Return the elements of a mask that has this meaning for the target.
 
     Numbers have the given dtype, unless the argument declares another.
-
-    Raises:
-        Untranslatable: finite numbers are to be added to the logits, and the target adds none.
     """
     if meaning.dtype != np.bool_:
         if argument.number != "added":
@@ -377,3 +363,149 @@ def _expressed(
     if argument.number == "added":
         return np.where(meaning, 0.0, -np.inf).astype(dtype)
     return (meaning == (argument.one == "attends")).astype(argument.dtype or dtype)
+
+
+# Windows and soft caps
+
+
+def _of_number(
+    feature: Window | SoftCap,
+    value: Any,
+    source: str,
+    other: Window | SoftCap | MaskArgument,
+    target: str,
+    sizes: Sizes,
+    *,
+    causal: bool,
+) -> Any:
+    """Return the value or mask with the same meaning for the target."""
+    if isinstance(feature, SoftCap):
+        if not isinstance(other, SoftCap):
+            raise Untranslatable(f"{target} is no soft cap, and a mask cannot be one")
+        return other.none if value == feature.none else value
+    if not isinstance(other, Window | MaskArgument):
+        raise Untranslatable(f"{target} is no window")
+    value = tuple(value) if isinstance(value, list) else value
+    limits = feature.limits(value, causal=causal or feature.needs_causal)
+    if limits is None:
+        raise Untranslatable(f"{source}={value!r} has no meaning that is declared")
+    if isinstance(other, MaskArgument):
+        return _window_mask(feature, limits, source, other, target, sizes)
+    equal = sizes.get("query") == sizes.get("key") and "key" in sizes
+    if not equal and feature.alignment != other.alignment:
+        aligned = [each.alignment or "for equal lengths only" for each in (feature, other)]
+        raise Untranslatable(
+            f"{source} is aligned {aligned[0]} and {target} {aligned[1]}; give query= and key= if "
+            "they are equal"
+        )
+    if other.form != "left right" and limits[0] is None and (causal or limits[1] is None):
+        return other.none
+    if other.needs_causal and limits[1] != 0:
+        raise Untranslatable(f"{target} is read beside a causal mask only")
+    found = other.value(limits, causal=causal or other.needs_causal)
+    if found is None:
+        before, after = ("no limit" if each is None else each for each in limits)
+        raise Untranslatable(f"{target} cannot say a window of {before} before and {after} after")
+    return found
+
+
+def _window_mask(
+    window: Window,
+    limits: tuple[int | None, int | None],
+    source: str,
+    argument: MaskArgument,
+    target: str,
+    sizes: Sizes,
+) -> np.ndarray:
+    """Return the window as a mask for the argument, in booleans or in numbers as it declares."""
+    missing = [axis for axis in ("query", "key") if axis not in sizes]
+    if missing:
+        raise Untranslatable(f"a mask needs the lengths: give {' and '.join(missing)}")
+    queries, keys = sizes["query"], sizes["key"]
+    if window.alignment is None and queries != keys:
+        raise Untranslatable(f"{source} is declared for equal lengths only")
+    offset = keys - queries if window.alignment == "bottom-right" else 0
+    seen = within(limits, np.arange(keys) - np.arange(queries)[:, None] - offset)
+    elements = _expressed(seen[None, None], np.dtype(np.float32), argument, target)
+    full = (sizes.get("batch", 1), sizes.get("heads", 1), queries, keys)
+    for layout in argument.layouts:
+        laid = to_layout(elements, layout, full, broadcast=argument.broadcasts)
+        if laid is not None:
+            return laid
+    raise Untranslatable(f"{target} has no axes of queries and keys")
+
+
+# Every conversion, for the website
+
+
+def _shown() -> dict[str, np.ndarray]:
+    """Return the masks to choose from, by name, as `[batch heads query key]`; True attends."""
+    query, key = np.arange(SHOWN_SIZES["query"])[:, None], np.arange(SHOWN_SIZES["key"])
+    causal = key <= query
+    # The second batch entry has two keys fewer.
+    there = (key < np.array([[5], [3]]))[:, None, None, :]
+    second = key >= 3
+    made = {
+        "Causal": causal,
+        "Causal, a window of 2 keys, the own one included": causal & (key > query - 2),
+        "A window of 1 key before and after the own one": abs(key - query) <= 1,
+        "Padding: the second entry has 3 keys": there,
+        "Causal, and padding": causal & there,
+        "A prefix of 2 keys, then causal": causal | (key < 2),
+        "Two documents in a row, 3 and 2 tokens": (query >= 3) == second,
+    }
+    shape = tuple(SHOWN_SIZES.values())
+    return {name: np.broadcast_to(mask, shape).copy() for name, mask in made.items()}
+
+
+def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any]:
+    """Return the result of converting each mask from each argument to every argument.
+
+    Args:
+        arguments: for each argument, its implementation, its name and its declaration.
+
+    Returns:
+        A dictionary that can be written as JSON. Arguments whose declarations differ only in the
+        name are of one kind and share results. `answers[mask][kind]` has two items: the mask for
+        this kind of source, and a list with the converted mask for each kind of target, which is
+        empty if the source cannot express the mask. Each mask is given as an index into `arrays`
+        or, if there is none, as −1 − i, where i is the index of an error message in `problems`.
+    """
+    kinds: dict[MaskArgument, int] = {}
+    listed = [
+        [key, name, kinds.setdefault(replace(mask, name="mask"), len(kinds))]
+        for key, name, mask in arguments
+    ]
+    arrays: dict[str, int] = {}
+    problems: dict[str, int] = {}
+
+    def answer(mask: Any, source: MaskArgument, target: MaskArgument) -> tuple[Any, int]:
+        try:
+            made = translate_between(mask, source, target, SHOWN_SIZES)
+        except ConformanceError as error:
+            return None, -1 - problems.setdefault(str(error), len(problems))
+        text = json.dumps([str(made.dtype), list(made.shape), _written(made)])
+        return made, arrays.setdefault(text, len(arrays))
+
+    def answers_from(mask: np.ndarray, source: MaskArgument) -> list[Any]:
+        native, index = answer(mask, _CANONICAL, source)
+        return [index, [] if native is None else [answer(native, source, to)[1] for to in kinds]]
+
+    masks = _shown()
+    told = [[answers_from(mask, source) for source in kinds] for mask in masks.values()]
+    return {
+        "masks": [[name, mask[:, 0].astype(int).tolist()] for name, mask in masks.items()],
+        "sizes": SHOWN_SIZES,
+        "arguments": listed,
+        "kinds": [[kind.axes, kind.true, kind.number] for kind in kinds],
+        "arrays": [json.loads(text) for text in arrays],
+        "problems": list(problems),
+        "answers": told,
+    }
+
+
+def _written(array: np.ndarray) -> Sequence[Any]:
+    """Return the array as nested lists, with None for -inf, which JSON cannot represent."""
+    if array.dtype.kind != "f":
+        return array.astype(int).tolist()  # type: ignore[no-any-return]
+    return np.where(np.isfinite(array), array.astype(object), np.array(None)).tolist()  # type: ignore[no-any-return]

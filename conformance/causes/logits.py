@@ -1,15 +1,25 @@
-"""Known defects in the treatment of masks, the causal flag, and the additive bias."""
+"""Known defects in what is done to the logits: the mask, the causal flag, the bias, the scale."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import NO_MORE, About, Hypothesis, Maker, significant
+from conformance.causes.hypothesis import (
+    NO_MORE,
+    About,
+    Best,
+    Evidence,
+    Hypothesis,
+    Maker,
+    significant,
+)
 from conformance.causes.stages import Stages
-from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
+from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, Array, BoolArray
 from conformance.records.phrase import NOTHING, Phrase
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
@@ -21,9 +31,17 @@ UNDERFLOWS = 80.0
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 TILES = (2, 4, 8, 16, 32, 64, 128)
 
+LEAST = 1e-4
+"""The least difference from 1 of a factor that is reported."""
+
+GRID = np.linspace(-4, 4, 33)
+"""The binary logarithms of the factors that are tried before the best one is refined."""
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about masks, the causal flag and the additive bias, the simplest first."""
+    """Yield hypotheses about the mask, the bias and the scale, the simplest first."""
     problem = maker.problem
     if problem.allowed is not None:
         yield from _whole(maker)
@@ -35,6 +53,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         yield from _applied(maker)
         yield from _axes(maker)
         yield from _edges(maker)
+    yield from _scale(maker)
 
 
 def _whole(maker: Maker) -> Iterator[Hypothesis]:
@@ -199,14 +218,121 @@ def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
         yield maker.asked("bias.undoes-mask", mask=None, causal=None, attn_bias=bias)
 
 
+def _scale(maker: Maker) -> Iterator[Hypothesis]:
+    problem, shape = maker.problem, maker.problem.shape
+    size, scale = shape.head_size, maker.problem.logit_scale
+    width = max(1, shape.query_width)
+    on_additive = shape.score == "additive" and problem.scale is None
+    for mistake, other in (
+        ("scale.missing", 1.0),
+        ("scale.by-head-size", 1.0 / size),
+        ("scale.on-additive-score" if on_additive else "scale.default", 1.0 / math.sqrt(size)),
+        ("scale.by-root-of-width", 1.0 / math.sqrt(width)),
+        ("scale.by-width", 1.0 / width),
+        ("scale.by-value-head-size", 1.0 / math.sqrt(shape.value_head_size)),
+        ("scale.applied-twice", scale * scale),
+        ("scale.default-on-top", scale / math.sqrt(size)),
+        ("scale.inverted", 1.0 / scale if scale else 0.0),
+        ("scale.root-of-head-size", math.sqrt(size)),
+        ("softmax.uniform", 0.0),
+    ):
+        if not math.isclose(other, scale):
+            yield maker.asked(mistake, scale=other)
+    for name in ("float32", "float16", "bfloat16"):
+        narrow = DTYPES[name]
+        if narrow.significand_bits >= problem.format.significand_bits:
+            continue
+        # Where it is one over a root, the root may be rounded first.
+        roots = [1 / float(narrow.round(1 / scale))] if scale else []
+        for other in dict.fromkeys(float(narrow.round(one)) for one in [scale, *roots]):
+            if other != scale:
+                yield maker.asked("scale.rounded", {"to": name}, scale=other)
+
+
+def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
+    """Add a cause to `best` if the output is a multiple of the expected one.
+
+    It may be a multiple with or without the output bias. Nothing is added if the factor is nearly 0
+    or 1, or if the output is not finite.
+    """
+    if not np.isfinite(evidence.got).all():
+        return
+    bias = maker.problem.weights.output_bias
+    for mistake, offset in (
+        ("output.factor", 0.0),
+        ("output.factor-without-bias", 0.0 if bias is None else bias),
+    ):
+        factor = best_factor(evidence.got - offset, evidence.want - offset)
+        found = factor * (evidence.want - offset) + offset
+        if min(abs(factor), abs(factor - 1)) > LEAST and evidence.explained(found):
+            cause = Phrase(mistake, {"factor": significant(factor)})
+            best.add(evidence.misfit(found), cause)
+
+
+def factor_of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield causes that state by which factor the scale, or the additive bias, is wrong."""
+    if not np.isfinite(evidence.got).all():
+        return
+    problem = maker.problem
+
+    def answer_to(**changes: Any) -> Array:
+        return maker.asked("", **changes).make().output
+
+    families: dict[str, Callable[[float], Array]] = {
+        "scale.factor": lambda factor: answer_to(scale=problem.logit_scale * factor)
+    }
+    if problem.attn_bias is not None:
+        bias = problem.attn_bias
+        families["bias.factor"] = lambda factor: answer_to(attn_bias=factor * bias)
+    for mistake, answer in families.items():
+        factor = _search(answer, evidence)
+        if factor is not None and abs(factor - 1) > LEAST and evidence.explained(answer(factor)):
+            yield Phrase(mistake, {"factor": significant(factor)})
+
+
+def best_factor(got: Array, want: Array) -> float:
+    """Return the factor by which `want` has to be multiplied to fit `got`, by least squares.
+
+    The result is 1 if `want` is zero everywhere.
+    """
+    size = float((want * want).sum())
+    return float((got * want).sum()) / size if size > 0 else 1.0
+
+
+def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
+    """Return the factor in 1/16 to 16 whose predicted answer fits best, or None if that is NaN."""
+
+    def misfit(exponent: float) -> float:
+        found = answer(2.0**exponent)
+        left = (evidence.got - found)[np.isfinite(found)]
+        return float(left @ left)
+
+    sizes = [misfit(float(exponent)) for exponent in GRID]
+    at = int(np.argmin(sizes))
+    if not sizes[at] <= misfit(0.0):
+        return None
+    low, high = float(GRID[max(at - 1, 0)]), float(GRID[min(at + 1, GRID.size - 1)])
+    one, other = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    first, second = misfit(one), misfit(other)
+    for _ in range(44):
+        if first < second:
+            high, other, second = other, one, first
+            one = high - GOLDEN * (high - low)
+            first = misfit(one)
+        else:
+            low, one, first = one, other, second
+            other = low + GOLDEN * (high - low)
+            second = misfit(other)
+    return 2.0 ** ((low + high) / 2)
+
+
 def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> Phrase:
     """Return how blocked logits were changed, judged by returned weights that should be zero.
 
-    A weight is exp(logit − c), and c follows from the weights of the row's allowed keys. If no
-    single change fits, the result is an empty phrase.
+    A weight is exp(logit − c), and c follows from the weights of the row's allowed keys. The result
+    is an empty phrase unless all blocked logits were lowered by, or set to, the same number.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        seen = np.log(weights)
+    seen = np.log(weights)
     visible = allowed & (weights > 0)
     usable = visible.any(axis=-1, keepdims=True)
     level = np.where(usable, np.where(visible, seen - logits, np.nan), 0.0)
