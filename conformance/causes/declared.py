@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from conformance.records.findings import Entry, Finding
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.examination import Examination
-from conformance.requirements.meaning import ADDED, ATTENDS, BLOCKS, IGNORED
-from conformance.requirements.polarity import observations
+from conformance.requirements.meaning import ADDED, ATTENDS, BLOCKS, IGNORED, observations
 
 _FORMS = {
     "form.bool": "handed.as-boolean",

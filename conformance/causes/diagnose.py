@@ -40,8 +40,7 @@ from conformance.records.findings import Finding
 from conformance.records.numbers import LIMIT
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.examination import NO_ANSWER, Examination
-from conformance.requirements.meaning import ADDED, READINGS, telling
-from conformance.requirements.polarity import observations
+from conformance.requirements.meaning import ADDED, READINGS, observations, telling
 from conformance.words import say
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")

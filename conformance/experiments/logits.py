@@ -22,9 +22,9 @@ from conformance.definition.dtypes import Array
 from conformance.definition.features import Pairs, Positions, Rotary
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
+from conformance.experiments.causal import WINDOW_LENGTHS
 from conformance.experiments.experiment import topic
 from conformance.experiments.masks import blocking
-from conformance.experiments.windows import LENGTHS
 from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.laboratory import (
@@ -36,8 +36,7 @@ from conformance.requirements.laboratory import (
     Sizes,
     numbers,
 )
-from conformance.requirements.meaning import ADDED, ZERO_INFINITE
-from conformance.requirements.polarity import examined
+from conformance.requirements.meaning import ADDED, ZERO_INFINITE, examined
 
 Guesses = Mapping[str, Array]
 """The weights `[batch heads query key]` that each convention predicts, by the id of its phrase."""
@@ -211,7 +210,7 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
     Do this for equal and for different numbers of queries and keys, without a causal mask if
     possible."""
     (argument,) = lab.features(Alibi)
-    for told, sizes in LENGTHS[:1] if lab.sharing == "self" else LENGTHS:
+    for told, sizes in WINDOW_LENGTHS[:1] if lab.sharing == "self" else WINDOW_LENGTHS:
         square = sizes.query == sizes.key
         causal = None if square else argument.alignment
         problem = lab.problem(sizes)

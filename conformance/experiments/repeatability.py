@@ -13,9 +13,8 @@ from conformance.adapter.arguments import AXES, MaskArgument
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
-from conformance.experiments.combinations import visible_of
 from conformance.experiments.experiment import topic
-from conformance.experiments.masks import blocking
+from conformance.experiments.masks import blocking, visible_of
 from conformance.records.findings import Entry
 from conformance.records.phrase import Argument, Phrase
 from conformance.requirements.laboratory import (

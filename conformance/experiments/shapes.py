@@ -6,14 +6,19 @@ two axes have the same size, so that swapping them raises no error.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from conformance.adapter.arguments import MaskArgument
+from conformance.adapter import layouts
+from conformance.adapter.arguments import AXES, MaskArgument, from_layout
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.errors import WrongDeclaration
 from conformance.experiments.experiment import topic
 from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Part, Phrase
@@ -27,12 +32,10 @@ from conformance.requirements.meaning import (
     ZERO_INFINITE,
     Form,
     arrange,
-    read_as,
-    read_resized,
-    shown,
+    examined,
+    follows,
     zero_one,
 )
-from conformance.requirements.polarity import examined
 from conformance.words import say
 
 SHAPES = (
@@ -247,3 +250,101 @@ def _as(name: str, readings: list[str], otherwise: Phrase) -> Phrase:
 def _sized(name: str, sizes: Sizes) -> tuple[int, ...]:
     known = sizes.named() | {"1": 1, "heads+1": sizes.heads + 1}
     return tuple(math.prod(known[one] for one in axis.split("·")) for axis in name.split())
+
+
+# How an implementation may interpret the axes of an array
+
+
+def shown(layout: str) -> str:
+    """Return a layout as text for cards: "(batch heads) 1 key" becomes "batch·heads 1 key"."""
+    return " ".join("·".join(names) or "1" for names in layouts.parse(layout))
+
+
+def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield every layout over batch, heads, query and key that fits an array of this shape."""
+    joined = [
+        names for count in range(1, len(AXES) + 1) for names in itertools.permutations(AXES, count)
+    ]
+    choices: list[list[str]] = []
+    for size in shape:
+        axes = [
+            names[0] if len(names) == 1 else f"({' '.join(names)})"
+            for names in joined
+            if math.prod(sizes[name] for name in names) == size
+        ]
+        choices.append(["1", *axes] if size == 1 else axes)
+    for chosen in itertools.product(*choices):
+        # A layout that names an axis twice is invalid.
+        with suppress(WrongDeclaration):
+            layouts.parse(" ".join(chosen))
+            yield " ".join(chosen)
+
+
+def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
+    """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
+
+    If a query is fully masked in a layout, its weights must merely differ from those without a
+    mask.
+
+    Args:
+        lab: the laboratory.
+        seen: the answer to a call with this mask.
+        fed: the mask, in the shape in which it was passed.
+        attends: whether nonzero elements of the mask allow attention; if not, they block it.
+    """
+    shape = seen.problem.shape.logits
+    sizes = dict(zip(AXES, shape, strict=True))
+    visible = {
+        reading: np.broadcast_to((from_layout(fed, reading, sizes) != 0) == attends, shape)
+        for reading in readings(fed.shape, sizes)
+    }
+    return [shown(reading) for reading, keys in visible.items() if follows(lab, seen, keys)]
+
+
+def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
+    """Return how the implementation makes a mask of a wrong size fit.
+
+    The arguments are those of `read_as`. Return the empty phrase if no known way explains the
+    weights.
+    """
+    shape = seen.problem.shape.logits
+    sizes = dict(zip(AXES, shape, strict=True))
+    visible = (fed != 0) == attends
+    for reading, axes, keys in _resized(visible, fed, sizes):
+        if follows(lab, seen, np.broadcast_to(keys, shape)):
+            return Phrase(reading, {"axes": axes})
+    return NOTHING
+
+
+def _resized(
+    visible: BoolArray, fed: Array, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, str, BoolArray]]:
+    """Yield the known ways in which a mask of a wrong size may be made to fit.
+
+    Each is the id of the way, a layout, and an array of the keys that would then be visible.
+
+    Args:
+        visible: for each element of the mask, whether it makes a key visible.
+        fed: the mask as passed, of the same shape as `visible`.
+        sizes: the sizes of the axes by name.
+    """
+    keys, heads = sizes["key"], sizes["heads"]
+    *leading, length = visible.shape
+    if length < keys:
+        for reading, rest in (("axes.rest-blocked", False), ("axes.rest-visible", True)):
+            padding = [(0, 0)] * len(leading) + [(0, keys - length)]
+            padded = np.pad(visible, padding, constant_values=rest)
+            for axes in readings(padded.shape, sizes):
+                if axes.endswith("key"):
+                    yield reading, shown(axes), from_layout(padded, axes, sizes)
+    if len(leading) == 2 and leading[1:] == [sizes["query"]] and length == keys:
+        given = leading[0]
+        for reading, of_head in (
+            ("axes.first-heads", np.arange(heads)),
+            ("axes.last-head-repeated", np.minimum(np.arange(heads), given - 1)),
+            ("axes.heads-in-turn", np.arange(heads) % given),
+        ):
+            if of_head[-1] < given:
+                yield reading, "heads query key", visible[of_head][None]
+    if fed.shape == (sizes["batch"],):
+        yield "axes.lengths", "batch", (np.arange(keys) < fed[:, None])[:, None, None, :]

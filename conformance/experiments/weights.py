@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter.arguments import AXES
+from conformance.adapter.base import Mode
 from conformance.definition.comparison import BETWEEN_ANSWERS
+from conformance.definition.dtypes import Array
+from conformance.errors import Unsupported
 from conformance.experiments.experiment import topic
 from conformance.records.findings import Entry
-from conformance.records.phrase import Phrase
-from conformance.requirements.laboratory import Laboratory, numbers
+from conformance.records.phrase import Part, Phrase
+from conformance.requirements.laboratory import (
+    SOMETHING_ELSE,
+    Laboratory,
+    Refused,
+    numbers,
+)
 from conformance.requirements.probed import returned_weights
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
@@ -58,3 +68,115 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
     value = Phrase("weights.same" if same else "weights.others")
     yield Entry(Phrase("weights.applied"), value, told)
+
+
+ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))
+
+PROBABILITY = 0.5
+"""The dropout probability p: a power of two, so that scaling by 1 / (1 - p) is exact."""
+
+DRAWS = 48
+
+
+@topic(
+    "dropout",
+    "Dropout",
+    "Where is it active, how does it scale, and which weights share a draw?",
+    place=100,
+    every_mode=True,
+    revision=2,
+)
+def dropout(lab: Laboratory) -> Iterator[Entry]:
+    """Call the implementation many times with a dropout probability of 0.5.
+    Compare the weights with those without dropout. In modes without dropout, they must be equal."""
+    names = lab.adapter.dropout_modes
+    if not names:
+        raise Unsupported("the adapter names no mode with dropout")
+    plain = lab.plain().applied
+    draws = [lab.ask(lab.problem(), mode=_with_dropout(lab.mode, draw)) for draw in range(DRAWS)]
+    refused = next((item for item in draws if isinstance(item, Refused)), None)
+    if refused is not None:
+        yield Entry(ACTIVE, refused.value, refused.told)
+        return
+    applied = np.stack([item.applied for item in draws if not isinstance(item, Refused)])
+    noise = lab.noise(lab.problem())
+    off = all(lab.alike_to_noise(item, plain, noise) for item in applied)
+    active = lab.mode.name in names
+    yield Entry(
+        ACTIVE,
+        OFF if off else ON,
+        f"p = {PROBABILITY}, {DRAWS} draws",
+        declared=ON if active else OFF,
+        agrees=off != active,
+    )
+    if off:
+        return
+    yield Entry(Phrase("dropout.kept"), *_kept(lab, applied, plain))
+    yield _mean(applied, plain)
+    yield _shared(applied)
+    weights = [item.answer.weights for item in draws if not isinstance(item, Refused)]
+    if weights[0] is not None and weights[0].ndim == 4:
+        yield _returned(np.stack([item for item in weights if item is not None]), applied, plain)
+
+
+def _with_dropout(mode: Mode, draw: int) -> Mode:
+    return dataclasses.replace(mode, dropout=PROBABILITY, draw=draw)
+
+
+def _kept(lab: Laboratory, applied: Array, plain: Array) -> tuple[Phrase, str]:
+    kept = applied != 0
+    share = 1 - kept.mean()
+    factors = (applied / plain)[kept]
+    told = f"{share:.0%} of the weights are 0, the others are {factors.min():.3g} to "
+    told += f"{factors.max():.3g} times those without dropout"
+    near = 16 * (lab.noise(lab.problem()) / plain).max()
+    if np.abs(factors - 1 / (1 - PROBABILITY)).max() <= near:
+        return Phrase("dropout.scaled"), told
+    if np.abs(factors - 1).max() <= near:
+        return Phrase("dropout.not-scaled"), told
+    if share < 0.005:
+        return Phrase("dropout.drops-no-weight"), told
+    if f"{factors.min():.3g}" == f"{factors.max():.3g}":
+        return Phrase("dropout.scaled-by", {"factor": float(f"{factors.min():.3g}")}), told
+    return Phrase("dropout.scaled-unevenly"), told
+
+
+def _mean(applied: Array, plain: Array) -> Entry:
+    """Return an entry on whether dropout preserves the weights on average over the draws.
+
+    Weights in a draw may be correlated, so the average is over one scale factor per draw. The
+    factor also reveals dropout that normalises rows afterwards, as large weights become smaller.
+    """
+    means = (applied * plain).sum(axis=(1, 2, 3, 4)) / (plain**2).sum()
+    mean, error = means.mean(), means.std(ddof=1) / np.sqrt(len(means))
+    told = f"{mean:.3f} ± {error:.3f} times the weights, over {DRAWS} draws"
+    near = abs(mean - 1) <= 5 * error
+    return Entry(
+        Phrase("dropout.mean"), Phrase(f"dropout.{'unbiased' if near else 'biased'}"), told
+    )
+
+
+def _shared(applied: Array) -> Entry:
+    dropped = applied == 0
+    same: list[Part] = [
+        Phrase(f"axis.{name}")
+        for axis, name in enumerate(AXES, start=1)
+        if dropped.shape[axis] > 1 and (dropped == np.take(dropped, [0], axis=axis)).all()
+    ]
+    value = Phrase("dropout.shared", {"over": same}) if same else Phrase("dropout.each-weight")
+    return Entry(
+        Phrase("dropout.draw"), value, f"draw 0, entry 0, head 0: {numbers(applied[0, 0, 0, 0])}"
+    )
+
+
+def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
+    """Return an entry on whether the returned weights are those before or after dropout."""
+    scale = np.abs(plain).max()
+    if np.abs(weights - applied).max() <= 1e-2 * scale:
+        value = Phrase("dropout.after")
+    elif np.abs(weights - plain).max() <= 1e-2 * scale:
+        value = Phrase("dropout.before")
+    else:
+        value = SOMETHING_ELSE
+    told = f"returned {numbers(weights[0, 0, 0, 0])}, applied {numbers(applied[0, 0, 0, 0])}"
+    return Entry(Phrase("dropout.returned"), value, f"draw 0, entry 0, head 0, query 0: {told}")

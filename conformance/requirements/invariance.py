@@ -7,6 +7,8 @@ The checks do not use the correct answer, so they do not report again what other
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from conformance.cases.patterns import other_mask
 from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.features import NO_WINDOW, Positions
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
@@ -190,3 +193,311 @@ def logit_shift(ex: Examination) -> Finding:
     one, other = ex.ask(problem.replace(attn_bias=bias)).output, ex.ask(shifted).output
     compared = [_between(ex, "output", other, one, noise)]
     return judge(logit_shift.id, compared, said="a constant added to a row of logits moves {array}")
+
+
+SHIFT = 64
+"""The number by which all positions are shifted."""
+
+
+def _declares(ex: Examination, part: str) -> bool:
+    return any(part in declared.covers for declared in ex.adapter.features)
+
+
+def _same(ex: Examination, name: str, one: Problem, other: Problem, variant: str, said: str
+          ) -> Finding:  # fmt: skip
+    """Return the finding on whether the answers to two problems are equal up to rounding noise.
+
+    Args:
+        ex: the examination.
+        name: the id of the requirement.
+        one: the first problem.
+        other: the second problem, which determines the noise.
+        variant: the name under which the expectation for the second problem is cached.
+        said: the detail of a deviation, in which `{array}` stands for the name of the worst array.
+    """
+    noise = ex.expected(variant, lambda: other).sigma
+    first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
+    return _judged(ex, name, {n: a for n, a in first.items() if n in noise}, second, noise, said)
+
+
+def _judged(
+    ex: Examination,
+    name: str,
+    one: Mapping[str, Array],
+    other: Mapping[str, Array],
+    noise: Mapping[str, Array],
+    said: str,
+) -> Finding:
+    underflow = ex.expectation.underflow
+    compared = [
+        between(array, values, other[array], noise[array], underflow)
+        for array, values in one.items()
+        if array in other and noise[array].shape == values.shape
+    ]
+    return judge(name, compared, said=said)
+
+
+@requirement(
+    "window.of-everything-is-none",
+    "A window that is wider than the sequence changes nothing.",
+    why="It tells a limit that is counted otherwise, or from another end, from one that is right.",
+    cases=("feature/window/*", "feature/window-causal/*", "feature/gpt-oss/*"),
+)
+def wide_window(ex: Examination) -> Finding | None:
+    """Call the implementation with a window that includes all keys, and without a window. Both
+    answers must be equal up to rounding noise."""
+    if not (_declares(ex, "window") and ex.varies_arguments):
+        return None
+    shape, (_, after) = ex.problem.shape, ex.problem.window
+    whole = shape.query_length + shape.key_length
+    wide = ex.problem.replace(window=(whole, None if after is None else whole))
+    without = ex.problem.replace(window=NO_WINDOW)
+    said = "a window of everything moves {array}"
+    return _same(ex, wide_window.id, wide, without, "no window", said)
+
+
+@requirement(
+    "soft-cap.far-above-is-none",
+    "A soft cap far above all logits changes nothing.",
+    why="A cap that is applied to something else than the logits, or beside a mask, shows.",
+    cases=("feature/soft-cap*",),
+)
+def high_cap(ex: Examination) -> Finding | None:
+    """Call the implementation with a soft cap far above the logits, and without one. Both answers
+    must be equal up to rounding noise."""
+    if not (_declares(ex, "soft cap") and ex.varies_arguments):
+        return None
+    cap = {"float64": 2.0**40, "float32": 2.0**20}.get(ex.dtype, 2.0**12)
+    without = ex.problem.replace(soft_cap=None)
+    said = "a soft cap far above the logits moves {array}"
+    return _same(ex, high_cap.id, ex.problem.replace(soft_cap=cap), without, "no soft cap", said)
+
+
+@requirement(
+    "sinks.far-below-are-none",
+    "Sinks far below all logits change nothing.",
+    why="Sinks that are added as a constant, or that get a value, show.",
+    cases=("feature/sinks*", "feature/soft-cap-with-sinks/*", "feature/gpt-oss/*"),
+)
+def low_sinks(ex: Examination) -> Finding | None:
+    """Call the implementation with sinks of −30,000, and without sinks. Both answers must be equal
+    up to rounding noise, except for the gradient of the sinks."""
+    if not (_declares(ex, "sinks") and ex.varies_arguments and ex.problem.sinks is not None):
+        return None
+    low = ex.problem.replace(sinks=ex.problem.format.round(0 * ex.problem.sinks - 30000.0))
+    without = ex.problem.replace(sinks=None)
+    return _same(ex, low_sinks.id, low, without, "no sinks", "sinks far below move {array}")
+
+
+@requirement(
+    "alibi.slopes-of-0-are-none",
+    "Slopes of 0 change nothing.",
+    why="An implementation that makes slopes of its own ignores those that it is given.",
+    cases=("feature/alibi*",),
+)
+def no_slopes(ex: Examination) -> Finding | None:
+    """Call the implementation with ALiBi slopes of 0, and without slopes. Both answers must be
+    equal up to rounding noise."""
+    if not (_declares(ex, "alibi") and ex.varies_arguments and ex.problem.slopes is not None):
+        return None
+    flat = ex.problem.replace(slopes=0.0 * ex.problem.slopes)
+    without = ex.problem.replace(slopes=None)
+    return _same(ex, no_slopes.id, flat, without, "no slopes", "slopes of 0 move {array}")
+
+
+@requirement(
+    "positions.shift-changes-nothing",
+    "Only differences of positions matter: all of them may be shifted.",
+    why="Tables that end, positions in few bits and a rotation that is not relative show far out.",
+    cases=("feature/rotary/*", "feature/rotary-*", "feature/alibi/*", "feature/segments-with-*"),
+)
+def shift(ex: Examination) -> Finding | None:
+    """Shift the positions of all queries and keys by 64. The answer must be the same up to rounding
+    noise. This checks only implementations that declare an argument for positions."""
+    if not (_declares(ex, "positions") and ex.varies_arguments):
+        return None
+    problem = ex.problem
+    there = Positions(query=problem.position_of_queries, key=problem.position_of_keys)
+    far = Positions(query=there.query + SHIFT, key=there.key + SHIFT)
+    one, other = (problem.replace(positions=positions) for positions in (there, far))
+    return _same(ex, shift.id, one, other, "shifted", "shifted positions move {array}")
+
+
+def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray) -> Problem:
+    """Return the problem restricted to some batch entries and some tokens.
+
+    Args:
+        problem: a problem without segments, positions and lengths.
+        entries: the batch entries to keep.
+        queries: whether to keep each query, `[query]`.
+        keys: whether to keep each key, `[key]`.
+
+    Raises:
+        Unsupported: query and key are the same array, but `queries` and `keys` differ.
+    """
+    shape = problem.shape
+
+    def cut(array: Any, *axes: BoolArray | None) -> Any:
+        """Return the kept entries and tokens of an array; axes of size 1 are not changed."""
+        if array is None:
+            return None
+        array = array[entries] if array.shape[0] > 1 else array
+        for axis, kept in enumerate(axes, start=1):
+            if kept is not None and array.shape[axis] == len(kept):
+                array = np.compress(kept, array, axis=axis)
+        return array
+
+    sharing = shape.sharing
+    if sharing == "self" and not np.array_equal(queries, keys):
+        raise Unsupported("its queries are its keys")
+    query = cut(problem.query, queries)
+    key = query if sharing == "self" else cut(problem.key, keys)
+    lengths = (problem.query_lengths, problem.key_lengths)
+    if problem.segments is not None or problem.positions is not None or lengths != (None, None):
+        raise AssertionError("only what all tokens share can be cut")
+    return problem.replace(
+        shape=replace(
+            shape,
+            batch=len(query),
+            query_length=int(queries.sum()),
+            key_length=int(keys.sum()),
+        ),
+        query=query,
+        key=key,
+        value=cut(problem.value, keys) if sharing == "separate" else key,
+        cotangent=cut(problem.cotangent, queries),
+        mask=cut(problem.mask, None, queries, keys),
+        attn_bias=cut(problem.attn_bias, None, queries, keys),
+    )
+
+
+@requirement(
+    "packed.members-are-alone",
+    "Each sequence of a packed batch gets the answer that it gets alone.",
+    why="Documents that see each other, or positions that go on, train on another text silently.",
+    cases=("feature/segments/*", "feature/segments-causal/*", "feature/segments-with-*"),
+)
+def members(ex: Examination) -> Finding | None:
+    """Pass each packed sequence of the last batch entry separately. Its output and the gradients
+    of its inputs must equal those of the packed batch up to rounding noise."""
+    segments, answer = ex.problem.segments, ex.answer.arrays()
+    if segments is None or not (_declares(ex, "segments") and ex.varies_arguments):
+        return None
+    entry = slice(ex.problem.shape.batch - 1, None)
+    whole = ex.problem.replace(segments=None)
+    arrays: dict[str, list[Array]] = {}
+    noise = ex.expectation.sigma
+    packed: dict[str, list[Array]] = {}
+    sigmas: dict[str, list[Array]] = {}
+    for number in np.unique(segments.query[-1]):
+        queries, keys = segments.query[-1] == number, segments.key[-1] == number
+        if not keys.any():
+            continue
+        alone = ex.ask(_part(whole, entry, queries, keys)).arrays()
+        for name, rows in _rows_of_tokens(ex.problem, queries, keys).items():
+            if name in alone and name in answer:
+                arrays.setdefault(name, []).append(alone[name][0])
+                packed.setdefault(name, []).append(answer[name][-1][rows])
+                sigmas.setdefault(name, []).append(noise[name][-1][rows])
+    joined = [
+        {name: np.concatenate(parts) for name, parts in found.items()}
+        for found in (packed, arrays, sigmas)
+    ]
+    said = "{array} of a packed sequence is not what it is alone"
+    return _judged(ex, members.id, joined[0], joined[1], joined[2], said)
+
+
+def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> dict[str, BoolArray]:
+    """Return which rows `[length]` of the output and of the input gradients belong to these tokens.
+
+    The result maps the name of each array to booleans.
+    """
+    of_inputs = {"query": queries, "key": keys, "value": keys}
+    inputs = {f"gradient.{name}": of_inputs[name] for name in problem.shape.distinct_inputs()}
+    return {"output": queries, **inputs}
+
+
+@requirement(
+    "cache.steps-equal-the-whole",
+    "Queries that come one after the other beside a cache get what they get all at once.",
+    why="A causal mask aligned top-left hides the history from every chunk after the first.",
+    cases=(
+        "causal/bottom-right/cross",
+        "feature/*-causal/gqa",
+        "feature/*-causal/separate",
+        "feature/cache-*",
+        "feature/gpt-oss/*",
+    ),
+)
+def steps(ex: Examination) -> Finding | None:
+    """Pass the queries in several steps, as in decoding with a KV cache. The first step has one
+    query, and each further step has the next two; the keys of a step are those up to the position
+    of its last query. The outputs must equal those of a single pass, and the gradients must add up
+    to its gradients, both up to rounding noise."""
+    problem = ex.problem
+    ragged = (problem.query_lengths, problem.key_lengths, problem.segments, problem.positions)
+    if any(each is not None for each in ragged) or not ex.varies_arguments:
+        return None
+    if problem.causal != "bottom-right" or problem.shape.sharing == "self":
+        return None
+    noise, whole = ex.expectation.sigma, ex.answer.arrays()
+    found = {name: np.zeros_like(array) for name, array in whole.items() if name != "weights"}
+    for queries, keys in _chunks(problem):
+        part = _part(problem, slice(None), queries, keys)
+        rows = _rows_of_tokens(problem, queries, keys)
+        for name, array in ex.ask(part).arrays().items():
+            if name in rows:
+                found[name][:, rows[name]] += array
+            elif name == "gradient.attn_bias":
+                at = np.ix_(*(np.arange(n) for n in array.shape[:2]), queries, keys)
+                if found[name].shape[2:] != problem.shape.logits[2:]:
+                    continue
+                found[name][at] += array
+            elif name in found:
+                found[name] += array
+    said = "{array} in steps beside a cache is not that of the whole pass"
+    return _judged(ex, steps.id, whole, found, noise, said)
+
+
+def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
+    """Yield, for each step, which queries `[query]` and which keys `[key]` it has, as booleans.
+
+    The first step has one query, and each further step has two, or one if only one is left. The
+    keys are those that a causal mask aligned bottom-right leaves visible to the last of them.
+    """
+    queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
+    cached, start = len(keys) - len(queries), 0
+    while start < len(queries):
+        stop = min(start + (2 if start else 1), len(queries))
+        yield (queries >= start) & (queries < stop), keys < cached + stop
+        start = stop
+
+
+@requirement(
+    "lengths.nothing-beyond-is-read",
+    "What lies beyond the length of an entry is never read.",
+    level="should",
+    why="A buffer of a cache holds anything there: NaN times a weight of 0 is NaN.",
+)
+def beyond(ex: Examination) -> Finding | None:
+    """Put NaN into queries, keys and values beyond the lengths of the batch entries. The output of
+    all queries that attend to a key, and the gradients of the inputs, must stay the same up to
+    rounding noise."""
+    problem = ex.problem
+    if not (_declares(ex, "key lengths") and ex.varies_arguments):
+        return None
+    used = {"query": problem.query_lengths, "key": problem.key_lengths}
+    used["value"] = used["key"]
+    spoilt = {}
+    for name in problem.shape.distinct_inputs():
+        shared = {"self": ("query", "key"), "memory": (name,)}.get(problem.shape.sharing, (name,))
+        length = problem.shape.input_shapes()[name][1]
+        every = np.full(problem.shape.batch, length)
+        lengths = [every if (own := used[one]) is None else own for one in shared]
+        past = np.arange(length) >= np.max(lengths, axis=0)[:, None]
+        spoilt[name] = np.where(past[..., None], np.nan, getattr(problem, name))
+    names = ["output", *(f"gradient.{name}" for name in spoilt)]
+    again = ex.ask(problem.with_inputs(**spoilt)).arrays()
+    got = {name: array for name, array in again.items() if name in names}
+    said = "NaN beyond the lengths reaches {array}"
+    return _judged(ex, beyond.id, got, ex.answer.arrays(), ex.expectation.sigma, said)

@@ -21,10 +21,9 @@ If every row looks fully masked, M "blocks everything". If no prediction fits, t
 
 from __future__ import annotations
 
-import itertools
-import math
+import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,14 +32,27 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter import layouts
-from conformance.adapter.arguments import AXES, MaskArgument, Native, from_layout, to_layout
+from conformance.adapter.arguments import AXES, MaskArgument, Native, to_layout
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.definition.problem import Shape
-from conformance.errors import WrongDeclaration
-from conformance.records.phrase import NOTHING, Argument, Phrase
-from conformance.requirements.laboratory import Laboratory, Seen
+from conformance.errors import Unsupported
+from conformance.records.findings import Entry, Finding, Verdict
+from conformance.records.phrase import NOTHING, Argument, Part, Phrase
+from conformance.requirements.examination import Examination
+from conformance.requirements.invariance import with_other_content
+from conformance.requirements.laboratory import (
+    CANNOT_BE_ASKED,
+    REFUSED,
+    Laboratory,
+    NoAnswer,
+    Refused,
+    Seen,
+    numbers,
+)
+from conformance.requirements.requirement import requirement
+from conformance.words import say
 
 # Forms in which an array is passed to a mask argument, with values that tell meanings apart
 
@@ -359,99 +371,194 @@ def _every_triangle(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
         yield Phrase("causal.other-half", about), ~tri(offset - 1)
 
 
-# How an implementation may interpret the axes of an array
+STILL, MOVED = 12.0, 24.0
+"""The changes, in σ, below which an output counts as unaffected, and above which as affected."""
+
+Tried = tuple[MaskArgument, Form, Entry]
 
 
-def shown(layout: str) -> str:
-    """Return a layout as text for cards: "(batch heads) 1 key" becomes "batch·heads 1 key"."""
-    return " ".join("·".join(names) or "1" for names in layouts.parse(layout))
+def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
+    """Return a card entry on what a mask in a given form means for an argument.
+
+    Args:
+        lab: the laboratory that calls the implementation.
+        argument: the declaration of the argument.
+        form: the form in which the mask is passed.
+        dtype: the dtype of the inputs; "" for the laboratory's dtype.
+    """
+    about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
+    subject = Phrase("mask.meaning", about)
+    if dtype:
+        subject = Phrase("mask.meaning-for-inputs", about | {"dtype": dtype})
+    problem = lab.problem(dtype=dtype)
+    fed, laid = telling(form, argument, problem.shape)
+    found = lab.ask(problem, {argument.name: form.array(laid)})
+    # What an adapter declares about numbers holds for masks in the dtype of the inputs.
+    own = not (dtype or form.is_of_another_float) or form.dtype in ("own", "bool")
+    if argument.dtype:
+        own = form.dtype in (argument.dtype, "bool")
+    declared = declaration(argument, form) if own else NOTHING
+    if isinstance(found, Refused):
+        value, evidence = REJECTED if found.value == REFUSED else found.value, found.told
+        # Integers may be refused where numbers are declared: many libraries require floats.
+        another = "int" in form.dtype and form.dtype != argument.dtype
+        excused = found.value == CANNOT_BE_ASKED or another
+        declared = NOTHING if excused else declared
+    else:
+        handed = np.asarray(form.array(fed), np.float64)
+        value, evidence = (_rows if fed.shape[-1] == 1 else _weights)(lab, found, handed)
+        if lab.case and fed.shape[-1] > 1 and value in (UNEXPLAINED, BLOCKS_EVERYTHING):
+            influence = by_influence(lab, argument, form)
+            value = value if influence == UNEXPLAINED else influence
+    return Entry(subject, value, evidence, declared, not declared or value == declared)
 
 
-def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
-    """Yield every layout over batch, heads, query and key that fits an array of this shape."""
-    joined = [
-        names for count in range(1, len(AXES) + 1) for names in itertools.permutations(AXES, count)
-    ]
-    choices: list[list[str]] = []
-    for size in shape:
-        axes = [
-            names[0] if len(names) == 1 else f"({' '.join(names)})"
-            for names in joined
-            if math.prod(sizes[name] for name in names) == size
+def declaration(argument: MaskArgument, form: Form) -> Phrase:
+    """Return the meaning that the adapter declares for this form, or an empty phrase.
+
+    An argument that is declared to take only 0 and 1 has no declared meaning in other forms.
+    """
+    if form.dtype == "bool":
+        return Phrase(f"mask.{argument.true}") if argument.true else NOTHING
+    if "int" in form.dtype and argument.whole is not None:
+        argument = dataclasses.replace(argument, number=argument.whole)
+    if argument.number == "added":
+        return ADDED
+    values = np.array(form.values)
+    attends = argument.attending(values)
+    if attends is None:
+        return NOTHING
+    if attends.all() or not attends.any():
+        return IGNORED if attends.all() else BLOCKS_EVERYTHING
+    return next(it for it, reading in READINGS.items() if (reading(values) == attends).all())
+
+
+def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+    """Return the meaning of the mask `fed`, and the evidence.
+
+    The evidence shows the mask of the first query, and its weights with and without this mask.
+    """
+    arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
+    row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
+    evidence = f"entry 0, head 0, query 0: fed {row}, weights {weights}, without it {without}"
+    return meaning(lab, seen, fed), evidence
+
+
+def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+    """Return the meaning of the mask `fed`, which has no key axis, and the evidence.
+
+    The evidence lists the queries of the first batch entry whose weights the mask changed.
+    """
+    changed = rows_changed(lab, seen)
+    marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
+    rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"
+    evidence = f"entry 0: fed {numbers(marked[0])} to the queries; rows that changed: {rows}"
+    for value, expected in (
+        (IGNORED, np.zeros_like(changed)),
+        (ATTENDS, marked == 0),
+        (BLOCKS, marked != 0),
+        (ADDED, np.isneginf(marked) | (marked <= -1e3)),
+    ):
+        if (changed == expected).all():
+            return value, evidence
+    return UNEXPLAINED, evidence
+
+
+def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
+    """Return the meaning of the argument, inferred from the queries that the first token affects.
+
+    Return `UNEXPLAINED` if no meaning predicts which queries these are, if it is doubtful whether
+    some query is affected, or if a call gives no answer.
+    """
+    problem = lab.problem()
+    shape = problem.shape
+    for seed in range(1000):
+        fed = telling(form, argument, shape, seed)[0][:, :1]
+        marked = np.isfinite(fed) if INFINITE in form.values else fed != 0
+        some, every = marked.any(axis=-2), marked.all(axis=-2)
+        if shape.query_length > 1 == marked.shape[2] or (some & ~every).all():
+            break
+    laid = to_layout(fed, argument.layouts[0], shape.logits, broadcast=False)
+    assert laid is not None
+    natives = {argument.name: form.array(laid)}
+    tokens = np.broadcast_to(np.arange(shape.key_length) == 0, (shape.batch, shape.key_length))
+    other = with_other_content(problem, tokens, np.random.default_rng(0))
+    asked = (lab.ask(problem, natives), lab.ask(other, natives), lab.ask(problem))
+    outputs = [found.answer.output for found in asked if isinstance(found, Seen)]
+    if len(outputs) < len(asked):
+        return UNEXPLAINED
+    noise = lab.noise(problem).max(axis=(1, 3))
+    with np.errstate(invalid="ignore"):
+        changes = [np.abs(outputs[0] - output).max(axis=-1) / noise for output in outputs[1:]]
+    moved, still = changes[0] > MOVED, changes[0] < STILL
+    visible = np.broadcast_to(marked[:, 0, :, 0], moved.shape)
+    if not (moved | still).all():
+        return UNEXPLAINED
+    if (moved == visible).all():
+        return ADDED if INFINITE in form.values else ATTENDS
+    if (moved == ~visible).all():
+        return BLOCKS
+    if moved.all() and (changes[1] < STILL).all():
+        return IGNORED
+    return ADDED if moved.all() and INFINITE not in form.values else UNEXPLAINED
+
+
+def observations(ex: Examination) -> list[Tried]:
+    """Return each mask argument with each form that it is declared to take, and the card entry.
+
+    The result, a list of triples, is cached.
+
+    Raises:
+        Unsupported: the adapter cannot express the case.
+    """
+
+    def look() -> list[Tried]:
+        ex.adapter.check(ex.problem)
+        lab = Laboratory(ex.adapter, ex.dtype, ex.device, ex.mode, case=ex.problem.shape)
+        with suppress(NoAnswer):
+            lab.plain()
+        boolean, ones, infinite = own_forms(ex.dtype)[:3]
+        return [
+            (argument, form, examined(lab, argument, form))
+            for argument in ex.adapter.mask_arguments
+            for form, taken in (
+                (boolean, argument.true),
+                (infinite, argument.number == "added"),
+                (zero_one(argument, ones), argument.number),
+            )
+            if taken
         ]
-        choices.append(["1", *axes] if size == 1 else axes)
-    for chosen in itertools.product(*choices):
-        # A layout that names an axis twice is invalid.
-        with suppress(WrongDeclaration):
-            layouts.parse(" ".join(chosen))
-            yield " ".join(chosen)
+
+    key = ("polarity", id(ex.adapter), ex.case.id, ex.dtype, ex.device, ex.mode.name)
+    return ex.bench.answers.get(key, look)
 
 
-def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
-    """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
-
-    If a query is fully masked in a layout, its weights must merely differ from those without a
-    mask.
-
-    Args:
-        lab: the laboratory.
-        seen: the answer to a call with this mask.
-        fed: the mask, in the shape in which it was passed.
-        attends: whether nonzero elements of the mask allow attention; if not, they block it.
-    """
-    shape = seen.problem.shape.logits
-    sizes = dict(zip(AXES, shape, strict=True))
-    visible = {
-        reading: np.broadcast_to((from_layout(fed, reading, sizes) != 0) == attends, shape)
-        for reading in readings(fed.shape, sizes)
-    }
-    return [shown(reading) for reading, keys in visible.items() if follows(lab, seen, keys)]
-
-
-def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
-    """Return how the implementation makes a mask of a wrong size fit.
-
-    The arguments are those of `read_as`. Return the empty phrase if no known way explains the
-    weights.
-    """
-    shape = seen.problem.shape.logits
-    sizes = dict(zip(AXES, shape, strict=True))
-    visible = (fed != 0) == attends
-    for reading, axes, keys in _resized(visible, fed, sizes):
-        if follows(lab, seen, np.broadcast_to(keys, shape)):
-            return Phrase(reading, {"axes": axes})
-    return NOTHING
-
-
-def _resized(
-    visible: BoolArray, fed: Array, sizes: Mapping[str, int]
-) -> Iterator[tuple[str, str, BoolArray]]:
-    """Yield the known ways in which a mask of a wrong size may be made to fit.
-
-    Each is the id of the way, a layout, and an array of the keys that would then be visible.
-
-    Args:
-        visible: for each element of the mask, whether it makes a key visible.
-        fed: the mask as passed, of the same shape as `visible`.
-        sizes: the sizes of the axes by name.
-    """
-    keys, heads = sizes["key"], sizes["heads"]
-    *leading, length = visible.shape
-    if length < keys:
-        for reading, rest in (("axes.rest-blocked", False), ("axes.rest-visible", True)):
-            padding = [(0, 0)] * len(leading) + [(0, keys - length)]
-            padded = np.pad(visible, padding, constant_values=rest)
-            for axes in readings(padded.shape, sizes):
-                if axes.endswith("key"):
-                    yield reading, shown(axes), from_layout(padded, axes, sizes)
-    if len(leading) == 2 and leading[1:] == [sizes["query"]] and length == keys:
-        given = leading[0]
-        for reading, of_head in (
-            ("axes.first-heads", np.arange(heads)),
-            ("axes.last-head-repeated", np.minimum(np.arange(heads), given - 1)),
-            ("axes.heads-in-turn", np.arange(heads) % given),
-        ):
-            if of_head[-1] < given:
-                yield reading, "heads query key", visible[of_head][None]
-    if fed.shape == (sizes["batch"],):
-        yield "axes.lengths", "batch", (np.arange(keys) < fed[:, None])[:, None, None, :]
+@requirement(
+    "mask.polarity-is-as-declared",
+    "Each mask argument means what the adapter declares: True attends or blocks, numbers are added "
+    "or say who attends. An experiment passes the argument natively and finds its meaning.",
+    revision=2,
+    why="`True` attends in one library and blocks in the next; a wrong guess costs a week.",
+)
+def polarity(ex: Examination) -> Finding | None:
+    """Pass an array to each mask argument, in each form that the argument is declared to take. The
+    output of the problem is the attention weights. The meaning that predicts these weights must be
+    the declared one."""
+    if not ex.adapter.mask_arguments:
+        raise Unsupported("no mask arguments are declared")
+    if not ex.varies_arguments:
+        return None
+    meanings: list[Part] = []
+    wrong = []
+    tried = observations(ex)
+    if tried and all(entry.value == CANNOT_BE_ASKED for *_, entry in tried):
+        raise Unsupported(tried[0][-1].evidence.removeprefix("unsupported: "))
+    for argument, form, entry in tried:
+        about: dict[str, Argument] = {"argument": argument.name, "form": Phrase(form.phrase.id)}
+        meanings.append(Phrase("mask.means", about | {"meaning": entry.value}))
+        if not entry.agrees:
+            given = say(Phrase("mask.means", about | {"meaning": entry.declared})).replace("=", " ")
+            wrong.append(f"declared {given}, observed {say(entry.value)}: {entry.evidence}")
+    value = Phrase("mask.meanings", {"meanings": meanings})
+    verdict: Verdict = "deviates" if wrong else "conforms"
+    return Finding(polarity.id, verdict, detail="; ".join(wrong), value=value)
