@@ -1,12 +1,16 @@
 """Requirements that answers are invariant under changes that must not affect them.
 
-These are changes of blocked keys, of the order of keys and of other batch entries, and shifts of
-the logits. Each check calls the implementation with a changed problem and compares the two answers.
-The checks do not use the correct answer, so they do not report again what other requirements find.
+Each check calls the implementation with two problems and compares the answers. The problems differ
+in blocked keys, in the order of keys, in other batch entries, or by a shift of the logits; or they
+are two ways to pose one problem: a window that includes all keys has no effect, a packed sequence
+gets the same answer as on its own, and decoding in steps with a KV cache gives the same as a single
+pass. The checks use the reference only for the size of the noise, so they do not report again what
+other requirements find, and do not depend on any interpretation of conventions.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +29,6 @@ from conformance.requirements.requirement import judge, requirement
 
 
 def _between(ex: Examination, name: str, one: Array, other: Array, noise: Array) -> Comparison:
-    """Compare the array `name` of two answers that both have this rounding noise."""
     return between(name, one, other, noise, ex.expectation.underflow)
 
 
@@ -57,19 +60,19 @@ def _influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
     return seen | tokens if problem.shape.sharing == "self" else seen
 
 
-def _blocked_tokens(problem: Problem) -> BoolArray:
-    """Return which keys `[batch key]` are blocked for all queries in all heads.
+def _unseen(problem: Problem) -> BoolArray:
+    """Return which keys `[batch key]` are blocked for all queries in all heads."""
+    return np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
 
-    If there are none in the whole batch, return for each batch entry the key that is blocked in all
-    heads for the largest number of queries.
-    """
-    allowed = problem.allowed_in_full()
-    never: BoolArray = np.logical_not(allowed.any(axis=(1, 2)))
+
+def _blocked_tokens(problem: Problem) -> BoolArray:
+    """Return the keys that are `_unseen`; if there are none, the most hidden key of each entry."""
+    never = _unseen(problem)
     if never.any():
         return never
-    hidden_from = (~allowed.any(axis=1)).sum(axis=1)
-    chosen: BoolArray = np.arange(allowed.shape[-1]) == hidden_from.argmax(axis=-1)[:, None]
-    return chosen
+    hidden_from = (~problem.allowed_in_full().any(axis=1)).sum(axis=1)
+    keys = np.arange(problem.shape.key_length)
+    return np.asarray(keys == hidden_from.argmax(axis=-1)[:, None])
 
 
 @requirement(
@@ -88,12 +91,12 @@ def blocked_key(ex: Examination) -> Finding:
     again = ex.ask(with_other_content(problem, tokens, ex.case.random("blocked")))
     unmoved = ~_influenced(problem, tokens)
     compared = [_rows(ex, "output", answer.output, again.output, unmoved)]
-    unseen: BoolArray = np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
+    unseen = _unseen(problem)
     if problem.shape.sharing != "self" and unseen.any():
+        underflow = ex.expectation.underflow
         for name in [name for name in ("key", "value") if name in answer.gradients]:
             gradient = answer.gradients[name]
             zeroed, exact = np.where(unseen[..., None], 0.0, gradient), np.zeros_like(gradient)
-            underflow = ex.expectation.underflow
             compared.append(compare(f"gradient.{name}", gradient, zeroed, exact, underflow))
         if "query" in answer.gradients:
             one, other = answer.gradients["query"], again.gradients["query"]
@@ -168,9 +171,8 @@ def batch_entries(ex: Examination) -> Finding:
         for name, one in ex.answer.arrays().items()
         if name in names and name in again
     ]
-    return judge(
-        batch_entries.id, compared, said="{array} of one batch entry depends on the others"
-    )
+    said = "{array} of one batch entry depends on the others"
+    return judge(batch_entries.id, compared, said=said)
 
 
 @requirement(
@@ -195,25 +197,24 @@ def logit_shift(ex: Examination) -> Finding:
     return judge(logit_shift.id, compared, said="a constant added to a row of logits moves {array}")
 
 
+# Two ways to pose one problem. Most of these checks apply only to implementations that declare an
+# argument for the feature, because other implementations would get the same mask twice.
+
 SHIFT = 64
 """The number by which all positions are shifted."""
 
 
-def _declares(ex: Examination, part: str) -> bool:
-    return any(part in declared.covers for declared in ex.adapter.features)
+def _applies(ex: Examination, feature: str) -> bool:
+    """Return whether the adapter declares the feature, and varying it is worth its cost."""
+    return ex.varies_arguments and any(feature in each.covers for each in ex.adapter.features)
 
 
-def _same(ex: Examination, name: str, one: Problem, other: Problem, variant: str, said: str
-          ) -> Finding:  # fmt: skip
-    """Return the finding on whether the answers to two problems are equal up to rounding noise.
+def _same(
+    ex: Examination, name: str, one: Problem, other: Problem, variant: str, said: str
+) -> Finding:
+    """Return the finding on whether two problems get equal answers, up to the noise of `other`.
 
-    Args:
-        ex: the examination.
-        name: the id of the requirement.
-        one: the first problem.
-        other: the second problem, which determines the noise.
-        variant: the name under which the expectation for the second problem is cached.
-        said: the detail of a deviation, in which `{array}` stands for the name of the worst array.
+    The expectation for `other` is cached under `variant`.
     """
     noise = ex.expected(variant, lambda: other).sigma
     first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
@@ -228,9 +229,9 @@ def _judged(
     noise: Mapping[str, Array],
     said: str,
 ) -> Finding:
-    underflow = ex.expectation.underflow
+    """Return the finding on the arrays that both answers have in the same shape as their noise."""
     compared = [
-        between(array, values, other[array], noise[array], underflow)
+        _between(ex, array, values, other[array], noise[array])
         for array, values in one.items()
         if array in other and noise[array].shape == values.shape
     ]
@@ -246,7 +247,7 @@ def _judged(
 def wide_window(ex: Examination) -> Finding | None:
     """Call the implementation with a window that includes all keys, and without a window. Both
     answers must be equal up to rounding noise."""
-    if not (_declares(ex, "window") and ex.varies_arguments):
+    if not _applies(ex, "window"):
         return None
     shape, (_, after) = ex.problem.shape, ex.problem.window
     whole = shape.query_length + shape.key_length
@@ -265,7 +266,7 @@ def wide_window(ex: Examination) -> Finding | None:
 def high_cap(ex: Examination) -> Finding | None:
     """Call the implementation with a soft cap far above the logits, and without one. Both answers
     must be equal up to rounding noise."""
-    if not (_declares(ex, "soft cap") and ex.varies_arguments):
+    if not _applies(ex, "soft cap"):
         return None
     cap = {"float64": 2.0**40, "float32": 2.0**20}.get(ex.dtype, 2.0**12)
     without = ex.problem.replace(soft_cap=None)
@@ -282,7 +283,7 @@ def high_cap(ex: Examination) -> Finding | None:
 def low_sinks(ex: Examination) -> Finding | None:
     """Call the implementation with sinks of −30,000, and without sinks. Both answers must be equal
     up to rounding noise, except for the gradient of the sinks."""
-    if not (_declares(ex, "sinks") and ex.varies_arguments and ex.problem.sinks is not None):
+    if ex.problem.sinks is None or not _applies(ex, "sinks"):
         return None
     low = ex.problem.replace(sinks=ex.problem.format.round(0 * ex.problem.sinks - 30000.0))
     without = ex.problem.replace(sinks=None)
@@ -298,7 +299,7 @@ def low_sinks(ex: Examination) -> Finding | None:
 def no_slopes(ex: Examination) -> Finding | None:
     """Call the implementation with ALiBi slopes of 0, and without slopes. Both answers must be
     equal up to rounding noise."""
-    if not (_declares(ex, "alibi") and ex.varies_arguments and ex.problem.slopes is not None):
+    if ex.problem.slopes is None or not _applies(ex, "alibi"):
         return None
     flat = ex.problem.replace(slopes=0.0 * ex.problem.slopes)
     without = ex.problem.replace(slopes=None)
@@ -314,7 +315,7 @@ def no_slopes(ex: Examination) -> Finding | None:
 def shift(ex: Examination) -> Finding | None:
     """Shift the positions of all queries and keys by 64. The answer must be the same up to rounding
     noise. This checks only implementations that declare an argument for positions."""
-    if not (_declares(ex, "positions") and ex.varies_arguments):
+    if not _applies(ex, "positions"):
         return None
     problem = ex.problem
     there = Positions(query=problem.position_of_queries, key=problem.position_of_keys)
@@ -324,21 +325,15 @@ def shift(ex: Examination) -> Finding | None:
 
 
 def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray) -> Problem:
-    """Return the problem restricted to some batch entries and some tokens.
+    """Return the problem with these batch entries, queries `[query]` and keys `[key]` only.
 
-    Args:
-        problem: a problem without segments, positions and lengths.
-        entries: the batch entries to keep.
-        queries: whether to keep each query, `[query]`.
-        keys: whether to keep each key, `[key]`.
-
-    Raises:
-        Unsupported: query and key are the same array, but `queries` and `keys` differ.
+    It must have no segments, positions or lengths. If query and key are one array, the same tokens
+    must be kept of both, or `Unsupported` is raised.
     """
     shape = problem.shape
 
     def cut(array: Any, *axes: BoolArray | None) -> Any:
-        """Return the kept entries and tokens of an array; axes of size 1 are not changed."""
+        """Return the kept part of an array; axes of size 1 stay as they are."""
         if array is None:
             return None
         array = array[entries] if array.shape[0] > 1 else array
@@ -381,37 +376,33 @@ def members(ex: Examination) -> Finding | None:
     """Pass each packed sequence of the last batch entry separately. Its output and the gradients
     of its inputs must equal those of the packed batch up to rounding noise."""
     segments, answer = ex.problem.segments, ex.answer.arrays()
-    if segments is None or not (_declares(ex, "segments") and ex.varies_arguments):
+    if segments is None or not _applies(ex, "segments"):
         return None
     entry = slice(ex.problem.shape.batch - 1, None)
-    whole = ex.problem.replace(segments=None)
-    arrays: dict[str, list[Array]] = {}
-    noise = ex.expectation.sigma
-    packed: dict[str, list[Array]] = {}
-    sigmas: dict[str, list[Array]] = {}
+    whole, noise = ex.problem.replace(segments=None), ex.expectation.sigma
+    parts: tuple[dict[str, list[Array]], ...] = (
+        defaultdict(list),
+        defaultdict(list),
+        defaultdict(list),
+    )
+    packed, alone, sigmas = parts
     for number in np.unique(segments.query[-1]):
         queries, keys = segments.query[-1] == number, segments.key[-1] == number
         if not keys.any():
             continue
-        alone = ex.ask(_part(whole, entry, queries, keys)).arrays()
+        again = ex.ask(_part(whole, entry, queries, keys)).arrays()
         for name, rows in _rows_of_tokens(ex.problem, queries, keys).items():
-            if name in alone and name in answer:
-                arrays.setdefault(name, []).append(alone[name][0])
-                packed.setdefault(name, []).append(answer[name][-1][rows])
-                sigmas.setdefault(name, []).append(noise[name][-1][rows])
-    joined = [
-        {name: np.concatenate(parts) for name, parts in found.items()}
-        for found in (packed, arrays, sigmas)
-    ]
+            if name in again and name in answer:
+                packed[name].append(answer[name][-1][rows])
+                alone[name].append(again[name][0])
+                sigmas[name].append(noise[name][-1][rows])
+    joined = [{name: np.concatenate(each) for name, each in found.items()} for found in parts]
     said = "{array} of a packed sequence is not what it is alone"
     return _judged(ex, members.id, joined[0], joined[1], joined[2], said)
 
 
 def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> dict[str, BoolArray]:
-    """Return which rows `[length]` of the output and of the input gradients belong to these tokens.
-
-    The result maps the name of each array to booleans.
-    """
+    """Return, by the names of output and input gradients, the rows `[length]` of these tokens."""
     of_inputs = {"query": queries, "key": keys, "value": keys}
     inputs = {f"gradient.{name}": of_inputs[name] for name in problem.shape.distinct_inputs()}
     return {"output": queries, **inputs}
@@ -460,11 +451,7 @@ def steps(ex: Examination) -> Finding | None:
 
 
 def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
-    """Yield, for each step, which queries `[query]` and which keys `[key]` it has, as booleans.
-
-    The first step has one query, and each further step has two, or one if only one is left. The
-    keys are those that a causal mask aligned bottom-right leaves visible to the last of them.
-    """
+    """Yield the queries `[query]` and the keys `[key]` of each step of `steps`, as booleans."""
     queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
     cached, start = len(keys) - len(queries), 0
     while start < len(queries):
@@ -484,16 +471,17 @@ def beyond(ex: Examination) -> Finding | None:
     all queries that attend to a key, and the gradients of the inputs, must stay the same up to
     rounding noise."""
     problem = ex.problem
-    if not (_declares(ex, "key lengths") and ex.varies_arguments):
+    if not _applies(ex, "key lengths"):
         return None
-    used = {"query": problem.query_lengths, "key": problem.key_lengths}
-    used["value"] = used["key"]
+    of_queries, of_keys = problem.query_lengths, problem.key_lengths
     spoilt = {}
     for name in problem.shape.distinct_inputs():
-        shared = {"self": ("query", "key"), "memory": (name,)}.get(problem.shape.sharing, (name,))
+        used = [of_queries if name == "query" else of_keys]
+        if problem.shape.sharing == "self":
+            used = [of_queries, of_keys]
         length = problem.shape.input_shapes()[name][1]
         every = np.full(problem.shape.batch, length)
-        lengths = [every if (own := used[one]) is None else own for one in shared]
+        lengths = [every if own is None else own for own in used]
         past = np.arange(length) >= np.max(lengths, axis=0)[:, None]
         spoilt[name] = np.where(past[..., None], np.nan, getattr(problem, name))
     names = ["output", *(f"gradient.{name}" for name in spoilt)]

@@ -17,6 +17,11 @@ The values of a form (see `FORMS`) are chosen to make predictions differ; if two
 nevertheless, such as "attends" and "attends above ½" for 0 and 1, the simpler meaning is reported.
 If every row looks fully masked, M "blocks everything". If no prediction fits, the meaning is
 "unexplained"; the nearest one is never guessed.
+
+The requirement that the meaning is the declared one is checked in a problem with the sharing, score
+and heads of the case. If an implementation has a mistake elsewhere, its output may not show the
+weights, although it applies the mask correctly. In this case, the meaning is found by changing a
+token: the queries whose output changes are those that attend to it.
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -73,23 +77,13 @@ class Form:
     values: tuple[float, ...]
     dtype: str
 
-    @property
-    def is_of_another_float(self) -> bool:
-        """Whether the mask has a floating dtype that inputs usually do not have (float16)."""
-        return self.dtype == HALF
-
     def array(self, values: Array) -> Native:
         """Return a mask with these values in the dtype of this form.
 
         If that is the dtype of the inputs ("own"), the mask remains in float64, which the call
         converts.
         """
-        if self.dtype == "own":
-            return values
-        if self.dtype == "bool":
-            return values != 0
-        kind: Any = np.dtype(self.dtype)
-        return values.astype(kind)
+        return values if self.dtype == "own" else values.astype(self.dtype)
 
 
 def _form(kind: str, *values: float, dtype: str = "float32", own: bool = False) -> Form:
@@ -108,9 +102,7 @@ LARGE = _form("zero-large", 0, -1e9, -0.75)
 LEAST = _form("zero-least", 0, -dtype_of("float32").largest, -0.75)
 FORMS = (
     BOOL,
-    _form("zero-one", 0, 1, dtype="uint8"),
-    _form("zero-one", 0, 1, dtype="int32"),
-    _form("zero-one", 0, 1, dtype="int64"),
+    *(_form("zero-one", 0, 1, dtype=whole) for whole in ("uint8", "int32", "int64")),
     ZERO_ONE,
     _form("zero-quarter-one", 0, 0.25, 1),
     _form("zero-one-two", 0, 1, 2),
@@ -159,13 +151,7 @@ def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
 def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
     """Return a random mask of this form, in which no axis can be mistaken for another.
 
-    All rows differ if there are enough permutations of the values.
-
-    Args:
-        form: the form.
-        argument: the mask argument, which determines the layout.
-        shape: the shape of the problem.
-        seed: the seed of the random order of values.
+    All rows differ if there are enough permutations of the values, whose order depends on `seed`.
 
     Returns:
         The mask as `[batch heads query key]`, with size 1 for each axis that the argument's first
@@ -197,17 +183,15 @@ def arrange(
     length = sizes[axis]
     row = np.resize(np.array(values, np.float64), length)
     rows = int(np.prod(sizes)) // max(length, 1)
-    best = np.stack([random.permutation(row) for _ in range(rows)]) if rows else row[None][:0]
-    for _ in range(100):
+    for _ in range(101):
+        best = np.stack([random.permutation(row) for _ in range(rows)]) if rows else row[None][:0]
         if len({row.tobytes() for row in best}) == rows:
             break
-        best = np.stack([random.permutation(row) for _ in range(rows)])
     shape = [*sizes[:axis], *sizes[axis + 1 :], length]
     return np.moveaxis(best.reshape(shape), -1, axis)
 
 
 # Meanings of an array
-
 
 ATTENDS, BLOCKS = Phrase("mask.attends"), Phrase("mask.blocks")
 BLOCKS_WHERE_ONE = Phrase("mask.blocks-where-one")
@@ -276,7 +260,10 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
     found: dict[Phrase, Array] = {}
     for hypothesis, predicted in every.items():
         empty = (np.nan_to_num(predicted) == 0).all(axis=-1).any()
-        repeated = any(_same(predicted, known) for known in found.values())
+        repeated = any(
+            np.allclose(predicted, known, rtol=1e-9, atol=0, equal_nan=True)
+            for known in found.values()
+        )
         if not repeated and not (empty and hypothesis != INTO_WEIGHTS):
             found[hypothesis] = predicted
     return found
@@ -297,14 +284,8 @@ def added_to(plain: Array, added: Array) -> Array:
 def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = True) -> bool:
     """Return whether the weights are those of a mask that leaves only these keys visible.
 
-    The weights of fully masked queries are not compared with any prediction.
-
-    Args:
-        lab: the laboratory.
-        seen: an answer, with the weights that were applied.
-        visible: whether each key is visible, `[batch heads query key]`.
-        changed: whether the weights of fully masked queries must at least differ from those without
-            a mask.
+    The weights of fully masked queries are not compared with any prediction; with `changed`, they
+    must at least differ from those without a mask. `visible` is `[batch heads query key]`.
     """
     rows = np.asarray(visible.any(axis=-1, keepdims=True))
     # NaN in one head spreads to the query's whole output, so the other heads show it too.
@@ -318,10 +299,6 @@ def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = 
 
 def _normal(weights: Array) -> Array:
     return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def _same(one: Array, other: Array) -> bool:
-    return bool(np.allclose(one, other, rtol=1e-9, atol=0, equal_nan=True))
 
 
 def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
@@ -371,20 +348,16 @@ def _every_triangle(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
         yield Phrase("causal.other-half", about), ~tri(offset - 1)
 
 
+# What an argument means, and whether that is declared
+
 STILL, MOVED = 12.0, 24.0
 """The changes, in σ, below which an output counts as unaffected, and above which as affected."""
-
-Tried = tuple[MaskArgument, Form, Entry]
 
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
     """Return a card entry on what a mask in a given form means for an argument.
 
-    Args:
-        lab: the laboratory that calls the implementation.
-        argument: the declaration of the argument.
-        form: the form in which the mask is passed.
-        dtype: the dtype of the inputs; "" for the laboratory's dtype.
+    `dtype` is that of the inputs; "" stands for the laboratory's.
     """
     about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
     subject = Phrase("mask.meaning", about)
@@ -394,7 +367,7 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
     fed, laid = telling(form, argument, problem.shape)
     found = lab.ask(problem, {argument.name: form.array(laid)})
     # What an adapter declares about numbers holds for masks in the dtype of the inputs.
-    own = not (dtype or form.is_of_another_float) or form.dtype in ("own", "bool")
+    own = not (dtype or form.dtype == HALF) or form.dtype in ("own", "bool")
     if argument.dtype:
         own = form.dtype in (argument.dtype, "bool")
     declared = declaration(argument, form) if own else NOTHING
@@ -434,10 +407,7 @@ def declaration(argument: MaskArgument, form: Form) -> Phrase:
 
 
 def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of the mask `fed`, and the evidence.
-
-    The evidence shows the mask of the first query, and its weights with and without this mask.
-    """
+    """Return the meaning of the mask `fed`, with the first query's mask and weights as evidence."""
     arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
     row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
     evidence = f"entry 0, head 0, query 0: fed {row}, weights {weights}, without it {without}"
@@ -445,10 +415,7 @@ def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 
 
 def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of the mask `fed`, which has no key axis, and the evidence.
-
-    The evidence lists the queries of the first batch entry whose weights the mask changed.
-    """
+    """Return the meaning of a mask without a key axis, with the queries it changed as evidence."""
     changed = rows_changed(lab, seen)
     marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
     rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"
@@ -503,16 +470,13 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
     return ADDED if moved.all() and INFINITE not in form.values else UNEXPLAINED
 
 
-def observations(ex: Examination) -> list[Tried]:
+def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
     """Return each mask argument with each form that it is declared to take, and the card entry.
 
-    The result, a list of triples, is cached.
-
-    Raises:
-        Unsupported: the adapter cannot express the case.
+    The result is cached. Raise `Unsupported` if the adapter cannot express the case.
     """
 
-    def look() -> list[Tried]:
+    def look() -> list[tuple[MaskArgument, Form, Entry]]:
         ex.adapter.check(ex.problem)
         lab = Laboratory(ex.adapter, ex.dtype, ex.device, ex.mode, case=ex.problem.shape)
         with suppress(NoAnswer):
