@@ -1,4 +1,4 @@
-"""Experiment on the causal flag: how its triangle is aligned, and how it combines with a mask."""
+"""Experiments on arguments that restrict keys by position: causal flags, windows and lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conformance.definition.dtypes import BoolArray, dtype_of
 from conformance.definition.problem import Causal, Problem, Shape, causal_mask
 from conformance.experiments.blocked_keys import row_output
 from conformance.experiments.code import hiding
-from conformance.experiments.experiment import topic
+from conformance.experiments.experiment import agreeing, topic
 from conformance.experiments.masks import (
     Blocking,
     blocking,
@@ -26,12 +26,12 @@ from conformance.experiments.masks import (
     combined,
     distinct,
     hypotheses,
+    shown_and_weights,
     visible_of,
 )
 from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.laboratory import (
-    CANNOT_BE_ASKED,
     REFUSED,
     Laboratory,
     Outcome,
@@ -81,43 +81,39 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
     if alone[LENGTHS[0][0]] == SQUARE:
         yield from _blocks(lab, flag.name)
     for argument in lab.arguments():
-        for told, sizes in lengths[:2]:
-            way = blocking(lab, argument)
-            if way is None:
-                continue
-            problem = lab.problem(sizes)
-            visible = _telling(way, problem.shape)
-            native = way.native(visible, problem.shape)
-            assert native is not None
-            natives: dict[str, Native] = {flag.name: True}
-            if flag.needs is not None and flag.needs != argument.name:
-                natives |= _needed(lab, flag.needs, problem.shape)
-            found = lab.ask(problem, natives | {argument.name: native})
-            about: dict[str, Argument] = {"flag": flag.name, "argument": argument.name}
-            subject = Phrase("causal.beside", about | {"lengths": told})
-            if len(natives) > 1:
-                needed: dict[str, Argument] = {"needed": str(flag.needs), "lengths": told}
-                subject = Phrase("causal.beside-two", about | needed)
-            declared = REFUSED if flag.alone else NOTHING
-            if isinstance(found, Refused):
-                yield Entry(subject, found.value, found.told, declared)
-                continue
-            yield Entry(
-                subject,
-                _beside(lab, found, visible, (flag.name, argument.name), alone[told]),
-                f"entry 0, head 0, query 0: visible "
-                f"{numbers(np.broadcast_to(visible, problem.shape.logits)[0, 0, 0] * 1.0)}, "
-                f"weights {numbers(found.applied[0, 0, 0])}",
-                declared,
-                not declared,
-            )
+        way = blocking(lab, argument)
+        if way is not None:
+            for told, sizes in lengths[:2]:
+                yield _with_mask(lab, flag, way, told, sizes, alone[told])
+
+
+def _with_mask(
+    lab: Laboratory, flag: CausalFlag, way: Blocking, lengths: Phrase, sizes: Sizes, alone: Phrase
+) -> Entry:
+    """Return the entry on how the flag, whose effect alone is `alone`, combines with a mask."""
+    problem, argument = lab.problem(sizes), way.argument.name
+    shape = problem.shape
+    visible = _telling(way, shape)
+    natives: dict[str, Native] = {flag.name: True}
+    if flag.needs is not None and flag.needs != argument:
+        natives |= _needed(lab, flag.needs, shape)
+    found = lab.ask(problem, natives | way.passed(visible, shape))
+    about: dict[str, Argument] = {"flag": flag.name, "argument": argument, "lengths": lengths}
+    subject = Phrase("causal.beside", about)
+    if len(natives) > 1:
+        subject = Phrase("causal.beside-two", about | {"needed": str(flag.needs)})
+    declared = REFUSED if flag.alone else NOTHING
+    if isinstance(found, Refused):
+        return Entry(subject, found.value, found.told, declared)
+    # The triangle is aligned in one of the two ways, or is the one observed for the flag alone.
+    known = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
+    known += [triangle for value, triangle in triangles(shape) if value == alone]
+    value = combined(lab, found, known, visible, (flag.name, argument))
+    return Entry(subject, value, shown_and_weights(found, visible), declared, not declared)
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
-    """Return a mask pattern for which all hypotheses of `combined` predict different weights.
-
-    If 200 random patterns contain no such pattern, return the last of them.
-    """
+    """Return a pattern of visible keys for which all hypotheses of `combined` differ, if found."""
     for seed in range(200):
         visible = visible_of(way, shape, seed)
         triangles = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
@@ -127,10 +123,7 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 
 
 def _needed(lab: Laboratory, name: str, shape: Shape) -> dict[str, Native]:
-    """Return the top-left causal triangle as a native mask, by the argument's name.
-
-    The result is {} if the argument cannot hold it.
-    """
+    """Return the top-left triangle as a mask, by the argument's name; {} if it does not fit."""
     way = blocking(lab, lab.adapter.masks.by_name[name])
     native = None if way is None else way.native(causal_mask(shape, "top-left"), shape)
     return {} if native is None else {name: native}
@@ -147,30 +140,23 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
     elif square or flag.alignment:
         declared = SQUARE if square else Phrase(f"causal.{flag.alignment}")
     if isinstance(found, Refused):
-        declared = NOTHING if found.value == CANNOT_BE_ASKED else declared
-        return Entry(subject, found.value, found.told, declared, declared in (NOTHING, found.value))
+        return agreeing(subject, found.value, found.told, declared)
     value = _aligned(lab, found)
     told = "0.0: no query sees the last token but the last"
     code = hiding(lab, flag.name, [], told, token=-1) if value == SQUARE else ""
-    rows = "; ".join(numbers(row) for row in found.applied[0, 0])
-    return Entry(
-        subject, value, f"entry 0, head 0: {rows}", declared, declared in (NOTHING, value), code
-    )
+    return agreeing(subject, value, _rows_of(found), declared, code)
 
 
 def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
-    """Yield entries on whether the flag gives later keys no weight at all.
-
-    In these problems, some logits are very large, or a mask blocks all but the later keys of a
-    query.
-    """
+    """Yield entries on whether the flag blocks later keys with large logits, or with no others."""
     problem = lab.problem(LENGTHS[0][1])
     later = ~causal_mask(problem.shape, "top-left")
     for name, largest in (("large", 1.5e4), ("huge", 1e10)):
         if largest**2 > dtype_of(lab.dtype).largest > 1e5 or largest > dtype_of(lab.dtype).largest:
             continue
         factor = largest / np.abs(forward(problem, Exact()).logits).max()
-        found = lab.ask(_louder(problem, factor), {flag: True})
+        louder = dataclasses.replace(problem.weights, query=problem.weights.query * factor)
+        found = lab.ask(problem.replace(weights=louder), {flag: True})
         subject = Phrase(f"causal.{name}-logits", {"flag": flag})
         if isinstance(found, Refused):
             yield Entry(subject, found.value, found.told)
@@ -184,17 +170,8 @@ def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
                 yield from _later_only(lab, flag, way, problem)
 
 
-def _louder(problem: Problem, factor: float) -> Problem:
-    """Return the problem with its query projection multiplied by `factor`."""
-    louder = problem.weights.query * factor
-    return problem.replace(weights=dataclasses.replace(problem.weights, query=louder))
-
-
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:
-    """Yield an entry on what the first two queries get if a mask blocks the first two keys.
-
-    There is no entry if such a mask cannot be passed, or if the call gives no answer.
-    """
+    """Yield an entry on what the first two queries get if a mask blocks the first two keys."""
     shown = (np.arange(problem.shape.key_length) >= 2)[None, None, None]
     native = way.native(shown, problem.shape)
     found = None if native is None else lab.ask(problem, {flag: True, way.argument.name: native})
@@ -228,10 +205,8 @@ def _with_its_mask(
     square = sizes.query == sizes.key
     problem = lab.problem(sizes)
     for alignment in ALIGNMENTS[:1] if square else ALIGNMENTS:
-        native = way.native(causal_mask(problem.shape, alignment), problem.shape)
-        assert native is not None
-        natives: dict[str, Native] = {flag: True, needs: native}
-        found = lab.ask(problem, natives)
+        mask = way.passed(causal_mask(problem.shape, alignment), problem.shape)
+        found = lab.ask(problem, {flag: True, **mask})
         triangle = SQUARE if square else Phrase(f"causal.{alignment}")
         about: dict[str, Argument] = {"flag": flag, "argument": needs}
         about |= {"triangle": triangle, "lengths": lengths}
@@ -239,23 +214,14 @@ def _with_its_mask(
         if isinstance(found, Refused):
             yield Entry(subject, found.value, found.told)
         else:
-            rows = "; ".join(numbers(row) for row in found.applied[0, 0])
-            yield Entry(subject, _aligned(lab, found), f"entry 0, head 0: {rows}")
+            yield Entry(subject, _aligned(lab, found), _rows_of(found))
 
 
-def _beside(
-    lab: Laboratory, found: Seen, visible: BoolArray, names: tuple[str, str], alone: Phrase
-) -> Phrase:
-    """Return how the flag's triangle combines with a pattern of visible keys.
-
-    The triangle is aligned in one of the two ways, or equals the one observed for the flag alone.
-    """
-    shape = found.problem.shape
-    known = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
-    known += [triangle for value, triangle in triangles(shape) if value == alone]
-    return combined(lab, found, known, visible, names)
+def _rows_of(found: Seen, most: int | None = None) -> str:
+    return "entry 0, head 0: " + "; ".join(numbers(row) for row in found.applied[0, 0][:most])
 
 
+# Windows and lengths
 WINDOW_LENGTHS = (
     (Phrase("lengths.equal"), Sizes(query=7, key=7)),
     (Phrase("lengths.fewer-queries"), Sizes(query=4, key=7)),
@@ -284,24 +250,14 @@ def windows(lab: Laboratory) -> Iterator[Entry]:
     for argument in lab.features(Window):
         natives = causal_beside(lab, argument.needs_causal)
         for told, sizes in WINDOW_LENGTHS[:1] if lab.sharing == "self" else WINDOW_LENGTHS:
-            # Ordinary sizes reveal the alignment; others are tried where it does not matter.
-            sets = (
-                _usual(argument)
-                if told != WINDOW_LENGTHS[0][0]
-                else (*_usual(argument), *_edges(argument))
-            )
-            for value in sets:
+            two_sided = argument.form == "left right"
+            values: list[int | tuple[int, int]] = [(1, 2), (2, 0)] if two_sided else [1, 2]
+            if sizes.query == sizes.key:
+                # Ordinary sizes reveal the alignment; others are tried where it does not matter.
+                edges = [(0, 0), (-1, 1), (1, -1), (-1, -1), (50, 50)]
+                values += edges if two_sided else [0, -1, 50]
+            for value in values:
                 yield _windowed(lab, argument, value, told, sizes, natives)
-
-
-def _usual(argument: Window) -> tuple[int | tuple[int, int], ...]:
-    return ((1, 2), (2, 0)) if argument.form == "left right" else (1, 2)
-
-
-def _edges(argument: Window) -> tuple[int | tuple[int, int], ...]:
-    if argument.form == "left right":
-        return ((0, 0), (-1, 1), (1, -1), (-1, -1), (50, 50))
-    return (0, -1, 50)
 
 
 def near(shape: Shape, limits: features.Window, alignment: Causal) -> BoolArray:
@@ -331,12 +287,8 @@ def _windowed(
         said = _named(problem.shape, limits, argument.alignment or "top-left")
     subject = Phrase("window.alone", about)
     if isinstance(found, Refused):
-        said = NOTHING if found.value == CANNOT_BE_ASKED else said
-        return Entry(subject, found.value, found.told, said, said in (NOTHING, found.value))
-    observed = seen_window(lab, found)
-    rows = "; ".join(numbers(row) for row in found.applied[0, 0][:3])
-    evidence = f"entry 0, head 0: {rows}"
-    return Entry(subject, observed, evidence, said, said in (NOTHING, observed))
+        return agreeing(subject, found.value, found.told, said)
+    return agreeing(subject, seen_window(lab, found), _rows_of(found, 3), said)
 
 
 def seen_window(lab: Laboratory, found: Seen) -> Phrase:
@@ -408,19 +360,15 @@ def lengths(lab: Laboratory) -> Iterator[Entry]:
         shape = problem.shape
         full = shape.key_length if argument.of == "keys" else shape.query_length
         counted = np.array([full - 2, *[full - 1] * (shape.batch - 1)])
-        native = counted - (argument.counts == "last index")
+        native, nothing = (
+            number - (argument.counts == "last index") for number in (counted, 0 * counted)
+        )
         beside = causal_beside(lab, argument.needs_causal)
         found = lab.ask(problem, {**beside, argument.name: native.astype(argument.dtype)})
-        about: dict[str, Argument] = {
-            "argument": argument.name,
-            "of": Phrase(f"lengths.{argument.of}"),
-        }
+        of = Phrase(f"lengths.{argument.of}")
+        about: dict[str, Argument] = {"argument": argument.name, "of": of}
         if argument.of == "keys":
-            before = causal_keys(shape) if beside else np.ones((1, 1), np.bool_)
-            yield _of_keys(lab, Phrase("lengths.counts", about), argument, native, found, before)
-            nothing = np.zeros_like(native).astype(argument.dtype) - (
-                argument.counts == "last index"
-            )
+            yield _of_keys(lab, Phrase("lengths.counts", about), argument, native, found)
             empty = lab.ask(problem, {**beside, argument.name: nothing.astype(argument.dtype)})
             yield _row(lab, Phrase("lengths.none", about), empty, slice(None))
         else:
@@ -433,62 +381,44 @@ def causal_beside(lab: Laboratory, needed: bool) -> dict[str, Native]:
     return {flag.name: True} if needed and flag is not None else {}
 
 
-def causal_keys(shape: Shape) -> BoolArray:
-    """Return a mask `[query key]` of the keys up to each query's position, for equal lengths."""
-    return np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
-
-
 def _of_keys(
-    lab: Laboratory,
-    subject: Phrase,
-    argument: Lengths,
-    native: np.ndarray,
-    found: Outcome,
-    before: BoolArray,
+    lab: Laboratory, subject: Phrase, argument: Lengths, native: np.ndarray, found: Outcome
 ) -> Entry:
-    """Return an entry on what the number of keys means.
-
-    Args:
-        lab: the laboratory.
-        subject: the subject of the entry.
-        argument: the declaration of the argument.
-        native: the numbers that were passed, `[batch]`.
-        found: the outcome of the call.
-        before: the keys that are visible without the argument, `[query key]`.
-    """
+    """Return an entry on what the numbers of keys that were passed, `native` `[batch]`, mean."""
     said = Phrase("lengths.length" if argument.counts == "length" else "lengths.index-of-last")
     if isinstance(found, Refused):
-        said = NOTHING if found.value == CANNOT_BE_ASKED else said
-        return Entry(subject, found.value, found.told, said, said in (NOTHING, found.value))
-    keys = np.arange(found.problem.shape.key_length)
+        return agreeing(subject, found.value, found.told, said)
+    shape = found.problem.shape
+    before = np.ones((1, 1), np.bool_)
+    if causal_beside(lab, argument.needs_causal):
+        before = causal_mask(shape, "top-left")
+    keys = np.arange(shape.key_length)
     guesses = {
         "lengths.length": keys < native[:, None],
         "lengths.index-of-last": keys <= native[:, None],
         "lengths.blocked-start": keys >= native[:, None],
     }
+    plain = lab.unmasked(found)
     value = Phrase("lengths.unexplained")
-    if lab.alike(found, among(lab.unmasked(found), before)):
+    if lab.alike(found, among(plain, before)):
         value = Phrase("causal.ignored")
     for name, visible in guesses.items():
-        predicted = among(lab.unmasked(found), visible[:, None, None] & before)
-        if lab.alike(found, predicted):
+        if lab.alike(found, among(plain, visible[:, None, None] & before)):
             value = Phrase(name)
     evidence = f"{numbers(native)}: entry 0, head 0, query 0 has {numbers(found.applied[0, 0, 0])}"
-    return Entry(subject, value, evidence, said, said == value)
+    return agreeing(subject, value, evidence, said)
 
 
 def _row(lab: Laboratory, subject: Phrase, found: Outcome, rows: slice) -> Entry:
     """Return an entry on the weights of queries that have no keys, or are beyond the length."""
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told)
-    applied = found.applied[:, :, rows]
+    applied, noise = (each[:, :, rows] for each in (found.applied, lab.noise(found.problem)))
     if np.isnan(applied).all():
         value = Phrase("row.nan")
     elif not applied.any():
         value = Phrase("row.zeros")
-    elif lab.alike_to_noise(
-        applied, lab.unmasked(found)[:, :, rows], lab.noise(found.problem)[:, :, rows]
-    ):
+    elif lab.alike_to_noise(applied, lab.unmasked(found)[:, :, rows], noise):
         value = Phrase("row.unmasked")
     elif np.allclose(applied, 1 / applied.shape[-1], rtol=0.02):
         value = Phrase("row.uniform")

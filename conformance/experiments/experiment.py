@@ -15,8 +15,8 @@ from conformance.adapter.features import Feature
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.records.findings import Entry, Topic
-from conformance.records.phrase import Argument, Phrase
-from conformance.requirements.laboratory import REFUSED, Laboratory, NoAnswer
+from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.requirements.laboratory import CANNOT_BE_ASKED, REFUSED, Laboratory, NoAnswer
 from conformance.words import tables
 
 
@@ -168,6 +168,17 @@ class Experiment:
             return
         for made in self._made(lab):
             yield made if isinstance(made, Entry) else made[0]
+
+
+def agreeing(
+    subject: Phrase, value: Phrase, evidence: str, declared: Phrase, code: str = ""
+) -> Entry:
+    """Return an entry that agrees with the declaration, if there is any, if that is the value.
+
+    Nothing is declared about what cannot be asked.
+    """
+    declared = NOTHING if value == CANNOT_BE_ASKED else declared
+    return Entry(subject, value, evidence, declared, declared in (NOTHING, value), code)
 
 
 def declared(entries: Iterable[Entry], adapter: Adapter) -> Iterator[Entry]:

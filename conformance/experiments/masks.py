@@ -1,4 +1,4 @@
-"""Experiment on the meaning of each mask argument, in every form in which users pass masks."""
+"""Experiments on what masks mean: in every form, from another library, and two at once."""
 
 from __future__ import annotations
 
@@ -83,10 +83,7 @@ def meanings(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) -> str:
-    """Return code that shows the meaning by hiding token 0, or that shows that it is ignored.
-
-    The result is "" if this form hides nothing, or if a framework attaches the mask to tensors.
-    """
+    """Return code that shows that the mask hides token 0, or that it is ignored; else ""."""
     layout = argument.layouts[0]
     if argument not in lab.adapter.mask_arguments:
         return ""
@@ -149,6 +146,14 @@ class Blocking:
                 return self.form.array(laid)
         return None
 
+    def passed(
+        self, visible: BoolArray, shape: Shape, among: Sequence[str] = ()
+    ) -> dict[str, Native]:
+        """Return the mask to pass, by the argument's name, for a pattern that a layout fits."""
+        native = self.native(visible, shape, among)
+        assert native is not None
+        return {self.argument.name: native}
+
 
 def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
     """Yield the forms in which the argument was observed to block keys.
@@ -174,7 +179,6 @@ def blocking(lab: Laboratory, argument: MaskArgument) -> Blocking | None:
 
 
 LENGTH = 5
-WRITTEN = ("one-attends", "one-blocks", "added")
 
 
 @topic(
@@ -193,26 +197,23 @@ def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
     or None if there was no answer. There are no entries if no mask argument covers queries and
     keys.
     """
-    argument = next((item for item in lab.adapter.mask_arguments if _over_queries(item)), None)
-    if argument is None:
+    candidates = [(item, item.layout_over("query", "key")) for item in lab.adapter.mask_arguments]
+    argument, layout = next((pair for pair in candidates if pair[1]), (None, None))
+    if argument is None or layout is None:
         return
     problem = lab.problem(Sizes(query=LENGTH, key=LENGTH))
-    visible = np.tri(LENGTH, dtype=bool)[None, None]
+    visible = np.tri(LENGTH, dtype=np.bool_)[None, None]
     takes_bool = examined(lab, argument, BOOL).value not in (REJECTED, CANNOT_BE_ASKED)
     marks = BOOL if takes_bool else zero_one(argument)
-    ways: tuple[tuple[Form, Array], ...] = (
-        (marks, visible * 1.0),
-        (marks, ~visible * 1.0),
-        (ZERO_INFINITE, np.where(visible, 0.0, INFINITE)),
-    )
-    for written, (form, values) in zip(WRITTEN, ways, strict=True):
-        layout = argument.layout_over("query", "key")
-        assert layout is not None
-        laid = to_layout(values, layout, problem.shape.logits, broadcast=False)
-        assert laid is not None
-        found = lab.ask(problem, {argument.name: form.array(laid)})
-        about: dict[str, Argument] = {"argument": argument.name}
-        subject = Phrase("same-mask", about | {"written": Phrase(f"written.{written}")})
+    ways = {
+        "one-attends": Blocking(argument, marks, 1.0, 0.0),
+        "one-blocks": Blocking(argument, marks, 0.0, 1.0),
+        "added": Blocking(argument, ZERO_INFINITE, 0.0, INFINITE),
+    }
+    for written, way in ways.items():
+        found = lab.ask(problem, way.passed(visible, problem.shape, (layout,)))
+        encoding = Phrase(f"written.{written}")
+        subject = Phrase("same-mask", {"argument": argument.name, "written": encoding})
         if isinstance(found, Refused):
             yield Entry(subject, found.value, found.told), None
         else:
@@ -239,10 +240,6 @@ def _outcome(lab: Laboratory, found: Seen) -> tuple[Phrase, str]:
         return (SOMETHING_ELSE if weights.any() else BLOCKS_EVERYTHING), told
     name = "same-mask.attends-future" + ("-with-nan" if lost.any() else "")
     return Phrase(name, {"percent": round(100 * share)}), told
-
-
-def _over_queries(argument: MaskArgument) -> bool:
-    return argument.layout_over("query", "key") is not None
 
 
 UNEXPLAINED = Phrase("combined.unexplained")
@@ -274,28 +271,23 @@ def pairs(lab: Laboratory) -> Iterator[Entry]:
 
 def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: str) -> Entry:
     problem = lab.problem(sizes)
-    visible = list(telling_pair(one, other, problem.shape))
-    natives: dict[str, Native] = {}
-    for item, shown in zip((one, other), visible, strict=True):
-        native = item.native(shown, problem.shape)
-        assert native is not None
-        natives[item.argument.name] = native
-    found = lab.ask(problem, natives)
+    shape = problem.shape
+    shown = telling_pair(one, other, shape)
+    found = lab.ask(problem, one.passed(shown[0], shape) | other.passed(shown[1], shape))
     names = (one.argument.name, other.argument.name)
     subject = Phrase("pair", {"one": names[0], "other": names[1], "sizes": Phrase(f"sizes.{told}")})
     declared = REFUSED if one.argument.alone or other.argument.alone else NOTHING
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told, declared)
-    value = combined(lab, found, visible[:1], visible[1], names)
-    fed = [numbers(np.broadcast_to(v, problem.shape.logits)[0, 0, 0] * 1.0) for v in visible]
-    return Entry(
-        subject,
-        value,
-        f"entry 0, head 0, query 0: visible {fed[0]} and {fed[1]}, "
-        f"weights {numbers(found.applied[0, 0, 0])}",
-        declared,
-        not declared,
-    )
+    value = combined(lab, found, shown[:1], shown[1], names)
+    return Entry(subject, value, shown_and_weights(found, *shown), declared, not declared)
+
+
+def shown_and_weights(found: Seen, *patterns: BoolArray) -> str:
+    """Return the visible keys of the first query, and its weights, as evidence of an entry."""
+    rows = (np.broadcast_to(item, found.applied.shape)[0, 0, 0] * 1.0 for item in patterns)
+    fed, weights = " and ".join(map(numbers, rows)), numbers(found.applied[0, 0, 0])
+    return f"entry 0, head 0, query 0: visible {fed}, weights {weights}"
 
 
 def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArray, BoolArray]:
@@ -376,8 +368,7 @@ def _partly_inverted(
 ) -> Iterator[tuple[Phrase, BoolArray]]:
     """Yield the ways to combine two patterns of visible keys if one of them is inverted.
 
-    This happens if code fills a boolean mask with numbers, as if it were a bias: every number other
-    than 0 becomes True.
+    Code does that if it fills a boolean mask with numbers: each number other than 0 becomes True.
     """
     patterns = [np.broadcast_to(item, shape.logits) for item in (one, other)]
     for kept, inverted in ((0, 1), (1, 0)):
@@ -404,11 +395,7 @@ class _Given(NamedTuple):
 
 
 def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
-    """Yield entries on the joint effect of two arguments.
-
-    Pairs with a bias are passed at the usual scale and, if the adapter takes a scale, all pairs at
-    another one. Arguments that must be passed alone are left out.
-    """
+    """Yield entries on two arguments: with a bias at the usual scale, all pairs at another one."""
     sizes = lab.sizes(query=5, key=5)
     shape = lab.problem(sizes).shape
     alone = {item.name for item in lab.arguments() if item.alone}
@@ -438,16 +425,12 @@ def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
 
 
 def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator[_Given]:
-    """Yield a mask for each argument in `known`, and a bias for each argument that is added.
-
-    The causal flag follows, unless it needs a mask or must be passed alone.
-    """
+    """Yield a mask for each argument in `known`, each possible bias, and the causal flag."""
     for seed, item in enumerate(known):
         visible = visible_of(item, shape, seed)
-        native = item.native(visible, shape)
-        assert native is not None
         added = np.broadcast_to(np.where(visible, 0.0, -np.inf), shape.logits)
-        yield _Given(item.argument.name, native, added)
+        for name, native in item.passed(visible, shape).items():
+            yield _Given(name, native, added)
     numbered = forms_of(lab.dtype)[1]
     for seed, argument in enumerate(lab.arguments()):
         if examined(lab, argument, numbered).value == ADDED:

@@ -12,7 +12,7 @@ from conformance.adapter.base import Mode
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.experiments.experiment import topic
+from conformance.experiments.experiment import agreeing, topic
 from conformance.records.findings import Entry
 from conformance.records.phrase import Part, Phrase
 from conformance.requirements.laboratory import (
@@ -45,13 +45,8 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     shape = "" if weights is None else f"shape {list(weights.shape)}, {SHAPES[seen]}"
     if returned_weights(lab.adapter, seen).name("option"):
         shape += f", asked for with {lab.adapter.weights_option}"
-    yield Entry(
-        Phrase("weights.returned"),
-        returned_weights(lab.adapter, seen),
-        shape,
-        returned_weights(lab.adapter, declared),
-        seen == declared,
-    )
+    value, said = (returned_weights(lab.adapter, each) for each in (seen, declared))
+    yield agreeing(Phrase("weights.returned"), value, shape, said)
     if weights is None:
         return
     noise = lab.noise(found.problem)
@@ -102,12 +97,8 @@ def dropout(lab: Laboratory) -> Iterator[Entry]:
     noise = lab.noise(lab.problem())
     off = all(lab.alike_to_noise(item, plain, noise) for item in applied)
     active = lab.mode.name in names
-    yield Entry(
-        ACTIVE,
-        OFF if off else ON,
-        f"p = {PROBABILITY}, {DRAWS} draws",
-        declared=ON if active else OFF,
-        agrees=off != active,
+    yield agreeing(
+        ACTIVE, OFF if off else ON, f"p = {PROBABILITY}, {DRAWS} draws", ON if active else OFF
     )
     if off:
         return
