@@ -1,14 +1,13 @@
-"""Experiment on returned weights: are they per head, normalised, and those that were applied?"""
+"""Experiments on attention weights: which ones are returned, and what dropout does to them."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from conformance.adapter.arguments import AXES
-from conformance.adapter.base import Mode
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
@@ -19,6 +18,7 @@ from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
     Laboratory,
     Refused,
+    Seen,
     numbers,
 )
 from conformance.requirements.probed import returned_weights
@@ -55,9 +55,8 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     sums = weights.sum(axis=-1)
     normal = (np.abs(sums - 1) <= BETWEEN_ANSWERS * noise.sum(axis=-1)).all()
     told = f"sums over the keys lie between {sums.min():.6g} and {sums.max():.6g}"
-    yield Entry(
-        Phrase("weights.sum"), Phrase(f"weights.sum-{'one' if normal else 'not-one'}"), told
-    )
+    value = Phrase(f"weights.sum-{'one' if normal else 'not-one'}")
+    yield Entry(Phrase("weights.sum"), value, told)
     same = (np.abs(weights - applied) <= BETWEEN_ANSWERS * noise).all()
     row = (0, 0, 0) if weights.ndim == 4 else (0, 0)
     told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
@@ -88,30 +87,26 @@ def dropout(lab: Laboratory) -> Iterator[Entry]:
     if not names:
         raise Unsupported("the adapter names no mode with dropout")
     plain = lab.plain().applied
-    draws = [lab.ask(lab.problem(), mode=_with_dropout(lab.mode, draw)) for draw in range(DRAWS)]
-    refused = next((item for item in draws if isinstance(item, Refused)), None)
-    if refused is not None:
-        yield Entry(ACTIVE, refused.value, refused.told)
-        return
-    applied = np.stack([item.applied for item in draws if not isinstance(item, Refused)])
+    modes = [replace(lab.mode, dropout=PROBABILITY, draw=draw) for draw in range(DRAWS)]
+    draws: list[Seen] = []
+    for found in [lab.ask(lab.problem(), mode=mode) for mode in modes]:
+        if isinstance(found, Refused):
+            yield Entry(ACTIVE, found.value, found.told)
+            return
+        draws.append(found)
+    applied = np.stack([item.applied for item in draws])
     noise = lab.noise(lab.problem())
     off = all(lab.alike_to_noise(item, plain, noise) for item in applied)
-    active = lab.mode.name in names
-    yield agreeing(
-        ACTIVE, OFF if off else ON, f"p = {PROBABILITY}, {DRAWS} draws", ON if active else OFF
-    )
+    value, said = OFF if off else ON, ON if lab.mode.name in names else OFF
+    yield agreeing(ACTIVE, value, f"p = {PROBABILITY}, {DRAWS} draws", said)
     if off:
         return
     yield Entry(Phrase("dropout.kept"), *_kept(lab, applied, plain))
     yield _mean(applied, plain)
     yield _shared(applied)
-    weights = [item.answer.weights for item in draws if not isinstance(item, Refused)]
-    if weights[0] is not None and weights[0].ndim == 4:
-        yield _returned(np.stack([item for item in weights if item is not None]), applied, plain)
-
-
-def _with_dropout(mode: Mode, draw: int) -> Mode:
-    return dataclasses.replace(mode, dropout=PROBABILITY, draw=draw)
+    weights = [item.answer.weights for item in draws if item.answer.weights is not None]
+    if weights and weights[0].ndim == 4:
+        yield _returned(np.stack(weights), applied, plain)
 
 
 def _kept(lab: Laboratory, applied: Array, plain: Array) -> tuple[Phrase, str]:
@@ -141,10 +136,8 @@ def _mean(applied: Array, plain: Array) -> Entry:
     means = (applied * plain).sum(axis=(1, 2, 3, 4)) / (plain**2).sum()
     mean, error = means.mean(), means.std(ddof=1) / np.sqrt(len(means))
     told = f"{mean:.3f} ± {error:.3f} times the weights, over {DRAWS} draws"
-    near = abs(mean - 1) <= 5 * error
-    return Entry(
-        Phrase("dropout.mean"), Phrase(f"dropout.{'unbiased' if near else 'biased'}"), told
-    )
+    value = Phrase("dropout.unbiased" if abs(mean - 1) <= 5 * error else "dropout.biased")
+    return Entry(Phrase("dropout.mean"), value, told)
 
 
 def _shared(applied: Array) -> Entry:
@@ -155,19 +148,15 @@ def _shared(applied: Array) -> Entry:
         if dropped.shape[axis] > 1 and (dropped == np.take(dropped, [0], axis=axis)).all()
     ]
     value = Phrase("dropout.shared", {"over": same}) if same else Phrase("dropout.each-weight")
-    return Entry(
-        Phrase("dropout.draw"), value, f"draw 0, entry 0, head 0: {numbers(applied[0, 0, 0, 0])}"
-    )
+    told = f"draw 0, entry 0, head 0: {numbers(applied[0, 0, 0, 0])}"
+    return Entry(Phrase("dropout.draw"), value, told)
 
 
 def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
     """Return an entry on whether the returned weights are those before or after dropout."""
-    scale = np.abs(plain).max()
-    if np.abs(weights - applied).max() <= 1e-2 * scale:
-        value = Phrase("dropout.after")
-    elif np.abs(weights - plain).max() <= 1e-2 * scale:
-        value = Phrase("dropout.before")
-    else:
-        value = SOMETHING_ELSE
+    value = SOMETHING_ELSE
+    for name, expected in (("before", plain), ("after", applied)):
+        if np.abs(weights - expected).max() <= 1e-2 * np.abs(plain).max():
+            value = Phrase(f"dropout.{name}")
     told = f"returned {numbers(weights[0, 0, 0, 0])}, applied {numbers(applied[0, 0, 0, 0])}"
     return Entry(Phrase("dropout.returned"), value, f"draw 0, entry 0, head 0, query 0: {told}")
