@@ -52,7 +52,7 @@ def bad_input(lab: Laboratory) -> Iterator[Question]:
     """Pass inputs and masks whose sizes or dtypes contradict each other, in a separate process.
     See whether the implementation raises an error, returns an answer, or reads numbers outside the
     arrays. If it returns an answer, see which well-defined call has the same answer."""
-    if getattr(lab.adapter, "bridge", None) is None:
+    if lab.bridge is None:
         raise Unsupported("this adapter hands on NumPy arrays as they are")
     if lab.fixed_sharing is None or not lab.adapter.projections_supplied:
         # The heads that a function receives are always separate arrays.
@@ -72,6 +72,7 @@ def _question(
     masks: Mapping[str, np.ndarray],
     meanings: Meanings,
 ) -> Question:
+    """Return a question on inputs or masks; one of `meanings` may have the same answer."""
     fed = "passed " + ", ".join(
         f"{name} {lab.dtype if array.dtype == np.float64 else array.dtype}{list(array.shape)}"
         for name, array in (*given.items(), *masks.items())
@@ -139,51 +140,45 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         return {n: einops.rearrange(a, pattern, heads=heads[n]) for n, a in inputs.items()}
 
     usual: Inputs = {name: getattr(problem, name) for name in names}
+    whole = passed(usual)
 
     def bad(name: str, changed: Mapping[str, Any], meanings: Meanings | None = None) -> Question:
-        given = passed(usual) | {n: changed[n] for n in names if n in changed}
+        given = whole | {n: changed[n] for n in names if n in changed}
         subject = Phrase(f"bad-input.{name}")
         return _question(lab, subject, problem, given, {}, meanings or {})
 
-    def sized(name: str, sizes: Mapping[str, int], meanings: Mapping[str, Inputs]) -> Question:
-        """Return a question on inputs with other batch sizes or lengths.
-
-        `meanings` holds the inputs of well-defined calls to compare with.
-        """
+    def sized(name: str, sizes: Mapping[str, int], **meanings: Inputs) -> Question:
+        """Return a question on inputs with other batch sizes or lengths, and ways to read them."""
         changed = {}
         for one, array in usual.items():
             batch = sizes.get(f"{one} batch", array.shape[0])
             length = sizes.get(f"{one} length", array.shape[1])
             changed[one] = _cut(array, batch, length)
-        solved = {n: partial(_solved, problem, changed | m) for n, m in meanings.items()}
+        solved = {
+            f"bad-input.as-{way}": partial(_solved, problem, changed | meant)
+            for way, meant in meanings.items()
+        }
         return bad(name, passed(changed), solved)
 
-    query, key, value = problem.query, problem.key, problem.value
+    query, value = problem.query, problem.value
     batch = shape.batch
     both = ("key", "value") if "value" in names else ("key",)
+    first = {name: array[:1] for name, array in usual.items()}
+    repeated = {name: np.repeat(array, batch, axis=0) for name, array in first.items()}
     if "value" in names:
-        cut, zeros = _cut(key, batch, SHORT), _cut(value, batch, SHORT)
-        padded = np.concatenate([zeros, 0 * value[:, SHORT:]], axis=1)
-        as_cut, as_padded = "bad-input.as-cut", "bad-input.as-padded"
-        meant = {as_cut: {"key": cut}, as_padded: {"value": padded}}
-        yield sized("value-short", {"value length": SHORT}, meant)
-        meant = {as_cut: {"value": zeros}}
-        yield sized("key-short", {"key length": SHORT}, meant)
-        first = np.repeat(value[:1], batch, axis=0)
-        meant = {"bad-input.as-broadcast": {"value": first}}
-        yield sized("value-batch-of-1", {"value batch": 1}, meant)
+        cut = {name: _cut(usual[name], batch, SHORT) for name in both}
+        padded = np.concatenate([cut["value"], 0 * value[:, SHORT:]], axis=1)
+        sizes = {"value length": SHORT}
+        yield sized("value-short", sizes, cut={"key": cut["key"]}, padded={"value": padded})
+        yield sized("key-short", {"key length": SHORT}, cut={"value": cut["value"]})
+        values = {"value": repeated["value"]}
+        yield sized("value-batch-of-1", {"value batch": 1}, broadcast=values)
     if "key" in names:
-        one = {name: np.repeat(usual[name][:1], batch, axis=0) for name in both}
-        meant = {"bad-input.as-broadcast": one}
-        yield sized("keys-batch-of-1", dict.fromkeys((f"{n} batch" for n in both), 1), meant)
-        meant = {
-            "bad-input.as-broadcast": {"query": np.repeat(query[:1], batch, axis=0)},
-            "bad-input.as-first": {name: usual[name][:1] for name in both},
-        }
-        yield sized("query-batch-of-1", {"query batch": 1}, meant)
-        meant = {"bad-input.as-cut": {"query": query}}
-        yield sized("query-batch-larger", {"query batch": batch + 1}, meant)
-    whole = passed(usual)
+        keys = {name: repeated[name] for name in both}
+        yield sized("keys-batch-of-1", {f"{name} batch": 1 for name in both}, broadcast=keys)
+        queries, keys = {"query": repeated["query"]}, {name: first[name] for name in both}
+        yield sized("query-batch-of-1", {"query batch": 1}, broadcast=queries, first=keys)
+        yield sized("query-batch-larger", {"query batch": batch + 1}, cut={"query": query})
     width = axes.split().index("head" if "head" in axes.split() else "width")
     for name in names:
         if name != "value" or "heads" not in axes:
@@ -252,8 +247,7 @@ def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Q
         problem = lab.problem(sizes)
         if lab.adapter.projections_supplied:
             problem = heads_alone(problem)
-        made = {"batch": sizes.batch, "heads": sizes.heads, "query": sizes.query, "key": sizes.key}
-        made |= other
+        made = sizes.named() | other
         visible = _visible(made, own)
         shape = dataclasses.replace(
             problem.shape,
@@ -273,10 +267,7 @@ def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Q
 
 
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
-    """Return a mask that blocks one key in each row, and different ones in adjacent rows.
-
-    Axes that are not in `own` have size 1. Without a key axis, the mask blocks some whole rows.
-    """
+    """Return a mask that blocks one key in each row; axes that are not in `own` have size 1."""
     sizes = [made[axis] if axis in own else 1 for axis in AXES]
     rows = np.indices(sizes[:3]).sum(axis=0)
     visible: BoolArray = np.arange(sizes[3]) != (rows % made["key"])[..., None]

@@ -155,12 +155,13 @@ class Blocking:
         return {self.argument.name: native}
 
 
-def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
+def blockings(lab: Laboratory, argument: MaskArgument, dtype: str = "") -> Iterator[Blocking]:
     """Yield the forms in which the argument was observed to block keys.
 
     The forms to try are booleans or, if these do not block keys, 0 and 1; and then 0 and −inf.
+    These are numbers in this dtype; "" stands for that of the laboratory.
     """
-    boolean, ones, infinite, *_ = forms_of(lab.dtype)
+    boolean, ones, infinite, *_ = forms_of(dtype or lab.dtype)
     for form in (boolean, zero_one(argument, ones)):
         value = examined(lab, argument, form).value
         if value in ATTENDING:
@@ -173,9 +174,9 @@ def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
         yield Blocking(argument, infinite, 0.0, -np.inf)
 
 
-def blocking(lab: Laboratory, argument: MaskArgument) -> Blocking | None:
+def blocking(lab: Laboratory, argument: MaskArgument, dtype: str = "") -> Blocking | None:
     """Return the first of the `blockings` of the argument, or None if there is none."""
-    return next(blockings(lab, argument), None)
+    return next(blockings(lab, argument, dtype), None)
 
 
 LENGTH = 5
