@@ -248,7 +248,8 @@ def rotary(lab: Laboratory) -> Iterator[Entry]:
     of pairing that the adapter declares, for whole heads and, if possible, for a part of each."""
     problem = lab.problem(Sizes(query=5, key=5))
     head = problem.shape.head_size
-    for argument in (*lab.features(RotaryTables), *lab.features(RotaryBase)):
+    declared: list[RotaryTables | RotaryBase] = [*lab.features(RotaryTables)]
+    for argument in (*declared, *lab.features(RotaryBase)):
         every: tuple[Pairs, ...] = get_args(Pairs) if argument.flag else (argument.pairs,)
         for pairs in every:
             partial = isinstance(argument, RotaryTables) or bool(argument.size)

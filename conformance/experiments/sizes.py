@@ -162,8 +162,8 @@ def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -
     width = 32 if lab.adapter.projections_supplied else heads * head
     names = ("query_width", "key_width", "value_width", "output_width")
     widths: dict[str, Any] = dict.fromkeys(names, width)
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": head, "value_head_size": head}
-    return replace(shape, **sizes, **widths)
+    other = replace(shape, heads=heads, kv_heads=kv_heads, head_size=head, value_head_size=head)
+    return replace(other, **widths)
 
 
 def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
