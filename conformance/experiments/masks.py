@@ -355,27 +355,17 @@ def combined(
                 if name in only:
                     return Phrase("combined.only", {"argument": only[name]})
                 return Phrase(f"combined.{name}")
-    inverted = {
-        value
-        for one in ones
-        for value, visible in _partly_inverted(one, other, names, shape)
-        if follows(lab, seen, visible)
-    }
+    # Code that fills a boolean mask with numbers inverts it: each number other than 0 becomes True.
+    inverted: set[Phrase] = set()
+    for one in ones:
+        patterns = [np.broadcast_to(item, shape.logits) for item in (one, other)]
+        for kept, turned in ((0, 1), (1, 0)):
+            about: dict[str, Argument] = {"argument": names[kept], "inverted": names[turned]}
+            if follows(lab, seen, patterns[kept] | ~patterns[turned]):
+                inverted.add(Phrase("combined.or-blocked", about))
+            if follows(lab, seen, patterns[kept] & ~patterns[turned]):
+                inverted.add(Phrase("combined.and-blocked", about))
     return inverted.pop() if len(inverted) == 1 else UNEXPLAINED
-
-
-def _partly_inverted(
-    one: BoolArray, other: BoolArray, names: tuple[str, str], shape: Shape
-) -> Iterator[tuple[Phrase, BoolArray]]:
-    """Yield the ways to combine two patterns of visible keys if one of them is inverted.
-
-    Code does that if it fills a boolean mask with numbers: each number other than 0 becomes True.
-    """
-    patterns = [np.broadcast_to(item, shape.logits) for item in (one, other)]
-    for kept, inverted in ((0, 1), (1, 0)):
-        about: dict[str, Argument] = {"argument": names[kept], "inverted": names[inverted]}
-        yield Phrase("combined.or-blocked", about), patterns[kept] | ~patterns[inverted]
-        yield Phrase("combined.and-blocked", about), patterns[kept] & ~patterns[inverted]
 
 
 # A bias beside something else, and a scale
@@ -430,8 +420,8 @@ def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator
     for seed, item in enumerate(known):
         visible = visible_of(item, shape, seed)
         added = np.broadcast_to(np.where(visible, 0.0, -np.inf), shape.logits)
-        for name, native in item.passed(visible, shape).items():
-            yield _Given(name, native, added)
+        (native,) = item.passed(visible, shape).values()
+        yield _Given(item.argument.name, native, added)
     numbered = forms_of(lab.dtype)[1]
     for seed, argument in enumerate(lab.arguments()):
         if examined(lab, argument, numbered).value == ADDED:
@@ -449,7 +439,14 @@ def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
     """Return which of two arguments had an effect on the weights, and whether the scale had one."""
     problem = seen.problem
     plain = lab.unmasked(seen)
-    for value, added in _additions(one, other, problem.logit_scale):
+    effects = [(Phrase("combined.both"), one.adds + other.adds)]
+    for kept, lost in ((one, other), (other, one)):
+        effects.append((Phrase("combined.only", {"argument": kept.name}), kept.adds))
+        if lost.is_bias:
+            scaled = Phrase("combined.scaled", {"argument": lost.name})
+            effects.append((scaled, kept.adds + problem.logit_scale * lost.adds))
+    effects.append((Phrase("combined.neither"), np.zeros_like(one.adds)))
+    for value, added in effects:
         if lab.alike(seen, added_to(plain, added)):
             return value
     if problem.scale is not None:
@@ -457,14 +454,3 @@ def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
         if lab.alike(seen, added_to(usual, one.adds + other.adds)):
             return Phrase("combined.without-scale")
     return UNEXPLAINED
-
-
-def _additions(one: _Given, other: _Given, scale: float) -> Iterator[tuple[Phrase, Array]]:
-    """Yield the possible effects of two arguments, each with what it adds to the logits."""
-    yield Phrase("combined.both"), one.adds + other.adds
-    for kept, lost in ((one, other), (other, one)):
-        yield Phrase("combined.only", {"argument": kept.name}), kept.adds
-        if lost.is_bias:
-            about: dict[str, Argument] = {"argument": lost.name}
-            yield Phrase("combined.scaled", about), kept.adds + scale * lost.adds
-    yield Phrase("combined.neither"), np.zeros_like(one.adds)

@@ -318,34 +318,30 @@ def triangles(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
     The keys are given as a pattern `[1 1 query key]`. Correct effects come first. If several
     effects have the same pattern, only the first of them is included.
     """
-    known: set[bytes] = set()
-    for found, visible in _every_triangle(shape):
-        if visible.tobytes() not in known:
-            known.add(visible.tobytes())
-            yield found, visible
-
-
-def _every_triangle(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
     queries, keys = shape.query_length, shape.key_length
-    names = {"top-left": 0, "bottom-right": keys - queries}
-    aligned = {
-        Phrase("causal.square" if queries == keys else f"causal.{name}"): offset
-        for name, offset in names.items()
-    }
+    aligned = {Phrase("causal.top-left"): 0, Phrase("causal.bottom-right"): keys - queries}
+    if queries == keys:
+        aligned = {Phrase("causal.square"): 0}
 
     def tri(offset: int) -> BoolArray:
         return np.tri(queries, keys, offset, dtype=np.bool_)[None, None]
 
-    for found, offset in aligned.items():
-        yield found, tri(offset)
-    yield Phrase("causal.ignored"), tri(keys)
+    every = [(found, tri(offset)) for found, offset in aligned.items()]
+    every.append((Phrase("causal.ignored"), tri(keys)))
     last = (np.arange(queries) == queries - 1)[:, None]
     for found, offset in aligned.items():
         about: dict[str, Argument] = {"triangle": found}
-        yield Phrase("causal.strict", about), tri(offset - 1)
-        yield Phrase("causal.next-too", about), tri(offset + 1)
-        yield Phrase("causal.but-last-query", about), tri(offset) | last
-        yield Phrase("causal.other-half", about), ~tri(offset - 1)
+        every += [
+            (Phrase("causal.strict", about), tri(offset - 1)),
+            (Phrase("causal.next-too", about), tri(offset + 1)),
+            (Phrase("causal.but-last-query", about), tri(offset) | last),
+            (Phrase("causal.other-half", about), ~tri(offset - 1)),
+        ]
+    known: set[bytes] = set()
+    for found, visible in every:
+        if visible.tobytes() not in known:
+            known.add(visible.tobytes())
+            yield found, visible
 
 
 # What an argument means, and whether that is declared
