@@ -14,8 +14,7 @@ from typing import Any
 import einops
 import numpy as np
 
-from conformance.adapter import layouts
-from conformance.adapter.arguments import AXES, MaskArgument
+from conformance.adapter.arguments import AXES
 from conformance.adapter.function import Function
 from conformance.definition.attention import heads_alone
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
@@ -25,7 +24,7 @@ from conformance.errors import Unsupported
 from conformance.experiments.experiment import Question, topic
 from conformance.experiments.masks import Blocking, blocking
 from conformance.records.phrase import Argument, Phrase
-from conformance.requirements.laboratory import Laboratory, Refused
+from conformance.requirements.laboratory import Laboratory, Refused, readout_shape
 
 READS_BEYOND = Phrase("bad-input.reads-beyond")
 AROUND = (np.nan, 0.0)
@@ -61,7 +60,7 @@ def bad_input(lab: Laboratory) -> Iterator[Question]:
         if argument in lab.adapter.mask_arguments:
             way = blocking(lab, argument)
             if way is not None:
-                yield from _masks(lab, argument, way)
+                yield from _masks(lab, way)
 
 
 def _question(
@@ -228,9 +227,9 @@ def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> 
 # Masks
 
 
-def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Question]:
+def _masks(lab: Laboratory, way: Blocking) -> Iterator[Question]:
     """Yield questions on masks that are made for sizes other than those of the problem."""
-    own = set(layouts.axes(argument.layouts[0]))
+    argument, own = way.argument.name, set(way.axes)
     whole = lab.sizes()
     single = lab.sizes(batch=1, query=1) if lab.sharing != "self" else lab.sizes(batch=1)
     questions = [
@@ -247,31 +246,20 @@ def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Q
         problem = lab.problem(sizes)
         if lab.adapter.projections_supplied:
             problem = heads_alone(problem)
-        made = sizes.named() | other
-        visible = _visible(made, own)
-        shape = dataclasses.replace(
-            problem.shape,
-            batch=made["batch"],
-            heads=made["heads"],
-            kv_heads=made["heads"],
-            query_length=made["query"],
-            key_length=made["key"],
-            sharing="memory" if problem.shape.sharing == "self" else problem.shape.sharing,
-        )
-        native = way.native(visible, shape)
+        made = dataclasses.replace(sizes, **other)
+        visible = _visible(made.named(), own)
+        native = way.native(visible, readout_shape(made, "separate", "scaled-dot"))
         if not isinstance(native, np.ndarray):
             continue
-        meanings = _readings(problem, visible)
-        subject = Phrase(f"bad-input.mask-{name}", {"argument": argument.name})
-        yield _question(lab, subject, problem, {}, {argument.name: native}, meanings)
+        subject = Phrase(f"bad-input.mask-{name}", {"argument": argument})
+        yield _question(lab, subject, problem, {}, {argument: native}, _readings(problem, visible))
 
 
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
     """Return a mask that blocks one key in each row; axes that are not in `own` have size 1."""
     sizes = [made[axis] if axis in own else 1 for axis in AXES]
     rows = np.indices(sizes[:3]).sum(axis=0)
-    visible: BoolArray = np.arange(sizes[3]) != (rows % made["key"])[..., None]
-    return visible
+    return np.asarray(np.arange(sizes[3]) != (rows % made["key"])[..., None])
 
 
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:
