@@ -9,7 +9,7 @@ from mutants.miniatures import MASK, Correct
 
 from conformance import Answer, CausalFlag, MaskArgument, attention_function
 from conformance.experiments import experiment
-from conformance.experiments.masked_rows import nan_places
+from conformance.experiments.blocked_keys import nan_places
 from conformance.requirements.laboratory import Seen
 from conformance.words import say
 

@@ -26,7 +26,7 @@ from conformance.requirements.laboratory import (
     readout,
     readout_shape,
 )
-from conformance.requirements.polarity import polarity
+from conformance.requirements.meaning import polarity
 from conformance.words import say
 
 # The readout

@@ -44,9 +44,9 @@ from conformance.requirements.meaning import (
     BLOCKS,
     IGNORED,
     READINGS,
+    observations,
     telling,
 )
-from conformance.requirements.polarity import observations
 from conformance.words import say
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")

@@ -14,8 +14,7 @@ from typing import Any
 import einops
 import numpy as np
 
-from conformance.adapter import layouts
-from conformance.adapter.arguments import AXES, MaskArgument
+from conformance.adapter.arguments import AXES
 from conformance.adapter.function import Function
 from conformance.definition.attention import heads_alone
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
@@ -25,7 +24,7 @@ from conformance.errors import Unsupported
 from conformance.experiments.experiment import Question, topic
 from conformance.experiments.masks import Blocking, blocking
 from conformance.records.phrase import Argument, Phrase
-from conformance.requirements.laboratory import Laboratory, Refused
+from conformance.requirements.laboratory import Laboratory, Refused, readout_shape
 
 READS_BEYOND = Phrase("bad-input.reads-beyond")
 AROUND = (np.nan, 0.0)
@@ -52,7 +51,7 @@ def bad_input(lab: Laboratory) -> Iterator[Question]:
     """Pass inputs and masks whose sizes or dtypes contradict each other, in a separate process.
     See whether the implementation raises an error, returns an answer, or reads numbers outside the
     arrays. If it returns an answer, see which well-defined call has the same answer."""
-    if getattr(lab.adapter, "bridge", None) is None:
+    if lab.bridge is None:
         raise Unsupported("this adapter hands on NumPy arrays as they are")
     if lab.fixed_sharing is None or not lab.adapter.projections_supplied:
         # The heads that a function receives are always separate arrays.
@@ -61,7 +60,7 @@ def bad_input(lab: Laboratory) -> Iterator[Question]:
         if argument in lab.adapter.mask_arguments:
             way = blocking(lab, argument)
             if way is not None:
-                yield from _masks(lab, argument, way)
+                yield from _masks(lab, way)
 
 
 def _question(
@@ -72,6 +71,7 @@ def _question(
     masks: Mapping[str, np.ndarray],
     meanings: Meanings,
 ) -> Question:
+    """Return a question on inputs or masks; one of `meanings` may have the same answer."""
     fed = "passed " + ", ".join(
         f"{name} {lab.dtype if array.dtype == np.float64 else array.dtype}{list(array.shape)}"
         for name, array in (*given.items(), *masks.items())
@@ -139,51 +139,45 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         return {n: einops.rearrange(a, pattern, heads=heads[n]) for n, a in inputs.items()}
 
     usual: Inputs = {name: getattr(problem, name) for name in names}
+    whole = passed(usual)
 
     def bad(name: str, changed: Mapping[str, Any], meanings: Meanings | None = None) -> Question:
-        given = passed(usual) | {n: changed[n] for n in names if n in changed}
+        given = whole | {n: changed[n] for n in names if n in changed}
         subject = Phrase(f"bad-input.{name}")
         return _question(lab, subject, problem, given, {}, meanings or {})
 
-    def sized(name: str, sizes: Mapping[str, int], meanings: Mapping[str, Inputs]) -> Question:
-        """Return a question on inputs with other batch sizes or lengths.
-
-        `meanings` holds the inputs of well-defined calls to compare with.
-        """
+    def sized(name: str, sizes: Mapping[str, int], **meanings: Inputs) -> Question:
+        """Return a question on inputs with other batch sizes or lengths, and ways to read them."""
         changed = {}
         for one, array in usual.items():
             batch = sizes.get(f"{one} batch", array.shape[0])
             length = sizes.get(f"{one} length", array.shape[1])
             changed[one] = _cut(array, batch, length)
-        solved = {n: partial(_solved, problem, changed | m) for n, m in meanings.items()}
+        solved = {
+            f"bad-input.as-{way}": partial(_solved, problem, changed | meant)
+            for way, meant in meanings.items()
+        }
         return bad(name, passed(changed), solved)
 
-    query, key, value = problem.query, problem.key, problem.value
+    query, value = problem.query, problem.value
     batch = shape.batch
     both = ("key", "value") if "value" in names else ("key",)
+    first = {name: array[:1] for name, array in usual.items()}
+    repeated = {name: np.repeat(array, batch, axis=0) for name, array in first.items()}
     if "value" in names:
-        cut, zeros = _cut(key, batch, SHORT), _cut(value, batch, SHORT)
-        padded = np.concatenate([zeros, 0 * value[:, SHORT:]], axis=1)
-        as_cut, as_padded = "bad-input.as-cut", "bad-input.as-padded"
-        meant = {as_cut: {"key": cut}, as_padded: {"value": padded}}
-        yield sized("value-short", {"value length": SHORT}, meant)
-        meant = {as_cut: {"value": zeros}}
-        yield sized("key-short", {"key length": SHORT}, meant)
-        first = np.repeat(value[:1], batch, axis=0)
-        meant = {"bad-input.as-broadcast": {"value": first}}
-        yield sized("value-batch-of-1", {"value batch": 1}, meant)
+        cut = {name: _cut(usual[name], batch, SHORT) for name in both}
+        padded = np.concatenate([cut["value"], 0 * value[:, SHORT:]], axis=1)
+        sizes = {"value length": SHORT}
+        yield sized("value-short", sizes, cut={"key": cut["key"]}, padded={"value": padded})
+        yield sized("key-short", {"key length": SHORT}, cut={"value": cut["value"]})
+        values = {"value": repeated["value"]}
+        yield sized("value-batch-of-1", {"value batch": 1}, broadcast=values)
     if "key" in names:
-        one = {name: np.repeat(usual[name][:1], batch, axis=0) for name in both}
-        meant = {"bad-input.as-broadcast": one}
-        yield sized("keys-batch-of-1", dict.fromkeys((f"{n} batch" for n in both), 1), meant)
-        meant = {
-            "bad-input.as-broadcast": {"query": np.repeat(query[:1], batch, axis=0)},
-            "bad-input.as-first": {name: usual[name][:1] for name in both},
-        }
-        yield sized("query-batch-of-1", {"query batch": 1}, meant)
-        meant = {"bad-input.as-cut": {"query": query}}
-        yield sized("query-batch-larger", {"query batch": batch + 1}, meant)
-    whole = passed(usual)
+        keys = {name: repeated[name] for name in both}
+        yield sized("keys-batch-of-1", {f"{name} batch": 1 for name in both}, broadcast=keys)
+        queries, keys = {"query": repeated["query"]}, {name: first[name] for name in both}
+        yield sized("query-batch-of-1", {"query batch": 1}, broadcast=queries, first=keys)
+        yield sized("query-batch-larger", {"query batch": batch + 1}, cut={"query": query})
     width = axes.split().index("head" if "head" in axes.split() else "width")
     for name in names:
         if name != "value" or "heads" not in axes:
@@ -233,9 +227,9 @@ def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> 
 # Masks
 
 
-def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Question]:
+def _masks(lab: Laboratory, way: Blocking) -> Iterator[Question]:
     """Yield questions on masks that are made for sizes other than those of the problem."""
-    own = set(layouts.axes(argument.layouts[0]))
+    argument, own = way.argument.name, set(way.axes)
     whole = lab.sizes()
     single = lab.sizes(batch=1, query=1) if lab.sharing != "self" else lab.sizes(batch=1)
     questions = [
@@ -252,35 +246,20 @@ def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Q
         problem = lab.problem(sizes)
         if lab.adapter.projections_supplied:
             problem = heads_alone(problem)
-        made = {"batch": sizes.batch, "heads": sizes.heads, "query": sizes.query, "key": sizes.key}
-        made |= other
-        visible = _visible(made, own)
-        shape = dataclasses.replace(
-            problem.shape,
-            batch=made["batch"],
-            heads=made["heads"],
-            kv_heads=made["heads"],
-            query_length=made["query"],
-            key_length=made["key"],
-            sharing="memory" if problem.shape.sharing == "self" else problem.shape.sharing,
-        )
-        native = way.native(visible, shape)
+        made = dataclasses.replace(sizes, **other)
+        visible = _visible(made.named(), own)
+        native = way.native(visible, readout_shape(made, "separate", "scaled-dot"))
         if not isinstance(native, np.ndarray):
             continue
-        meanings = _readings(problem, visible)
-        subject = Phrase(f"bad-input.mask-{name}", {"argument": argument.name})
-        yield _question(lab, subject, problem, {}, {argument.name: native}, meanings)
+        subject = Phrase(f"bad-input.mask-{name}", {"argument": argument})
+        yield _question(lab, subject, problem, {}, {argument: native}, _readings(problem, visible))
 
 
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
-    """Return a mask that blocks one key in each row, and different ones in adjacent rows.
-
-    Axes that are not in `own` have size 1. Without a key axis, the mask blocks some whole rows.
-    """
+    """Return a mask that blocks one key in each row; axes that are not in `own` have size 1."""
     sizes = [made[axis] if axis in own else 1 for axis in AXES]
     rows = np.indices(sizes[:3]).sum(axis=0)
-    visible: BoolArray = np.arange(sizes[3]) != (rows % made["key"])[..., None]
-    return visible
+    return np.asarray(np.arange(sizes[3]) != (rows % made["key"])[..., None])
 
 
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:

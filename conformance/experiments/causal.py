@@ -1,40 +1,46 @@
-"""Experiment on the causal flag: how its triangle is aligned, and how it combines with a mask."""
+"""Experiments on arguments that restrict keys by position: causal flags, windows and lengths."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, Native
+from conformance.adapter.features import Lengths, Window
+from conformance.definition import features
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import BoolArray, dtype_of
 from conformance.definition.problem import Causal, Problem, Shape, causal_mask
+from conformance.experiments.blocked_keys import row_output
 from conformance.experiments.code import hiding
-from conformance.experiments.combinations import (
+from conformance.experiments.experiment import agreeing, topic
+from conformance.experiments.masks import (
+    Blocking,
+    blocking,
+    blockings,
     combined,
     distinct,
     hypotheses,
+    shown_and_weights,
     visible_of,
 )
-from conformance.experiments.experiment import topic
-from conformance.experiments.masked_rows import row_output
-from conformance.experiments.masks import Blocking, blocking, blockings
 from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.laboratory import (
-    CANNOT_BE_ASKED,
     REFUSED,
     Laboratory,
+    Outcome,
     Refused,
     Seen,
     Sizes,
     numbers,
 )
-from conformance.requirements.meaning import follows, triangles
+from conformance.requirements.meaning import among, follows, triangles
 
 LENGTHS = (
     (Phrase("lengths.equal"), Sizes(query=5, key=5)),
@@ -75,43 +81,39 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
     if alone[LENGTHS[0][0]] == SQUARE:
         yield from _blocks(lab, flag.name)
     for argument in lab.arguments():
-        for told, sizes in lengths[:2]:
-            way = blocking(lab, argument)
-            if way is None:
-                continue
-            problem = lab.problem(sizes)
-            visible = _telling(way, problem.shape)
-            native = way.native(visible, problem.shape)
-            assert native is not None
-            natives: dict[str, Native] = {flag.name: True}
-            if flag.needs is not None and flag.needs != argument.name:
-                natives |= _needed(lab, flag.needs, problem.shape)
-            found = lab.ask(problem, natives | {argument.name: native})
-            about: dict[str, Argument] = {"flag": flag.name, "argument": argument.name}
-            subject = Phrase("causal.beside", about | {"lengths": told})
-            if len(natives) > 1:
-                needed: dict[str, Argument] = {"needed": str(flag.needs), "lengths": told}
-                subject = Phrase("causal.beside-two", about | needed)
-            declared = REFUSED if flag.alone else NOTHING
-            if isinstance(found, Refused):
-                yield Entry(subject, found.value, found.told, declared)
-                continue
-            yield Entry(
-                subject,
-                _beside(lab, found, visible, (flag.name, argument.name), alone[told]),
-                f"entry 0, head 0, query 0: visible "
-                f"{numbers(np.broadcast_to(visible, problem.shape.logits)[0, 0, 0] * 1.0)}, "
-                f"weights {numbers(found.applied[0, 0, 0])}",
-                declared,
-                not declared,
-            )
+        way = blocking(lab, argument)
+        if way is not None:
+            for told, sizes in lengths[:2]:
+                yield _with_mask(lab, flag, way, told, sizes, alone[told])
+
+
+def _with_mask(
+    lab: Laboratory, flag: CausalFlag, way: Blocking, lengths: Phrase, sizes: Sizes, alone: Phrase
+) -> Entry:
+    """Return the entry on how the flag, whose effect alone is `alone`, combines with a mask."""
+    problem, argument = lab.problem(sizes), way.argument.name
+    shape = problem.shape
+    visible = _telling(way, shape)
+    natives: dict[str, Native] = {flag.name: True}
+    if flag.needs is not None and flag.needs != argument:
+        natives |= _needed(lab, flag.needs, shape)
+    found = lab.ask(problem, natives | way.passed(visible, shape))
+    about: dict[str, Argument] = {"flag": flag.name, "argument": argument, "lengths": lengths}
+    subject = Phrase("causal.beside", about)
+    if len(natives) > 1:
+        subject = Phrase("causal.beside-two", about | {"needed": str(flag.needs)})
+    declared = REFUSED if flag.alone else NOTHING
+    if isinstance(found, Refused):
+        return Entry(subject, found.value, found.told, declared)
+    # The triangle is aligned in one of the two ways, or is the one observed for the flag alone.
+    known = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
+    known += [triangle for value, triangle in triangles(shape) if value == alone]
+    value = combined(lab, found, known, visible, (flag.name, argument))
+    return Entry(subject, value, shown_and_weights(found, visible), declared, not declared)
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
-    """Return a mask pattern for which all hypotheses of `combined` predict different weights.
-
-    If 200 random patterns contain no such pattern, return the last of them.
-    """
+    """Return a pattern of visible keys for which all hypotheses of `combined` differ, if found."""
     for seed in range(200):
         visible = visible_of(way, shape, seed)
         triangles = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
@@ -121,10 +123,7 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 
 
 def _needed(lab: Laboratory, name: str, shape: Shape) -> dict[str, Native]:
-    """Return the top-left causal triangle as a native mask, by the argument's name.
-
-    The result is {} if the argument cannot hold it.
-    """
+    """Return the top-left triangle as a mask, by the argument's name; {} if it does not fit."""
     way = blocking(lab, lab.adapter.masks.by_name[name])
     native = None if way is None else way.native(causal_mask(shape, "top-left"), shape)
     return {} if native is None else {name: native}
@@ -141,30 +140,23 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
     elif square or flag.alignment:
         declared = SQUARE if square else Phrase(f"causal.{flag.alignment}")
     if isinstance(found, Refused):
-        declared = NOTHING if found.value == CANNOT_BE_ASKED else declared
-        return Entry(subject, found.value, found.told, declared, declared in (NOTHING, found.value))
+        return agreeing(subject, found.value, found.told, declared)
     value = _aligned(lab, found)
     told = "0.0: no query sees the last token but the last"
     code = hiding(lab, flag.name, [], told, token=-1) if value == SQUARE else ""
-    rows = "; ".join(numbers(row) for row in found.applied[0, 0])
-    return Entry(
-        subject, value, f"entry 0, head 0: {rows}", declared, declared in (NOTHING, value), code
-    )
+    return agreeing(subject, value, _rows_of(found), declared, code)
 
 
 def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
-    """Yield entries on whether the flag gives later keys no weight at all.
-
-    In these problems, some logits are very large, or a mask blocks all but the later keys of a
-    query.
-    """
+    """Yield entries on whether the flag blocks later keys with large logits, or with no others."""
     problem = lab.problem(LENGTHS[0][1])
     later = ~causal_mask(problem.shape, "top-left")
     for name, largest in (("large", 1.5e4), ("huge", 1e10)):
         if largest**2 > dtype_of(lab.dtype).largest > 1e5 or largest > dtype_of(lab.dtype).largest:
             continue
         factor = largest / np.abs(forward(problem, Exact()).logits).max()
-        found = lab.ask(_louder(problem, factor), {flag: True})
+        louder = dataclasses.replace(problem.weights, query=problem.weights.query * factor)
+        found = lab.ask(problem.replace(weights=louder), {flag: True})
         subject = Phrase(f"causal.{name}-logits", {"flag": flag})
         if isinstance(found, Refused):
             yield Entry(subject, found.value, found.told)
@@ -178,17 +170,8 @@ def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
                 yield from _later_only(lab, flag, way, problem)
 
 
-def _louder(problem: Problem, factor: float) -> Problem:
-    """Return the problem with its query projection multiplied by `factor`."""
-    louder = problem.weights.query * factor
-    return problem.replace(weights=dataclasses.replace(problem.weights, query=louder))
-
-
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:
-    """Yield an entry on what the first two queries get if a mask blocks the first two keys.
-
-    There is no entry if such a mask cannot be passed, or if the call gives no answer.
-    """
+    """Yield an entry on what the first two queries get if a mask blocks the first two keys."""
     shown = (np.arange(problem.shape.key_length) >= 2)[None, None, None]
     native = way.native(shown, problem.shape)
     found = None if native is None else lab.ask(problem, {flag: True, way.argument.name: native})
@@ -222,10 +205,8 @@ def _with_its_mask(
     square = sizes.query == sizes.key
     problem = lab.problem(sizes)
     for alignment in ALIGNMENTS[:1] if square else ALIGNMENTS:
-        native = way.native(causal_mask(problem.shape, alignment), problem.shape)
-        assert native is not None
-        natives: dict[str, Native] = {flag: True, needs: native}
-        found = lab.ask(problem, natives)
+        mask = way.passed(causal_mask(problem.shape, alignment), problem.shape)
+        found = lab.ask(problem, {flag: True, **mask})
         triangle = SQUARE if square else Phrase(f"causal.{alignment}")
         about: dict[str, Argument] = {"flag": flag, "argument": needs}
         about |= {"triangle": triangle, "lengths": lengths}
@@ -233,18 +214,214 @@ def _with_its_mask(
         if isinstance(found, Refused):
             yield Entry(subject, found.value, found.told)
         else:
-            rows = "; ".join(numbers(row) for row in found.applied[0, 0])
-            yield Entry(subject, _aligned(lab, found), f"entry 0, head 0: {rows}")
+            yield Entry(subject, _aligned(lab, found), _rows_of(found))
 
 
-def _beside(
-    lab: Laboratory, found: Seen, visible: BoolArray, names: tuple[str, str], alone: Phrase
-) -> Phrase:
-    """Return how the flag's triangle combines with a pattern of visible keys.
+def _rows_of(found: Seen, most: int | None = None) -> str:
+    return "entry 0, head 0: " + "; ".join(numbers(row) for row in found.applied[0, 0][:most])
 
-    The triangle is aligned in one of the two ways, or equals the one observed for the flag alone.
+
+# Windows and lengths
+WINDOW_LENGTHS = (
+    (Phrase("lengths.equal"), Sizes(query=7, key=7)),
+    (Phrase("lengths.fewer-queries"), Sizes(query=4, key=7)),
+    (Phrase("lengths.more-queries"), Sizes(query=7, key=4)),
+)
+
+EVERY_KEY, NO_KEY = Phrase("window.every-key"), Phrase("window.no-key")
+UNIFORM, UNEXPLAINED = Phrase("window.uniform"), Phrase("window.unexplained")
+
+
+@topic(
+    "windows",
+    "The window",
+    "Which keys does it show, does it count the own key, and from where if lengths differ?",
+    place=42,
+    revision=2,
+    every_mode=True,
+    shared=True,
+    needs=(Window,),
+)
+def windows(lab: Laboratory) -> Iterator[Entry]:
+    """Set the window argument, and find the window that predicts the attention weights.
+    The values are ordinary sizes, 0, −1, and more than the number of keys. The causal flag is set
+    only if the argument needs it. Repeat the ordinary sizes with different numbers of queries and
+    keys."""
+    for argument in lab.features(Window):
+        natives = causal_beside(lab, argument.needs_causal)
+        for told, sizes in WINDOW_LENGTHS[:1] if lab.sharing == "self" else WINDOW_LENGTHS:
+            two_sided = argument.form == "left right"
+            values: list[int | tuple[int, int]] = [(1, 2), (2, 0)] if two_sided else [1, 2]
+            if sizes.query == sizes.key:
+                # Ordinary sizes reveal the alignment; others are tried where it does not matter.
+                edges = [(0, 0), (-1, 1), (1, -1), (-1, -1), (50, 50)]
+                values += edges if two_sided else [0, -1, 50]
+            for value in values:
+                yield _windowed(lab, argument, value, told, sizes, natives)
+
+
+def near(shape: Shape, limits: features.Window, alignment: Causal) -> BoolArray:
+    """Return a mask `[1 1 query key]` of the keys in a window around each query's own position."""
+    offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
+    distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None] - offset
+    return features.within(limits, distance)[None, None]
+
+
+def _windowed(
+    lab: Laboratory,
+    argument: Window,
+    value: int | tuple[int, int],
+    told: Phrase,
+    sizes: Sizes,
+    natives: Mapping[str, Native],
+) -> Entry:
+    problem = lab.problem(sizes)
+    about: dict[str, Argument] = {"argument": argument.name, "value": str(value), "lengths": told}
+    found = lab.ask(problem, {**natives, argument.name: value})
+    limits = argument.limits(value, causal=bool(natives))
+    square = sizes.query == sizes.key
+    said = NOTHING
+    if limits is not None and not square and argument.alignment is None:
+        said = REFUSED
+    elif limits is not None:
+        said = _named(problem.shape, limits, argument.alignment or "top-left")
+    subject = Phrase("window.alone", about)
+    if isinstance(found, Refused):
+        return agreeing(subject, found.value, found.told, said)
+    return agreeing(subject, seen_window(lab, found), _rows_of(found, 3), said)
+
+
+def seen_window(lab: Laboratory, found: Seen) -> Phrase:
+    """Return the phrase for the first window that explains the weights.
+
+    Weights that are all NaN, all zero, uniform, or the same as without a window have phrases of
+    their own. If nothing explains the weights, the result is `UNEXPLAINED`.
     """
     shape = found.problem.shape
-    known = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
-    known += [triangle for value, triangle in triangles(shape) if value == alone]
-    return combined(lab, found, known, visible, names)
+    if np.isnan(found.applied).all():
+        return Phrase("causal.nan")
+    if lab.alike(found, lab.unmasked(found)):
+        return EVERY_KEY
+    if not np.nan_to_num(found.applied).any():
+        return NO_KEY
+    if np.allclose(found.applied, 1 / shape.key_length, rtol=0.02):
+        return UNIFORM
+    for alignment, limits in _candidates(shape):
+        visible = np.broadcast_to(near(shape, limits, alignment), shape.logits)
+        if not visible.all() and follows(lab, found, visible):
+            return _named(shape, limits, alignment)
+    return UNEXPLAINED
+
+
+def _candidates(shape: Shape) -> Iterator[tuple[Causal, features.Window]]:
+    most = max(shape.query_length, shape.key_length)
+    # One less than the longer side reaches as far as no limit does.
+    sizes = (*range(most - 1), None)
+    alignments = ALIGNMENTS[:1] if shape.query_length == shape.key_length else ALIGNMENTS
+    for limits in itertools.product(sizes, sizes):
+        for alignment in alignments:
+            yield alignment, limits
+
+
+def _named(shape: Shape, limits: features.Window, alignment: Causal) -> Phrase:
+    """Return the phrase for a window: that of the first candidate with the same visible keys."""
+    wanted = near(shape, limits, alignment)
+    if wanted.all():
+        return EVERY_KEY
+    if not wanted.any():
+        return NO_KEY
+    for other, same in _candidates(shape):
+        if np.array_equal(near(shape, same, other), wanted):
+            alignment, limits = other, same
+            break
+    before, after = ("all" if limit is None else str(limit) for limit in limits)
+    about: dict[str, Argument] = {"before": before, "after": after}
+    if shape.query_length == shape.key_length:
+        return Phrase("window.sees", about)
+    aligned = Phrase(f"causal.{alignment}")
+    return Phrase("window.sees-aligned", about | {"alignment": aligned})
+
+
+@topic(
+    "lengths",
+    "Lengths of the batch's entries",
+    "What does a number of keys or queries count, and what does a query beyond it get?",
+    place=44,
+    revision=2,
+    every_mode=True,
+    needs=(Lengths,),
+)
+def lengths(lab: Laboratory) -> Iterator[Entry]:
+    """Pass lengths that leave out the last keys, or the last queries, of each batch entry.
+    Find which keys queries attend to, and which weights a query has if it is left out or has no
+    keys."""
+    for argument in lab.features(Lengths):
+        problem = lab.problem(WINDOW_LENGTHS[0][1] if argument.needs_causal else None)
+        shape = problem.shape
+        full = shape.key_length if argument.of == "keys" else shape.query_length
+        counted = np.array([full - 2, *[full - 1] * (shape.batch - 1)])
+        native, nothing = (
+            number - (argument.counts == "last index") for number in (counted, 0 * counted)
+        )
+        beside = causal_beside(lab, argument.needs_causal)
+        found = lab.ask(problem, {**beside, argument.name: native.astype(argument.dtype)})
+        of = Phrase(f"lengths.{argument.of}")
+        about: dict[str, Argument] = {"argument": argument.name, "of": of}
+        if argument.of == "keys":
+            yield _of_keys(lab, Phrase("lengths.counts", about), argument, native, found)
+            empty = lab.ask(problem, {**beside, argument.name: nothing.astype(argument.dtype)})
+            yield _row(lab, Phrase("lengths.none", about), empty, slice(None))
+        else:
+            yield _row(lab, Phrase("lengths.beyond", about), found, slice(full - 1, None))
+
+
+def causal_beside(lab: Laboratory, needed: bool) -> dict[str, Native]:
+    """Return the causal flag, set to True, by its name, if an argument needs it; otherwise {}."""
+    flag = lab.adapter.causal_flag
+    return {flag.name: True} if needed and flag is not None else {}
+
+
+def _of_keys(
+    lab: Laboratory, subject: Phrase, argument: Lengths, native: np.ndarray, found: Outcome
+) -> Entry:
+    """Return an entry on what the numbers of keys that were passed, `native` `[batch]`, mean."""
+    said = Phrase("lengths.length" if argument.counts == "length" else "lengths.index-of-last")
+    if isinstance(found, Refused):
+        return agreeing(subject, found.value, found.told, said)
+    shape = found.problem.shape
+    before = np.ones((1, 1), np.bool_)
+    if causal_beside(lab, argument.needs_causal):
+        before = causal_mask(shape, "top-left")
+    keys = np.arange(shape.key_length)
+    guesses = {
+        "lengths.length": keys < native[:, None],
+        "lengths.index-of-last": keys <= native[:, None],
+        "lengths.blocked-start": keys >= native[:, None],
+    }
+    plain = lab.unmasked(found)
+    value = Phrase("lengths.unexplained")
+    if lab.alike(found, among(plain, before)):
+        value = Phrase("causal.ignored")
+    for name, visible in guesses.items():
+        if lab.alike(found, among(plain, visible[:, None, None] & before)):
+            value = Phrase(name)
+    evidence = f"{numbers(native)}: entry 0, head 0, query 0 has {numbers(found.applied[0, 0, 0])}"
+    return agreeing(subject, value, evidence, said)
+
+
+def _row(lab: Laboratory, subject: Phrase, found: Outcome, rows: slice) -> Entry:
+    """Return an entry on the weights of queries that have no keys, or are beyond the length."""
+    if isinstance(found, Refused):
+        return Entry(subject, found.value, found.told)
+    applied, noise = (each[:, :, rows] for each in (found.applied, lab.noise(found.problem)))
+    if np.isnan(applied).all():
+        value = Phrase("row.nan")
+    elif not applied.any():
+        value = Phrase("row.zeros")
+    elif lab.alike_to_noise(applied, lab.unmasked(found)[:, :, rows], noise):
+        value = Phrase("row.unmasked")
+    elif np.allclose(applied, 1 / applied.shape[-1], rtol=0.02):
+        value = Phrase("row.uniform")
+    else:
+        value = Phrase("something-else")
+    return Entry(subject, value, f"entry 0, head 0, last query: {numbers(applied[0, 0, -1])}")

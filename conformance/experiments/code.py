@@ -64,9 +64,15 @@ def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) ->
     """
     shape = layouts.shape(layout, SIZES)
     kind = "float32" if dtype == "own" else dtype
-    made = f"mask = np.full({shape}, {_written(fill, kind)}, {kind!r})"
+
+    def written(value: float) -> str:
+        if kind == "bool":
+            return str(bool(value))
+        return "-np.inf" if np.isneginf(value) else f"{value:g}"
+
+    made = f"mask = np.full({shape}, {written(fill)}, {kind!r})"
     if mark is not None:
-        made += f"; mask[..., 0] = {_written(mark, kind)}"
+        made += f"; mask[..., 0] = {written(mark)}"
     return [f"{made}  # {note}"]
 
 
@@ -95,9 +101,3 @@ def _code(lab: Laboratory, made: Sequence[str], name: str, shown: Sequence[str])
     for mark, code in replaced.items():
         program = [line.replace(mark, code) for line in program]
     return "\n".join(program)
-
-
-def _written(value: float, dtype: str) -> str:
-    if dtype == "bool":
-        return str(bool(value))
-    return "-np.inf" if np.isneginf(value) else f"{value:g}"

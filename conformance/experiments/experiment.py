@@ -15,8 +15,8 @@ from conformance.adapter.features import Feature
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.records.findings import Entry, Topic
-from conformance.records.phrase import Argument, Phrase
-from conformance.requirements.laboratory import REFUSED, Laboratory, NoAnswer
+from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.requirements.laboratory import CANNOT_BE_ASKED, REFUSED, Laboratory, NoAnswer
 from conformance.words import tables
 
 
@@ -116,8 +116,7 @@ class Experiment:
         if self.plain:
             lab.plain()
         found = Findings()
-        for made in self._made(lab):
-            entry, array = (made, None) if isinstance(made, Entry) else made
+        for entry, array in self._made(lab):
             found.entries.append(entry)
             if array is not None:
                 found.arrays[str(entry.subject)] = array
@@ -130,8 +129,9 @@ class Experiment:
         found.entries = [*declared(found.entries, lab.adapter)]
         return found
 
-    def _made(self, lab: Laboratory) -> Iterator[Entry | tuple[Entry, Array | None]]:
-        return cast("Iterator[Entry | tuple[Entry, Array | None]]", self.make(lab))
+    def _made(self, lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
+        for made in cast("Iterator[Entry | tuple[Entry, Array | None]]", self.make(lab)):
+            yield (made, None) if isinstance(made, Entry) else made
 
     def questions(self, lab: Laboratory) -> list[Question]:
         """Return the questions of an experiment with `apart`; raise the same errors as `run`."""
@@ -154,11 +154,7 @@ class Experiment:
                 yield {"inputs_in": other.dtype}, other
 
     def _entries(self, lab: Laboratory) -> Iterator[Entry]:
-        """Yield the entries of a further laboratory, in which the implementation may fail.
-
-        If the adapter does not support it, there are no entries. If the implementation fails even
-        without a mask, the only entry says so.
-        """
+        """Yield the entries of a further laboratory, or one that says that it fails unmasked."""
         try:
             lab.plain()
         except Unsupported:
@@ -166,8 +162,18 @@ class Experiment:
         except NoAnswer as error:
             yield Entry(Phrase("answer.without-mask"), REFUSED, str(error))
             return
-        for made in self._made(lab):
-            yield made if isinstance(made, Entry) else made[0]
+        yield from (entry for entry, _ in self._made(lab))
+
+
+def agreeing(
+    subject: Phrase, value: Phrase, evidence: str, declared: Phrase, code: str = ""
+) -> Entry:
+    """Return an entry that agrees with the declaration, if there is any, if that is the value.
+
+    Nothing is declared about what cannot be asked.
+    """
+    declared = NOTHING if value == CANNOT_BE_ASKED else declared
+    return Entry(subject, value, evidence, declared, declared in (NOTHING, value), code)
 
 
 def declared(entries: Iterable[Entry], adapter: Adapter) -> Iterator[Entry]:
@@ -191,24 +197,19 @@ def _matches(text: str, pattern: str) -> bool:
 def settled(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries, except those on shared inputs that repeat one on separate inputs."""
 
-    def told(entry: Entry) -> tuple[Phrase, Phrase]:
+    def told(entry: Entry) -> list[Phrase]:
         # Lengths are equal in shared inputs, so the shape of an answer differs.
-        one, other = (
+        return [
             Phrase(it.id, {n: a for n, a in it.arguments.items() if n not in ("sharing", "shape")})
             for it in (entry.subject, entry.value)
-        )
-        return one, other
+        ]
 
-    separate = {told(entry) for entry in entries if not entry.subject.part("sharing")}
+    separate = [told(entry) for entry in entries if not entry.subject.part("sharing")]
     return [it for it in entries if not (it.subject.part("sharing") and told(it) in separate)]
 
 
 def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
-    """Return subject and value without details that differ between laboratories in name only.
-
-    These are the dtype of the inputs; the name of an input, such as "value" or "token"; and places
-    in the gradients of inputs. Such names depend on which inputs share an array.
-    """
+    """Return subject and value without details that differ between laboratories in name only."""
     subject, value = entry.subject, entry.value
     form = subject.part("form")
     if form.name("dtype") == lab.dtype:
@@ -222,13 +223,10 @@ def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
 
 
 _PLACES = (
-    Phrase("place.output"),
-    Phrase("place.weights"),
-    Phrase("place.parameters"),
+    *(Phrase(f"place.{name}") for name in ("output", "weights", "parameters")),
     Phrase("place.gradients", {"of": "parameters"}),
 )
-"""The places that are compared between laboratories. Gradients of inputs are not among them,
-because their names depend on which inputs share an array."""
+"""The places that are compared between laboratories; others are named after shared inputs."""
 
 
 def topic(

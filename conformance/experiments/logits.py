@@ -22,9 +22,9 @@ from conformance.definition.dtypes import Array
 from conformance.definition.features import Pairs, Positions, Rotary
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
-from conformance.experiments.experiment import topic
+from conformance.experiments.causal import WINDOW_LENGTHS
+from conformance.experiments.experiment import agreeing, topic
 from conformance.experiments.masks import blocking
-from conformance.experiments.windows import LENGTHS
 from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.laboratory import (
@@ -36,8 +36,7 @@ from conformance.requirements.laboratory import (
     Sizes,
     numbers,
 )
-from conformance.requirements.meaning import ADDED, ZERO_INFINITE
-from conformance.requirements.polarity import examined
+from conformance.requirements.meaning import ADDED, ZERO_INFINITE, examined
 
 Guesses = Mapping[str, Array]
 """The weights `[batch heads query key]` that each convention predicts, by the id of its phrase."""
@@ -59,7 +58,7 @@ def soft_cap(lab: Laboratory) -> Iterator[Entry]:
     and infinity."""
     cap = 0.5
     problem = lab.problem()
-    logits, scale = _logits(problem), problem.logit_scale
+    logits, scale = forward(problem, Exact()).logits, problem.logit_scale
     capped = problem.replace(soft_cap=cap)
     (argument,) = lab.features(SoftCap)
     about: dict[str, Argument] = {"argument": argument.name}
@@ -72,10 +71,9 @@ def soft_cap(lab: Laboratory) -> Iterator[Entry]:
     }
     guesses = {name: _softmax(each) for name, each in formulas.items()}
     yield _entry(lab, Phrase("soft-cap.formula", about), _asked(lab, capped), guesses)
-    formula = formulas["soft-cap.of-scaled"]
     for mask in lab.arguments():
-        yield from _beside_mask(lab, mask, capped, logits, formula, about)
-        yield from _beside_bias(lab, mask, capped, logits, formula, about)
+        yield from _beside_mask(lab, mask, capped, logits, cap, about)
+        yield from _beside_bias(lab, mask, capped, logits, cap, about)
     for number in (0.0, -1.0, math.inf):
         found = lab.ask(problem, {argument.name: number})
         told: dict[str, Argument] = {**about, "value": numbers(np.array([number]))[1:-1]}
@@ -90,26 +88,20 @@ def _beside_mask(
     mask: MaskArgument,
     capped: Problem,
     logits: Array,
-    formula: Array,
+    cap: float,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Yield an entry on whether the soft cap is applied before or after a mask that blocks a key.
-
-    If the mask is applied first, tanh lifts the key's logit from −inf to −cap.
-    """
+    """Yield an entry on whether the cap is applied before or after a mask that blocks a key."""
     way = blocking(lab, mask)
     if way is None or "key" not in way.axes:
         return
-    assert capped.soft_cap is not None
-    visible = np.ones((1, 1, 1, logits.shape[-1]), np.bool_)
-    visible[..., 1] = False
-    native = way.native(visible, capped.shape)
-    assert native is not None
-    found = _asked(lab, capped, {mask.name: native})
-    lifted = np.where(visible, formula, -capped.soft_cap)
+    visible = np.arange(logits.shape[-1])[None, None, None] != 1
+    found = _asked(lab, capped, way.passed(visible, capped.shape))
+    formula = cap * np.tanh(logits / cap)
     guesses = {
         "soft-cap.before-mask": _softmax(np.where(visible, formula, -np.inf)),
-        "soft-cap.masked-first": _softmax(lifted),
+        # If the mask is applied first, tanh lifts the key's logit from −inf to −cap.
+        "soft-cap.masked-first": _softmax(np.where(visible, formula, -cap)),
         IGNORED: _softmax(np.where(visible, logits, -np.inf)),
         "soft-cap.mask-ignored": _softmax(formula),
     }
@@ -122,22 +114,19 @@ def _beside_bias(
     mask: MaskArgument,
     capped: Problem,
     logits: Array,
-    formula: Array,
+    cap: float,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Yield an entry on whether the soft cap is applied before or after a bias is added.
-
-    The numbers of the bias are of the same magnitude as the cap.
-    """
+    """Yield an entry on whether the cap is applied before or after a bias is added."""
     if examined(lab, mask, ZERO_INFINITE).value != ADDED or "key" not in mask.layouts[0]:
         return
-    assert capped.soft_cap is not None
+    # The numbers are of the same magnitude as the cap.
     bias = np.linspace(-1.0, 1.0, logits.shape[-1])[None, None, None]
     native = to_layout(bias, mask.layouts[0], capped.shape.logits, broadcast=False)
     if native is None:
         return
     found = _asked(lab, capped, {mask.name: native})
-    cap = capped.soft_cap
+    formula = cap * np.tanh(logits / cap)
     guesses = {
         "soft-cap.before-bias": _softmax(formula + bias),
         "soft-cap.added-first": _softmax(cap * np.tanh((logits + bias) / cap)),
@@ -160,7 +149,7 @@ def sinks(lab: Laboratory) -> Iterator[Entry]:
     """Give each head a sink, and find the unit of its logit that predicts the attention weights.
     Set all sinks to −inf. Set sinks together with a mask that blocks every key of some queries."""
     problem = lab.problem()
-    logits, scale = _logits(problem), problem.logit_scale
+    logits, scale = forward(problem, Exact()).logits, problem.logit_scale
     given = np.linspace(1.0, 3.0, problem.shape.heads)
     with_sinks = problem.replace(sinks=problem.format.round(given))
     extra = np.asarray(with_sinks.sinks)[:, None, None]
@@ -177,8 +166,7 @@ def sinks(lab: Laboratory) -> Iterator[Entry]:
     yield _entry(lab, Phrase("sinks.units"), _asked(lab, with_sinks), guesses)
     none = problem.replace(sinks=np.full_like(given, -np.inf))
     at_edge = {"sinks.none": _softmax(logits), "sinks.zero": _softmax(logits, 0 * extra)}
-    said = Phrase("sinks.none")
-    yield _entry(lab, Phrase("sinks.minus-inf"), _asked(lab, none), at_edge, said)
+    yield _entry(lab, Phrase("sinks.minus-inf"), _asked(lab, none), at_edge)
     for mask in lab.arguments():
         way = blocking(lab, mask)
         if way is None:
@@ -189,10 +177,9 @@ def sinks(lab: Laboratory) -> Iterator[Entry]:
         if native is None:
             continue
         found = _asked(lab, with_sinks, {mask.name: native})
-        shown = np.where(visible, guesses["sinks.natural"], 0.0)
-        lost = np.where(visible, shown, np.nan)
-        uniform = np.where(visible, shown, 1 / visible.shape[-1])
-        rows = {"row.zeros": shown, "row.nan": lost, "row.uniform": uniform}
+        fills = {"row.zeros": 0.0, "row.nan": np.nan, "row.uniform": 1 / visible.shape[-1]}
+        natural = guesses["sinks.natural"]
+        rows = {name: np.where(visible, natural, fill) for name, fill in fills.items()}
         subject = Phrase("sinks.beside-mask", {"mask": mask.name})
         yield _entry(lab, subject, found, rows, NOTHING)
 
@@ -211,7 +198,7 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
     Do this for equal and for different numbers of queries and keys, without a causal mask if
     possible."""
     (argument,) = lab.features(Alibi)
-    for told, sizes in LENGTHS[:1] if lab.sharing == "self" else LENGTHS:
+    for told, sizes in WINDOW_LENGTHS[:1] if lab.sharing == "self" else WINDOW_LENGTHS:
         square = sizes.query == sizes.key
         causal = None if square else argument.alignment
         problem = lab.problem(sizes)
@@ -220,9 +207,8 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
             continue
         given = np.linspace(0.25, 0.75, problem.shape.heads) if own is None else own
         slopes = problem.format.round(given)
-        logits, slope = _logits(problem), slopes[:, None, None]
+        logits, slope = forward(problem, Exact()).logits, slopes[:, None, None]
         keys, queries = np.arange(sizes.key), np.arange(sizes.query)[:, None]
-        about: dict[str, Argument] = {"lengths": told}
         if own is None:
             found = lab.ask(problem, {argument.name: argument.native(slopes, problem)})
         else:
@@ -238,14 +224,14 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
                 "plus": slope * np.abs(distance),
                 "signed": slope * distance,
             }
+            tail = "" if square else f".{name}"
             for kind, bias in ways.items():
-                tail = "" if square else f".{name}"
                 if square or kind != "doubled":
                     guesses.setdefault(f"alibi.{kind}{tail}", _softmax(logits + bias))
         guesses |= {IGNORED: _softmax(logits), "alibi.of-key": _softmax(logits - slope * keys)}
         tail = "" if square else f".{causal}"
         said = Phrase(f"alibi.distance{tail}") if square or causal else NOTHING
-        yield _entry(lab, Phrase("alibi.bias", about), found, guesses, said)
+        yield _entry(lab, Phrase("alibi.bias", {"lengths": told}), found, guesses, said)
 
 
 @topic(
@@ -260,12 +246,10 @@ def rotary(lab: Laboratory) -> Iterator[Entry]:
     """Rotate queries and keys, and find the rotation that predicts the attention weights.
     Rotations differ in the components that form a pair, and in the direction. Do this for each way
     of pairing that the adapter declares, for whole heads and, if possible, for a part of each."""
-    declared: list[RotaryTables | RotaryBase] = [*lab.features(RotaryTables)]
-    declared += lab.features(RotaryBase)
-    sizes = Sizes(query=5, key=5)
-    problem = lab.problem(sizes)
+    problem = lab.problem(Sizes(query=5, key=5))
     head = problem.shape.head_size
-    for argument in declared:
+    declared: list[RotaryTables | RotaryBase] = [*lab.features(RotaryTables)]
+    for argument in (*declared, *lab.features(RotaryBase)):
         every: tuple[Pairs, ...] = get_args(Pairs) if argument.flag else (argument.pairs,)
         for pairs in every:
             partial = isinstance(argument, RotaryTables) or bool(argument.size)
@@ -276,42 +260,30 @@ def rotary(lab: Laboratory) -> Iterator[Entry]:
                 turned = problem.replace(rotary=wanted)
                 told = Phrase("rotary.all" if size >= head - 1 else "rotary.part")
                 about: dict[str, Argument] = {"size": told, "pairs": Phrase(f"rotary.{pairs}")}
-                subject = Phrase("rotary.turns", about)
                 guesses = _rotations(turned, wanted)
-                said = Phrase(f"rotary.{pairs}")
-                yield _entry(lab, subject, _asked(lab, turned), guesses, said)
+                yield _entry(lab, Phrase("rotary.turns", about), _asked(lab, turned), guesses)
 
 
 def _rotations(problem: Problem, wanted: Rotary) -> Guesses:
-    both = sorted(get_args(Pairs), key=lambda pairs: pairs != wanted.pairs)
     guesses = {}
-    for pairs in both:
+    last = problem.shape.key_length - 1
+    # If positions run backwards, all angles have the opposite sign.
+    at = Positions(query=last - problem.position_of_queries, key=last - problem.position_of_keys)
+    for pairs in sorted(get_args(Pairs), key=lambda pairs: pairs != wanted.pairs):
         turned = problem.replace(rotary=dataclasses.replace(wanted, pairs=pairs))
         guesses[f"rotary.{pairs}"] = forward(turned, Exact()).weights
-        guesses[f"rotary.{pairs}-backwards"] = _backwards(turned)
+        backwards = turned.replace(positions=at)
+        guesses[f"rotary.{pairs}-backwards"] = forward(backwards, Exact()).weights
     guesses[IGNORED] = forward(problem.replace(rotary=None), Exact()).weights
     return guesses
 
 
-def _backwards(problem: Problem) -> Array:
-    """Return the weights if all angles have the opposite sign, as if positions ran backwards."""
-    last = problem.shape.key_length - 1
-    at = Positions(query=last - problem.position_of_queries, key=last - problem.position_of_keys)
-    return forward(problem.replace(positions=at), Exact()).weights
-
-
-def _logits(problem: Problem) -> Array:
-    return forward(problem, Exact()).logits
-
-
-def _softmax(logits: Array, sink: Array | None = None) -> Array:
-    """Return the softmax over keys; its sum includes `sink`, the logit of a sink, if given."""
-    peak = logits.max(axis=-1, keepdims=True)
-    peak = peak if sink is None else np.maximum(peak, sink)
+def _softmax(logits: Array, sink: Array | float = -np.inf) -> Array:
+    """Return the softmax over keys; its sum includes `sink`, the logit of a sink."""
+    peak = np.maximum(logits.max(axis=-1, keepdims=True), sink)
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - peak)
-        total = powers.sum(axis=-1, keepdims=True)
-        return powers / (total if sink is None else total + np.exp(sink - peak))
+        return powers / (powers.sum(axis=-1, keepdims=True) + np.exp(sink - peak))
 
 
 def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) -> Outcome:
@@ -325,16 +297,12 @@ def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) ->
 
 
 def _asked_causal(lab: Laboratory, problem: Problem) -> tuple[Problem, Outcome]:
-    """Call the implementation with a problem; add a causal mask if it is unsupported without one.
-
-    The result is the problem that was posed, and the outcome.
-    """
-    causal = problem.replace(causal="top-left")
-    for asked in (problem, causal):
-        found = _asked(lab, asked)
-        if not isinstance(found, Refused) or found.value != CANNOT_BE_ASKED:
-            return asked, found
-    return causal, found
+    """Call the implementation with a problem, causal if it is unsupported without; return both."""
+    found = _asked(lab, problem)
+    if isinstance(found, Refused) and found.value == CANNOT_BE_ASKED:
+        problem = problem.replace(causal="top-left")
+        found = _asked(lab, problem)
+    return problem, found
 
 
 def _entry(
@@ -342,17 +310,11 @@ def _entry(
 ) -> Entry:
     """Return an entry with the first convention that predicts the weights.
 
-    Args:
-        lab: the laboratory.
-        subject: the subject of the entry.
-        found: the outcome of the call.
-        guesses: the weights that each convention predicts.
-        said: what the adapter declares; by default, the first convention in `guesses`.
+    `said` is what the adapter declares; by default, it is the first convention in `guesses`.
     """
     declared = Phrase(next(iter(guesses))) if said is None else said
     if isinstance(found, Refused):
-        declared = NOTHING if found.value == CANNOT_BE_ASKED else declared
-        return Entry(subject, found.value, found.told, declared, declared in (NOTHING, found.value))
+        return agreeing(subject, found.value, found.told, declared)
     value = UNEXPLAINED
     if np.isnan(found.applied).all():
         value = Phrase("causal.nan")
@@ -361,4 +323,4 @@ def _entry(
             value = Phrase(name)
             break
     evidence = f"entry 0, head 0, query 0: {numbers(found.applied[0, 0, 0])}"
-    return Entry(subject, value, evidence, declared, declared in (NOTHING, value))
+    return agreeing(subject, value, evidence, declared)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from types import MappingProxyType
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,9 +12,8 @@ from conformance.adapter.arguments import AXES, MaskArgument
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
-from conformance.experiments.combinations import visible_of
 from conformance.experiments.experiment import topic
-from conformance.experiments.masks import blocking
+from conformance.experiments.masks import blocking, visible_of
 from conformance.records.findings import Entry
 from conformance.records.phrase import Argument, Phrase
 from conformance.requirements.laboratory import (
@@ -54,7 +52,7 @@ def repeatability(lab: Laboratory) -> Iterator[Entry]:
         yield _compared(lab, name, lab.ask(problem, strided=strided), first.applied)
     if lab.adapter.compiles:
         # Compile with optimisation, as users do; other calls of the suite compile without it.
-        users = dataclasses.replace(lab.mode, optimised=True)
+        users = replace(lab.mode, optimised=True)
         compiled = lab.ask(problem, compiled=True, mode=users)
         yield _compared(lab, "compiled", compiled, first.applied)
     if not getattr(lab.bridge, "has_strides", False):
@@ -76,26 +74,17 @@ def _strided_mask(lab: Laboratory, argument: MaskArgument) -> Iterator[Entry]:
     if way is None:
         return
     problem = lab.problem()
-    native = way.native(visible_of(way, problem.shape, 0), problem.shape)
-    assert native is not None
-    natives = {argument.name: native}
+    natives = way.passed(visible_of(way, problem.shape, 0), problem.shape)
     usual = lab.ask(problem, natives)
     if isinstance(usual, Refused):
         return
     for name, strided in STRIDED:
         found = lab.ask(problem, natives, strided=strided)
-        about: dict[str, Argument] = {"argument": argument.name}
-        yield _compared(lab, f"mask-{name}", found, usual.applied, about)
+        yield _compared(lab, f"mask-{name}", found, usual.applied, argument=argument.name)
 
 
-def _compared(
-    lab: Laboratory,
-    name: str,
-    found: Outcome,
-    want: Array,
-    about: Mapping[str, Argument] = MappingProxyType({}),
-) -> Entry:
-    subject = Phrase(f"again.{name}", {**about})
+def _compared(lab: Laboratory, name: str, found: Outcome, want: Array, **about: Argument) -> Entry:
+    subject = Phrase(f"again.{name}", about)
     if isinstance(found, Refused):
         # Arrays of some frameworks have no strides.
         missing = found.unsupported and name.endswith(("strided", "window"))
@@ -104,24 +93,18 @@ def _compared(
         sizes = dict(zip(AXES, found.problem.shape.logits, strict=True))
         return Entry(subject, Phrase("again.same-bits-at", {**sizes}), "weights applied and output")
     # A batch entry has the same noise alone as within the whole batch.
-    shape = dataclasses.replace(found.problem.shape, batch=lab.sizes().batch)
+    shape = replace(found.problem.shape, batch=lab.sizes().batch)
     noise = noise_of(shape, found.problem.dtype)[: len(want)]
     with np.errstate(all="ignore"):
         ratio = np.abs((found.applied - want) / noise)
     apart = float(np.max(ratio, initial=0.0, where=~np.isnan(ratio)))
     near = lab.alike_to_noise(found.applied, want, noise)
-    return Entry(
-        subject, Phrase(f"again.{'within-noise' if near else 'apart'}"), f"up to {apart:.2g} σ"
-    )
+    value = Phrase("again.within-noise" if near else "again.apart")
+    return Entry(subject, value, f"up to {apart:.2g} σ")
 
 
 def _alone(problem: Problem) -> Problem:
     """Return the problem, which must have no mask, with only the first entry of its batch."""
-    return dataclasses.replace(
-        problem,
-        shape=dataclasses.replace(problem.shape, batch=1),
-        query=problem.query[:1],
-        key=problem.key[:1],
-        value=problem.value[:1],
-        cotangent=problem.cotangent[:1],
-    )
+    names = ("query", "key", "value", "cotangent")
+    first = {name: getattr(problem, name)[:1] for name in names}
+    return problem.replace(shape=replace(problem.shape, batch=1), **first)

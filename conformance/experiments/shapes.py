@@ -6,33 +6,27 @@ two axes have the same size, so that swapping them raises no error.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from conformance.adapter.arguments import MaskArgument
+from conformance.adapter import layouts
+from conformance.adapter.arguments import AXES, from_layout
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.errors import WrongDeclaration
 from conformance.experiments.experiment import topic
+from conformance.experiments.masks import Blocking, blocking
 from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Part, Phrase
 from conformance.requirements.laboratory import CANNOT_BE_ASKED, Laboratory, Refused, Seen, Sizes
 from conformance.requirements.meaning import (
-    ADDED,
-    ATTENDING,
-    BLOCKING,
-    BOOL,
-    INFINITE,
-    ZERO_INFINITE,
-    Form,
     arrange,
-    read_as,
-    read_resized,
-    shown,
-    zero_one,
+    follows,
 )
-from conformance.requirements.polarity import examined
 from conformance.words import say
 
 SHAPES = (
@@ -103,26 +97,25 @@ def different_sizes(lab: Laboratory) -> Iterator[Entry]:
     """Pass masks of right and wrong shapes in a problem whose axes all have different sizes.
     Find the reading of the masks' axes that explains the attention weights."""
     sizes = lab.sizes()
-    for argument, marking in _markings(lab):
+    for way in _ways(lab):
         accepted: dict[Phrase, list[str]] = defaultdict(list)
         refused: dict[Phrase, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        about: dict[str, Argument] = {"argument": argument.name}
+        about: dict[str, Argument] = {"argument": way.argument.name}
         understood: set[str] = set()
-        for name, seen, readings, otherwise in _tried(lab, argument, marking, SHAPES, sizes):
+        for name, seen, readings, otherwise in _tried(lab, way, SHAPES, sizes):
             understood.update(readings)
             if isinstance(seen, Refused):
                 refused[seen.value][seen.told].append(name)
             else:
                 accepted[_as(name, readings, otherwise)].append(name)
         takes = accepted[NOTHING]
-        declared = [shown(layout) for layout in argument.layouts]
-        lacking = [layout for layout in declared if layout not in understood]
+        declared = [shown(layout) for layout in way.argument.layouts]
         yield Entry(
             Phrase("shapes.taken", about),
             Phrase("shapes", {"shapes": [*takes]}) if takes else Phrase("shapes.none"),
-            f"fed as {say(marking.form.phrase)}, {_told(sizes)}",
+            f"fed as {say(way.form.phrase)}, {_told(sizes)}",
             declared=Phrase("shapes.at-least", {"shapes": [*declared]}),
-            agrees=not lacking,
+            agrees=understood.issuperset(declared),
         )
         for reading, shapes in accepted.items():
             if reading:
@@ -150,58 +143,33 @@ def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
     Find the readings of the masks' axes that explain the attention weights."""
     for coincidence, sizes in COINCIDENCES:
         own = lab.sizes(**sizes)
-        for argument, marking in _markings(lab):
-            taken: dict[tuple[int, ...], Phrase] = {}
-            tried = _tried(lab, argument, marking, WITHOUT_BROADCASTING, own)
-            for name, seen, readings, otherwise in tried:
+        for way in _ways(lab):
+            listed: list[Part] = []
+            for name, seen, readings, otherwise in _tried(lab, way, WITHOUT_BROADCASTING, own):
                 if isinstance(seen, Seen):
-                    shape = _sized(name, own)
-                    taken.setdefault(shape, _as("", readings, otherwise))
-            listed: list[Part] = [
-                Phrase("reading", {"shape": " ".join(map(str, shape)), "axes": reading})
-                for shape, reading in taken.items()
-            ]
-            about: dict[str, Argument] = {"argument": argument.name}
-            about |= {"sizes": Phrase(f"sizes.{coincidence}")}
-            yield Entry(
-                Phrase("shapes.coinciding", about),
-                Phrase("readings", {"readings": listed}) if listed else Phrase("readings.none"),
-                _told(own),
-            )
+                    shape = " ".join(map(str, _sized(name, own)))
+                    read = _as("", readings, otherwise)
+                    listed.append(Phrase("reading", {"shape": shape, "axes": read}))
+            told = Phrase(f"sizes.{coincidence}")
+            subject = Phrase("shapes.coinciding", {"argument": way.argument.name, "sizes": told})
+            value = Phrase("readings", {"readings": listed}) if listed else Phrase("readings.none")
+            yield Entry(subject, value, _told(own))
 
 
-class _Marking(NamedTuple):
-    """A form of a mask, the number that marks a position, and whether marked positions attend."""
-
-    form: Form
-    mark: float
-    attends: bool
-
-
-def _markings(lab: Laboratory) -> Iterator[tuple[MaskArgument, _Marking]]:
-    """Yield each mask argument that can block keys, with a form in which it was observed to do so.
+def _ways(lab: Laboratory) -> Iterator[Blocking]:
+    """Yield a way to block keys for each mask argument that has one.
 
     Masks that a framework attaches to tensors are left out, as they end up in these arguments.
     """
     for argument in lab.arguments():
-        if argument not in lab.adapter.mask_arguments:
-            continue
-        for form, mark in ((BOOL, 1.0), (zero_one(argument), 1.0), (ZERO_INFINITE, INFINITE)):
-            value = examined(lab, argument, form).value
-            if value in (*ATTENDING, *BLOCKING) and mark == 1.0:
-                yield argument, _Marking(form, mark, value in ATTENDING)
-                break
-            if value == ADDED and mark == INFINITE:
-                yield argument, _Marking(form, mark, attends=False)
-                break
+        if argument in lab.adapter.mask_arguments:
+            way = blocking(lab, argument, "float32")
+            if way is not None:
+                yield way
 
 
 def _tried(
-    lab: Laboratory,
-    argument: MaskArgument,
-    marking: _Marking,
-    names: Sequence[str],
-    sizes: Sizes,
+    lab: Laboratory, way: Blocking, names: Sequence[str], sizes: Sizes
 ) -> Iterator[tuple[str, Seen | Refused, list[str], Phrase]]:
     """Pass a mask of each shape once, and yield what happens.
 
@@ -210,7 +178,9 @@ def _tried(
     """
     tried: set[tuple[int, ...]] = set()
     problem = lab.problem(sizes)
-    declared = {_sized(shown(layout), sizes): shown(layout) for layout in argument.layouts}
+    declared = {_sized(shown(layout), sizes): shown(layout) for layout in way.argument.layouts}
+    # A mask of 0 and 1 marks the keys that attend, or those that do not; one of −inf the latter.
+    attends = way.visible == 1.0
     names = [declared.get(_sized(name, sizes), name) for name in names]
     for number, name in enumerate([*names, *declared.values()]):
         shape = _sized(name, sizes)
@@ -220,14 +190,14 @@ def _tried(
         random = np.random.default_rng([11, number])
         axis = max(range(len(shape)), key=lambda index: (shape[index] > 1, index))
         marked = arrange(random, list(shape), axis, (0, 1))
-        fed = np.where(marked == 1, marking.mark, 0.0)
-        seen = lab.ask(problem, {argument.name: marking.form.array(fed)})
+        fed = np.where((marked == 1) == attends, way.visible, way.hidden)
+        seen = lab.ask(problem, {way.argument.name: way.form.array(fed)})
         readings: list[str] = []
         otherwise = NOTHING
         if isinstance(seen, Seen):
-            readings = read_as(lab, seen, marked, attends=marking.attends)
+            readings = read_as(lab, seen, marked, attends=attends)
             if not readings:
-                otherwise = read_resized(lab, seen, marked, attends=marking.attends)
+                otherwise = read_resized(lab, seen, marked, attends=attends)
         yield name, seen, readings, otherwise
 
 
@@ -247,3 +217,85 @@ def _as(name: str, readings: list[str], otherwise: Phrase) -> Phrase:
 def _sized(name: str, sizes: Sizes) -> tuple[int, ...]:
     known = sizes.named() | {"1": 1, "heads+1": sizes.heads + 1}
     return tuple(math.prod(known[one] for one in axis.split("·")) for axis in name.split())
+
+
+# How an implementation may interpret the axes of an array
+
+
+def shown(layout: str) -> str:
+    """Return a layout as text for cards: "(batch heads) 1 key" becomes "batch·heads 1 key"."""
+    return " ".join("·".join(names) or "1" for names in layouts.parse(layout))
+
+
+def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield every layout over batch, heads, query and key that fits an array of this shape."""
+    counts = range(1, len(AXES) + 1)
+    joined = [names for count in counts for names in itertools.permutations(AXES, count)]
+    named = {"1": 1}
+    for names in joined:
+        axis = names[0] if len(names) == 1 else f"({' '.join(names)})"
+        named[axis] = math.prod(sizes[name] for name in names)
+    choices = [[axis for axis, whole in named.items() if whole == size] for size in shape]
+    for chosen in itertools.product(*choices):
+        # A layout that names an axis twice is invalid.
+        with suppress(WrongDeclaration):
+            layouts.parse(" ".join(chosen))
+            yield " ".join(chosen)
+
+
+def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
+    """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
+
+    `attends` is whether nonzero elements of the mask allow attention; if not, they block it. If a
+    query is fully masked in a layout, its weights must merely differ from those without a mask.
+    """
+    shape = seen.problem.shape.logits
+    sizes = dict(zip(AXES, shape, strict=True))
+    visible = {
+        reading: np.broadcast_to((from_layout(fed, reading, sizes) != 0) == attends, shape)
+        for reading in readings(fed.shape, sizes)
+    }
+    return [shown(reading) for reading, keys in visible.items() if follows(lab, seen, keys)]
+
+
+def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
+    """Return how the implementation makes a mask of a wrong size fit, or an empty phrase.
+
+    The arguments are those of `read_as`.
+    """
+    shape = seen.problem.shape.logits
+    sizes = dict(zip(AXES, shape, strict=True))
+    visible = (fed != 0) == attends
+    for reading, axes, keys in _resized(visible, fed, sizes):
+        if follows(lab, seen, np.broadcast_to(keys, shape)):
+            return Phrase(reading, {"axes": axes})
+    return NOTHING
+
+
+def _resized(
+    visible: BoolArray, fed: Array, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, str, BoolArray]]:
+    """Yield the known ways to make a mask `fed` fit: the id, a layout, and the keys then visible.
+
+    `visible` is whether each element of the mask makes a key visible.
+    """
+    keys, heads = sizes["key"], sizes["heads"]
+    *leading, length = visible.shape
+    if length < keys:
+        padding = [(0, 0)] * len(leading) + [(0, keys - length)]
+        for reading, rest in (("axes.rest-blocked", False), ("axes.rest-visible", True)):
+            padded = np.pad(visible, padding, constant_values=rest)
+            for axes in readings(padded.shape, sizes):
+                if axes.endswith("key"):
+                    yield reading, shown(axes), from_layout(padded, axes, sizes)
+    if len(leading) == 2 and leading[1:] == [sizes["query"]] and length == keys:
+        given = leading[0]
+        for reading, of_head in (
+            ("axes.first-heads", np.arange(heads)),
+            ("axes.last-head-repeated", np.minimum(np.arange(heads), given - 1)),
+            ("axes.heads-in-turn", np.arange(heads) % given),
+        ):
+            if of_head[-1] < given:
+                yield reading, "heads query key", visible[of_head][None]
+    if fed.shape == (sizes["batch"],):
+        yield "axes.lengths", "batch", (np.arange(keys) < fed[:, None])[:, None, None, :]

@@ -1,11 +1,10 @@
-"""An experiment that finds which sizes an implementation accepts, and derives its `Geometry`."""
+"""Experiments on sizes: those that are accepted, axes of size 0 and 1, and layouts of the input."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +12,18 @@ from conformance.cases.case import assembled, draw, rounded
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Shape
 from conformance.errors import Unsupported
+from conformance.experiments.blocked_keys import NAN, OUTPUT_BIAS, ZEROS
 from conformance.experiments.experiment import topic
 from conformance.records.findings import Entry
 from conformance.records.phrase import Phrase
-from conformance.requirements.laboratory import CANNOT_BE_ASKED, REFUSED, Laboratory, Refused
+from conformance.requirements.laboratory import (
+    CANNOT_BE_ASKED,
+    REFUSED,
+    SOMETHING_ELSE,
+    Laboratory,
+    Refused,
+    numbers,
+)
 
 HEAD_SIZES = (64, 128, 16, 32, 80, 96, 256, 72, 40, 33, 5)
 """The head sizes to try: the most usual first, then other multiples of 8, then odd ones."""
@@ -35,18 +42,10 @@ FAR_OFF = 0.05
 HEADS = (1, 3, 8, 32)
 GROUPS = (2, 3, 8, 16)
 
-Found = Literal["taken", "refused", "wrong"]
-
 
 @dataclass
 class _Trials:
-    """The laboratory in which shapes are tried, and the failures so far.
-
-    Attributes:
-        lab: the laboratory.
-        wrong: descriptions of the trials with a wrong output.
-        reasons: the reason why a trial failed, by its description.
-    """
+    """A laboratory with the descriptions of trials with wrong outputs, and reasons for failures."""
 
     lab: Laboratory
     wrong: list[str] = field(default_factory=list)
@@ -54,28 +53,24 @@ class _Trials:
 
     def takes(self, shape: Shape, tried: str) -> bool:
         """Return whether the implementation gives a right output for a shape; record failures."""
-        found, reason = self._ask(shape)
-        if found == "wrong":
-            self.wrong.append(tried)
-        if found != "taken":
-            self.reasons[tried] = reason
-        return found == "taken"
-
-    def _ask(self, shape: Shape) -> tuple[Found, str]:
-        drawn = draw(shape, np.random.default_rng(0))
-        problem = rounded(assembled(shape, drawn), self.lab.dtype)
+        problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), self.lab.dtype)
         try:
             self.lab.adapter.check(problem)
         except Unsupported as reason:
-            return "refused", str(reason)
+            self.reasons[tried] = str(reason)
+            return False
         answer = self.lab.answer(problem, compiled=True)
         if isinstance(answer, Refused):
-            return (
-                "refused" if answer.value in (REFUSED, CANNOT_BE_ASKED) else "wrong"
-            ), answer.told
+            self.reasons[tried] = answer.told
+            if answer.value not in (REFUSED, CANNOT_BE_ASKED):
+                self.wrong.append(tried)
+            return False
         want = solve(problem, gradients=False).output
         off = float(np.linalg.norm(answer.output - want) / np.linalg.norm(want))
-        return ("taken", "") if off <= FAR_OFF else ("wrong", f"off by {off:.0%}")
+        if not off <= FAR_OFF:
+            self.reasons[tried] = f"off by {off:.0%}"
+            self.wrong.append(tried)
+        return off <= FAR_OFF
 
 
 @topic(
@@ -103,35 +98,27 @@ def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
         return
     # Compiling for each size would take most of the time of all experiments.
     step = 2 if lab.adapter.compiles else 1
-    head_sizes = [*dict.fromkeys((start.head_size, *HEAD_SIZES[::step]))]
-    numbers, shared = [*HEADS[::step]], [*GROUPS[::step]]
-    taken = [start.head_size]
-    others = [size for size in head_sizes if size != start.head_size]
-    taken += [
-        size for size in others if trials.takes(_with(lab, start, 4, 4, size), f"head size {size}")
-    ]
-    yield _entry(trials, "sizes.head", taken, head_sizes, "head size {}")
-    values = {int(start.head_size * factor): factor for factor in VALUES}
-    others = [
-        size
-        for size in values
-        if trials.takes(
-            dataclasses.replace(start, value_head_size=size),
-            f"value heads of {size}",
-        )
-    ]
-    yield _entry(trials, "sizes.value-head", others, values, "value heads of {}")
+    numbers, shared = HEADS[::step], GROUPS[::step]
+    size = start.head_size
+    head_sizes = [*dict.fromkeys((size, *HEAD_SIZES[::step]))]
+
+    def accepted(sizes: Iterable[int], named: str, shaped: Callable[[int], Shape]) -> list[int]:
+        return [each for each in sizes if trials.takes(shaped(each), named.format(each))]
+
+    named = "head size {}"
+    taken = [size, *accepted(head_sizes[1:], named, lambda each: _with(lab, start, 4, 4, each))]
+    yield _entry(trials, "sizes.head", taken, head_sizes, named)
+    values, named = [*dict.fromkeys(int(size * factor) for factor in VALUES)], "value heads of {}"
+    others = accepted(values, named, lambda each: replace(start, value_head_size=each))
+    yield _entry(trials, "sizes.value-head", others, values, named)
     multiples = _multiples(trials, start)
     yield Entry(Phrase("sizes.multiples"), Phrase("text", {"text": "{} and {}".format(*multiples)}))
     longest = _longest(trials, start)
     length = Phrase("text", {"text": str(longest)}) if longest else Phrase("sizes.any-length")
     yield Entry(Phrase("sizes.longest"), length, trials.reasons.get("a length", ""))
-    size = start.head_size
-    heads = [n for n in numbers if trials.takes(_with(lab, start, n, n, size), f"{n} heads")]
+    heads = accepted(numbers, "{} heads", lambda each: _with(lab, start, each, each, size))
     yield _entry(trials, "sizes.heads", heads, numbers, "{} heads")
-    groups = [
-        n for n in shared if trials.takes(_with(lab, start, 2 * n, 2, size), f"groups of {n}")
-    ]
+    groups = accepted(shared, "groups of {}", lambda each: _with(lab, start, 2 * each, 2, size))
     yield _entry(trials, "sizes.groups", groups, shared, "groups of {}")
     yield from _wrong(trials)
     fields: dict[str, object] = {}
@@ -149,19 +136,20 @@ def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
         fields = {"head_sizes": tuple(taken)} | fields
         if longest and longest < 64:
             fields["tiles"] = (longest, longest)
-        line = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-        text = f"Geometry({line})"
+        text = f"Geometry({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
         yield Entry(Phrase("sizes.geometry"), Phrase("text", {"text": text}))
 
 
 def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
-    """Return the first shape that the implementation accepts, or None if it accepts none.
+    """Return the first shape that the implementation accepts, if any, and forget earlier failures.
 
-    Failures before that shape are forgotten.
+    The shape is that of the laboratory's problems with batch size 1 and 4 heads.
     """
+    usual = lab.problem().shape
     for queries, keys in LENGTHS:
+        lengths = replace(usual, batch=1, query_length=queries, key_length=keys)
         for head in HEAD_SIZES:
-            shape = _shape(lab, head, queries, keys)
+            shape = _with(lab, lengths, 4, 4, head)
             if trials.takes(shape, f"head size {head}"):
                 trials.reasons.clear()
                 trials.wrong.clear()
@@ -169,29 +157,13 @@ def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
     return None
 
 
-def _shape(lab: Laboratory, head: int, queries: int, keys: int) -> Shape:
-    """Return the shape of the laboratory's problems with batch size 1, 4 heads and these sizes."""
-    usual = lab.problem().shape
-    lengths = dataclasses.replace(usual, batch=1, query_length=queries, key_length=keys)
-    return _with(lab, lengths, 4, 4, head)
-
-
 def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -> Shape:
-    """Return the shape with other heads.
-
-    All widths are 32 if the suite supplies the projections, or else as wide as all heads together.
-    """
+    """Return the shape with other heads, and widths that suit a function or a layer."""
     width = 32 if lab.adapter.projections_supplied else heads * head
     names = ("query_width", "key_width", "value_width", "output_width")
     widths: dict[str, Any] = dict.fromkeys(names, width)
-    return dataclasses.replace(
-        shape,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head,
-        value_head_size=head,
-        **widths,
-    )
+    other = replace(shape, heads=heads, kv_heads=kv_heads, head_size=head, value_head_size=head)
+    return replace(other, **widths)
 
 
 def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
@@ -200,28 +172,26 @@ def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
     Multiples are powers of two up to 64. If a length plus any of these is refused, the result is
     the length itself.
     """
-    both = shape.sharing == "self"
-    found: list[int] = []
-    for axis in ("query_length", "key_length"):
+
+    def multiple(axis: str) -> int:
         length = getattr(shape, axis)
-        found.append(length)
-        for multiple in (1, 2, 4, 8, 16, 32, 64):
-            if multiple >= length:
+        axes = ("query_length", "key_length") if shape.sharing == "self" else (axis,)
+        for more in (1, 2, 4, 8, 16, 32, 64):
+            if more >= length:
                 break
-            lengths = {axis: length + multiple}
-            if both:
-                lengths = dict.fromkeys(("query_length", "key_length"), length + multiple)
-            if trials.takes(dataclasses.replace(shape, **lengths), f"{lengths[axis]} long"):
-                found[-1] = multiple
-                break
-    return found[0], found[1]
+            longer = replace(shape, **dict.fromkeys(axes, length + more))
+            if trials.takes(longer, f"{length + more} long"):
+                return more
+        return length
+
+    return multiple("query_length"), multiple("key_length")
 
 
 def _longest(trials: _Trials, shape: Shape) -> int:
     """Return the greatest length that is accepted, or 0 if all lengths in `LONGEST` are."""
     last = max(shape.query_length, shape.key_length)
     for length in LONGEST:
-        longer = dataclasses.replace(shape, query_length=length, key_length=length)
+        longer = replace(shape, query_length=length, key_length=length)
         if not trials.takes(longer, "a length"):
             return last
         last = length
@@ -233,17 +203,13 @@ def _entry(
 ) -> Entry:
     """Return the entry on the sizes that are accepted, with up to three reasons why others fail."""
     sizes, every = sorted(taken), sorted(tried)
-    value = Phrase("sizes.these", {"sizes": [*map(str, sizes)]})
-    if sizes == every:
-        value = Phrase("sizes.all", {"sizes": [*map(str, every)]})
-    elif not sizes:
-        value = Phrase("sizes.none")
-    why = [
-        f"{named.format(size)}: {trials.reasons[named.format(size)]}"
-        for size in every
-        if named.format(size) in trials.reasons
-    ]
-    return Entry(Phrase(subject), value, "; ".join(why[:3]))
+    value = Phrase("sizes.none")
+    if sizes:
+        kind = "sizes.all" if sizes == every else "sizes.these"
+        value = Phrase(kind, {"sizes": [*map(str, sizes)]})
+    failed = [name for size in every if (name := named.format(size)) in trials.reasons]
+    why = [f"{name}: {trials.reasons[name]}" for name in failed[:3]]
+    return Entry(Phrase(subject), value, "; ".join(why))
 
 
 def _wrong(trials: _Trials) -> Iterator[Entry]:
@@ -251,3 +217,80 @@ def _wrong(trials: _Trials) -> Iterator[Entry]:
     if trials.wrong:
         told = Phrase("sizes.these", {"sizes": [*dict.fromkeys(trials.wrong)]})
         yield Entry(Phrase("sizes.wrong"), told)
+
+
+UNBATCHED, SEQUENCE_FIRST = Phrase("input.unbatched"), Phrase("input.sequence-first")
+TAKEN = Phrase("input.taken")
+
+
+@topic(
+    "degenerate-sizes",
+    "Axes of size 0 and 1",
+    "What does it return for an empty batch, no query, no key, or one key?",
+    place=110,
+    every_mode=True,
+    revision=3,
+    costly=True,
+)
+def degenerate(lab: Laboratory) -> Iterator[Entry]:
+    """Pass an empty batch, no query, no key, and a single key.
+    Examine the output, and whether the gradients are finite."""
+    empty: list[tuple[str, dict[str, int]]] = [("no-batch", {"batch": 0})]
+    if lab.sharing == "self":
+        empty.append(("no-length", {"key": 0}))
+    else:
+        empty += [("no-query", {"query": 0}), ("no-key", {"key": 0})]
+    for name, sizes in [*empty, ("one-key", {"key": 1})]:
+        subject = Phrase(f"size.{name}")
+        found = lab.ask(lab.problem(lab.sizes(**sizes)), gradients=True)
+        if isinstance(found, Refused):
+            yield Entry(subject, found.value, found.told)
+            continue
+        output = found.answer.output
+        if np.isnan(output).any():
+            value = NAN
+        elif not output.size:
+            value = Phrase("output.empty")
+        elif sizes.get("key") == 0:
+            value = OUTPUT_BIAS if output.any() else ZEROS
+        else:
+            whole = lab.alike(found, np.ones_like(found.applied))
+            value = Phrase("output.value") if whole else SOMETHING_ELSE
+        lost = [n for n, a in found.answer.gradients.items() if not np.isfinite(a).all()]
+        told_more = f"; gradients not finite: {', '.join(lost)}" if lost else ""
+        yield Entry(subject, value, f"output of shape {list(output.shape)}{told_more}")
+
+
+@topic(
+    "input-layouts",
+    "Layout of the input",
+    "Does it take input without a batch axis, and input with the sequence first?",
+    place=120,
+    revision=2,
+)
+def layouts(lab: Laboratory) -> Iterator[Entry]:
+    """Pass inputs as `[length width]`, and as `[length batch width]`.
+    The latter are passed in the mode that the adapter declares for them. Compare the weights with
+    those for `[batch length width]`."""
+    sizes = lab.sizes(batch=1)
+    plain = lab.plain(sizes)
+    found = lab.ask(plain.problem, unbatched=True)
+    if isinstance(found, Refused):
+        yield Entry(UNBATCHED, found.value, found.told)
+    else:
+        same = lab.alike(found, plain.applied)
+        told = f"entry 0, head 0, query 0: weights {numbers(found.applied[0, 0, 0])}"
+        yield Entry(UNBATCHED, TAKEN if same else SOMETHING_ELSE, told)
+    name = lab.adapter.sequence_first
+    if not name:
+        yield Entry(SEQUENCE_FIRST, Phrase("input.no-switch"), "the adapter names no mode for it")
+        return
+    mode = next((mode for mode in lab.adapter.modes if mode.name == name), None)
+    if mode is None:
+        raise Unsupported(f"the adapter has no mode {name!r}")
+    other = lab.ask(lab.problem(), mode=replace(mode, weights=lab.mode.weights))
+    if isinstance(other, Refused):
+        yield Entry(SEQUENCE_FIRST, other.value, other.told)
+    else:
+        same = lab.alike(other, lab.plain().applied)
+        yield Entry(SEQUENCE_FIRST, TAKEN if same else SOMETHING_ELSE, f"mode {name}")

@@ -1,16 +1,26 @@
-"""Experiment on returned weights: are they per head, normalised, and those that were applied?"""
+"""Experiments on attention weights: which ones are returned, and what dropout does to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from conformance.adapter.arguments import AXES
 from conformance.definition.comparison import BETWEEN_ANSWERS
-from conformance.experiments.experiment import topic
+from conformance.definition.dtypes import Array
+from conformance.errors import Unsupported
+from conformance.experiments.experiment import agreeing, topic
 from conformance.records.findings import Entry
-from conformance.records.phrase import Phrase
-from conformance.requirements.laboratory import Laboratory, numbers
+from conformance.records.phrase import Part, Phrase
+from conformance.requirements.laboratory import (
+    SOMETHING_ELSE,
+    Laboratory,
+    Refused,
+    Seen,
+    numbers,
+)
 from conformance.requirements.probed import returned_weights
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
@@ -35,13 +45,8 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     shape = "" if weights is None else f"shape {list(weights.shape)}, {SHAPES[seen]}"
     if returned_weights(lab.adapter, seen).name("option"):
         shape += f", asked for with {lab.adapter.weights_option}"
-    yield Entry(
-        Phrase("weights.returned"),
-        returned_weights(lab.adapter, seen),
-        shape,
-        returned_weights(lab.adapter, declared),
-        seen == declared,
-    )
+    value, said = (returned_weights(lab.adapter, each) for each in (seen, declared))
+    yield agreeing(Phrase("weights.returned"), value, shape, said)
     if weights is None:
         return
     noise = lab.noise(found.problem)
@@ -50,11 +55,108 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     sums = weights.sum(axis=-1)
     normal = (np.abs(sums - 1) <= BETWEEN_ANSWERS * noise.sum(axis=-1)).all()
     told = f"sums over the keys lie between {sums.min():.6g} and {sums.max():.6g}"
-    yield Entry(
-        Phrase("weights.sum"), Phrase(f"weights.sum-{'one' if normal else 'not-one'}"), told
-    )
+    value = Phrase(f"weights.sum-{'one' if normal else 'not-one'}")
+    yield Entry(Phrase("weights.sum"), value, told)
     same = (np.abs(weights - applied) <= BETWEEN_ANSWERS * noise).all()
     row = (0, 0, 0) if weights.ndim == 4 else (0, 0)
     told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
     value = Phrase("weights.same" if same else "weights.others")
     yield Entry(Phrase("weights.applied"), value, told)
+
+
+ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))
+
+PROBABILITY = 0.5
+"""The dropout probability p: a power of two, so that scaling by 1 / (1 - p) is exact."""
+
+DRAWS = 48
+
+
+@topic(
+    "dropout",
+    "Dropout",
+    "Where is it active, how does it scale, and which weights share a draw?",
+    place=100,
+    every_mode=True,
+    revision=2,
+)
+def dropout(lab: Laboratory) -> Iterator[Entry]:
+    """Call the implementation many times with a dropout probability of 0.5.
+    Compare the weights with those without dropout. In modes without dropout, they must be equal."""
+    names = lab.adapter.dropout_modes
+    if not names:
+        raise Unsupported("the adapter names no mode with dropout")
+    plain = lab.plain().applied
+    modes = [replace(lab.mode, dropout=PROBABILITY, draw=draw) for draw in range(DRAWS)]
+    draws: list[Seen] = []
+    for found in [lab.ask(lab.problem(), mode=mode) for mode in modes]:
+        if isinstance(found, Refused):
+            yield Entry(ACTIVE, found.value, found.told)
+            return
+        draws.append(found)
+    applied = np.stack([item.applied for item in draws])
+    noise = lab.noise(lab.problem())
+    off = all(lab.alike_to_noise(item, plain, noise) for item in applied)
+    value, said = OFF if off else ON, ON if lab.mode.name in names else OFF
+    yield agreeing(ACTIVE, value, f"p = {PROBABILITY}, {DRAWS} draws", said)
+    if off:
+        return
+    yield Entry(Phrase("dropout.kept"), *_kept(lab, applied, plain))
+    yield _mean(applied, plain)
+    yield _shared(applied)
+    weights = [item.answer.weights for item in draws if item.answer.weights is not None]
+    if weights and weights[0].ndim == 4:
+        yield _returned(np.stack(weights), applied, plain)
+
+
+def _kept(lab: Laboratory, applied: Array, plain: Array) -> tuple[Phrase, str]:
+    kept = applied != 0
+    share = 1 - kept.mean()
+    factors = (applied / plain)[kept]
+    told = f"{share:.0%} of the weights are 0, the others are {factors.min():.3g} to "
+    told += f"{factors.max():.3g} times those without dropout"
+    near = 16 * (lab.noise(lab.problem()) / plain).max()
+    if np.abs(factors - 1 / (1 - PROBABILITY)).max() <= near:
+        return Phrase("dropout.scaled"), told
+    if np.abs(factors - 1).max() <= near:
+        return Phrase("dropout.not-scaled"), told
+    if share < 0.005:
+        return Phrase("dropout.drops-no-weight"), told
+    if f"{factors.min():.3g}" == f"{factors.max():.3g}":
+        return Phrase("dropout.scaled-by", {"factor": float(f"{factors.min():.3g}")}), told
+    return Phrase("dropout.scaled-unevenly"), told
+
+
+def _mean(applied: Array, plain: Array) -> Entry:
+    """Return an entry on whether dropout preserves the weights on average over the draws.
+
+    Weights in a draw may be correlated, so the average is over one scale factor per draw. The
+    factor also reveals dropout that normalises rows afterwards, as large weights become smaller.
+    """
+    means = (applied * plain).sum(axis=(1, 2, 3, 4)) / (plain**2).sum()
+    mean, error = means.mean(), means.std(ddof=1) / np.sqrt(len(means))
+    told = f"{mean:.3f} ± {error:.3f} times the weights, over {DRAWS} draws"
+    value = Phrase("dropout.unbiased" if abs(mean - 1) <= 5 * error else "dropout.biased")
+    return Entry(Phrase("dropout.mean"), value, told)
+
+
+def _shared(applied: Array) -> Entry:
+    dropped = applied == 0
+    same: list[Part] = [
+        Phrase(f"axis.{name}")
+        for axis, name in enumerate(AXES, start=1)
+        if dropped.shape[axis] > 1 and (dropped == np.take(dropped, [0], axis=axis)).all()
+    ]
+    value = Phrase("dropout.shared", {"over": same}) if same else Phrase("dropout.each-weight")
+    told = f"draw 0, entry 0, head 0: {numbers(applied[0, 0, 0, 0])}"
+    return Entry(Phrase("dropout.draw"), value, told)
+
+
+def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
+    """Return an entry on whether the returned weights are those before or after dropout."""
+    value = SOMETHING_ELSE
+    for name, expected in (("before", plain), ("after", applied)):
+        if np.abs(weights - expected).max() <= 1e-2 * np.abs(plain).max():
+            value = Phrase(f"dropout.{name}")
+    told = f"returned {numbers(weights[0, 0, 0, 0])}, applied {numbers(applied[0, 0, 0, 0])}"
+    return Entry(Phrase("dropout.returned"), value, f"draw 0, entry 0, head 0, query 0: {told}")

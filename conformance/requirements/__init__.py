@@ -14,9 +14,8 @@ from conformance.requirements.requirement import Requirement
 
 ORDER = (
     "definition",
-    "polarity",
+    "meaning",
     "invariance",
-    "equalities",
     "agreement",
     "observed",
     "probed",

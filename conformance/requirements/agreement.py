@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from conformance.adapter.arguments import Spelling
 from conformance.cases.patterns import other_mask
-from conformance.definition.comparison import Comparison, all_between
+from conformance.definition.comparison import all_between
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
@@ -30,17 +30,12 @@ LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
     "gaps": "laid out with gaps",
     "window": "a view into a larger array",
 }
-MOST_SPELLINGS = 8
-MOST_COMPILED_SPELLINGS = 4
 
 
-def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
-    """Compare the arrays that both answers have in the same shape.
+def _equal(name: str, ex: Examination, one: Answer, other: Answer, said: str) -> Finding:
+    """Return the finding on the arrays that two answers have in the same shape.
 
-    The attention weights are left out if the answer under examination, `ex.answer`, has none.
-
-    Raises:
-        Unsupported: the answers have no such array in common.
+    Weights are left out if `ex.answer` has none. Raise `Unsupported` if there is no common array.
     """
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None:
@@ -53,7 +48,8 @@ def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
     }
     if not common:
         raise Unsupported("the two answers have no array in common")
-    return all_between(common, others, noise, ex.expectation.underflow)
+    compared = all_between(common, others, noise, ex.expectation.underflow)
+    return judge(name, compared, said=said)
 
 
 @requirement(
@@ -70,9 +66,8 @@ def modes(ex: Examination) -> Finding | None:
     first = ex.adapter.modes[0]
     if ex.mode.name == first.name:
         return None
-    compared = _compared(ex, ex.answer, ex.answer_in(first))
     said = f"{{array}} in mode {ex.mode.name} is not that in mode {first.name}"
-    return judge(modes.id, compared, said=said)
+    return _equal(modes.id, ex, ex.answer, ex.answer_in(first), said)
 
 
 @requirement(
@@ -97,18 +92,15 @@ def spellings(ex: Examination) -> Finding | None:
     for spelling in every[1:]:
         again = ex.ask(ex.problem, spelling=spelling)
         said = f"{{array}} with {spelling.label} is not that with {every[0].label}"
-        finding = judge(spellings.id, _compared(ex, again, ex.answer), said=said)
+        finding = _equal(spellings.id, ex, again, ex.answer, said)
         if finding.verdict != "conforms":
             break
     return finding
 
 
 def _spellings(ex: Examination) -> list[Spelling]:
-    """Return encodings of the mask, up to a maximum number, with the preferred one first.
-
-    The maximum is lower if each encoding has to be compiled.
-    """
-    most = MOST_COMPILED_SPELLINGS if ex.adapter.compiles else MOST_SPELLINGS
+    """Return encodings of the mask, up to a maximum number, with the preferred one first."""
+    most = 4 if ex.adapter.compiles else 8
     key = ("spellings", id(ex.adapter), ex.case.id, ex.dtype)
     return ex.bench.answers.get(
         key, lambda: list(itertools.islice(ex.adapter.masks.spellings(ex.problem), most))
@@ -156,8 +148,8 @@ def repeats(ex: Examination) -> Finding | None:
     if not ex.calls_eagerly:
         return None
     effects = ex.side_effects()
-    compared = _compared(ex, effects.second, effects.first)
-    return judge(repeats.id, compared, said="{array} of the second call is not that of the first")
+    said = "{array} of the second call is not that of the first"
+    return _equal(repeats.id, ex, effects.second, effects.first, said)
 
 
 @requirement(
@@ -197,8 +189,7 @@ def frozen(ex: Examination) -> Finding | None:
         for name in sorted(lost):
             if name.split(".")[0] == part:
                 return Finding(frozen.id, "deviates", detail=f"there is no gradient.{name} {when}")
-        said = f"{{array}} is another {when}"
-        finding = judge(frozen.id, _compared(ex, again, ex.answer), said=said)
+        finding = _equal(frozen.id, ex, again, ex.answer, f"{{array}} is another {when}")
         if finding.verdict != "conforms":
             break
     return finding
@@ -215,8 +206,8 @@ def twice(ex: Examination) -> Finding | None:
     second pass must equal those of a single backward pass."""
     if ex.adapter.compiles or not ex.answer.gradients:
         return None
-    compared = _compared(ex, ex.ask(ex.problem, backwards=2), ex.answer)
-    return judge(twice.id, compared, said="{array} of the second backward pass is another")
+    again = ex.ask(ex.problem, backwards=2)
+    return _equal(twice.id, ex, again, ex.answer, "{array} of the second backward pass is another")
 
 
 @requirement(
@@ -231,9 +222,8 @@ def rewritten(ex: Examination) -> Finding | None:
     second answer must equal the answer for new arrays."""
     if ex.adapter.compiles:
         return None
-    compared = _compared(ex, ex.ask_rewritten(_other(ex)), ex.answer)
     said = "{array} is not that of the numbers it was given last"
-    return judge(rewritten.id, compared, said=said)
+    return _equal(rewritten.id, ex, ex.ask_rewritten(_other(ex)), ex.answer, said)
 
 
 @requirement(
@@ -258,7 +248,7 @@ def memory_layout(ex: Examination) -> Finding | None:
     for name, strided in itertools.product(names, LAID_OUT):
         again = ex.ask(ex.problem, strided=strided, strided_alone=name)
         said = f"{{array}} is another if {name} is {LAID_OUT[strided]}"
-        finding = judge(memory_layout.id, _compared(ex, again, ex.answer), said=said)
+        finding = _equal(memory_layout.id, ex, again, ex.answer, said)
         if finding.verdict != "conforms":
             break
     return finding
@@ -281,15 +271,11 @@ def dropout_off(ex: Examination) -> Finding | None:
         return None
     again = ex.ask(ex.problem, mode=dataclasses.replace(ex.mode, dropout=0.5))
     said = "{array} depends on the probability of dropout"
-    return judge(dropout_off.id, _compared(ex, again, ex.answer), said=said)
+    return _equal(dropout_off.id, ex, again, ex.answer, said)
 
 
 def _other(ex: Examination) -> Problem:
-    """Return the problem with different numbers in the inputs, the mask and the bias.
-
-    Raises:
-        Unsupported: the problem is causal, and has neither a mask nor a bias.
-    """
+    """Return the problem with different numbers in the inputs, the mask and the bias."""
     problem, random = ex.problem, ex.case.random("earlier")
     inputs = {
         name: problem.format.round(random.standard_normal(getattr(problem, name).shape))

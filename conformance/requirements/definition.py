@@ -20,17 +20,8 @@ from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Check, judge, requirement
 
 
-def _compared(name: str, ex: Examination, names: Sequence[str], said: str) -> Finding:
-    """Return the finding on whether the arrays `names` of the answer equal the expectation's.
-
-    If every array fits, the finding names the most accurate class whose limits all of them meet.
-    """
-    returned = ex.answer.arrays()
-    return _judged(name, ex.expectation, {array: returned[array] for array in names}, said)
-
-
 def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said: str) -> Finding:
-    """Return the finding on whether these arrays, given by name, equal those of an expectation.
+    """Return the finding on whether arrays equal those of an expectation.
 
     If every array fits, the finding names the most accurate class whose limits all of them meet.
     """
@@ -43,14 +34,7 @@ def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said:
 
 
 def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | None:
-    """Return the finding on whether the gradients of the arrays `names` equal the expectation's.
-
-    A missing gradient is a deviation. Return None if `names` is empty or if the mode computes no
-    gradients.
-
-    Raises:
-        Unsupported: the implementation, or the bridge of its framework, has no gradients.
-    """
+    """Return the finding on the gradients of the arrays `names`; a missing one is a deviation."""
     if not ex.mode.gradients or not names:
         return None
     gradients = ex.answer.gradients
@@ -59,8 +43,8 @@ def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | No
     missing = [f"gradient.{array}" for array in names if array not in gradients]
     if missing:
         return Finding(name, "deviates", detail=f"there is no {', '.join(missing)}")
-    arrays = [f"gradient.{array}" for array in names]
-    return _compared(name, ex, arrays, "{array} is not the definition's")
+    arrays = {f"gradient.{array}": gradients[array] for array in names}
+    return _judged(name, ex.expectation, arrays, "{array} is not the definition's")
 
 
 @requirement(
@@ -73,7 +57,8 @@ def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | No
 def output(ex: Examination) -> Finding:
     """Compare every element of the output with the float64 reference. The difference must not
     exceed the rounding noise of a correct implementation in this dtype."""
-    return _compared(output.id, ex, ["output"], "the output is not the definition's")
+    arrays = {"output": ex.answer.output}
+    return _judged(output.id, ex.expectation, arrays, "the output is not the definition's")
 
 
 @requirement(
@@ -131,9 +116,6 @@ def features(ex: Examination) -> Finding | None:
     return _gradients(features.id, ex, [*ex.problem.trained()])
 
 
-KERNEL = ("output", "gradient.query", "gradient.key", "gradient.value", "gradient.attn_bias")
-
-
 @requirement(
     "kernel.equals-definition",
     "Given heads that are projected already, a function returns the definition's output and "
@@ -154,7 +136,8 @@ def kernel(ex: Examination) -> Finding | None:
         # That is a separate finding, which says whether the function or a projection caused it.
         return None
     returned = ex.kernel_answer.arrays()
-    arrays = {name: returned[name] for name in KERNEL if name in returned}
+    names = ("output", *(f"gradient.{name}" for name in ("query", "key", "value", "attn_bias")))
+    arrays = {name: returned[name] for name in names if name in returned}
     return _judged(kernel.id, ex.kernel_expectation, arrays, "given the heads, {array} is off")
 
 
@@ -180,9 +163,9 @@ def through_weights(ex: Examination) -> Finding | None:
     both = ex.problem.replace(weights_cotangent=loss)
     expected = ex.expected("loss on weights", lambda: both)
     every = ex.ask(both).arrays()
-    alone = {n: array for n, array in ex.answer.arrays().items() if n.startswith("gradient.")}
-    compared = zip(alone, against(ex.expectation, alone), strict=True)
-    wrong = {name for name, comparison in compared if not comparison.fits}
+    alone = {f"gradient.{name}": array for name, array in ex.answer.gradients.items()}
+    compared = against(ex.expectation, alone)
+    wrong = {each.figures.array for each in compared if not each.fits}
     if not alone.keys() & every.keys():
         raise Unsupported("no gradients")
     arrays = {name: every[name] for name in alone.keys() & every.keys() - wrong}
@@ -210,18 +193,13 @@ def dtype(ex: Examination) -> Finding:
         for name, returned in ex.answer.dtypes.items()
         if name in names and returned != ex.dtype
     ]
-    if others:
-        detail = f"inputs are {ex.dtype}, but {', '.join(others)}"
-        return Finding(dtype.id, "deviates", detail=detail)
-    return Finding(dtype.id, "conforms")
+    if not others:
+        return Finding(dtype.id, "conforms")
+    return Finding(dtype.id, "deviates", f"inputs are {ex.dtype}, but {', '.join(others)}")
 
 
 def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
-    """Return a check that calls `check` with the returned attention weights.
-
-    The new check returns None in a mode without weights. In other modes, it raises `Unsupported` if
-    the answer has no weights.
-    """
+    """Return a check that calls `check` with the returned weights, in modes that return any."""
 
     @functools.wraps(check)
     def with_weights(ex: Examination) -> Finding | None:
@@ -261,15 +239,16 @@ def equal(ex: Examination, weights: Array) -> Finding:
 def sums(ex: Examination, weights: Array) -> Finding:
     """Sum the returned weights of each query over the keys. Each sum must be 1 up to rounding, or,
     if the problem has features such as sinks, equal the sum in the reference."""
-    noise = np.sqrt((ex.suited_expectation.sigma["weights"] ** 2).sum(axis=-1))
-    total = weights.sum(axis=-1)
+    expected = ex.suited_expectation
+    noise = np.sqrt((expected.sigma["weights"] ** 2).sum(axis=-1))
     # In a row with a single visible key, the weight has no noise; the sum is rounded once.
     noise = np.maximum(noise, ex.problem.format.roundoff)
+    total = weights.sum(axis=-1)
     one = np.ones_like(total)
     if ex.problem.features:
         # A sink takes a part of each row, and lengths may leave rows without keys.
-        one = ex.suited_expectation.arrays["weights"].sum(axis=-1)
-    compared = compare("row sums", total, one, noise, ex.expectation.underflow)
+        one = expected.arrays["weights"].sum(axis=-1)
+    compared = compare("row sums", total, one, noise, expected.underflow)
     return judge(sums.id, [compared], said="rows of the returned weights do not sum to one")
 
 

@@ -176,13 +176,7 @@ class Examination:
 
     @property
     def kernel_answer(self) -> Answer:
-        """The implementation's answer for projected heads, without projections by the suite.
-
-        Raises:
-            Raised: as for `ask`.
-            Unsupported: as for `ask`.
-            ConformanceError: as for `ask`.
-        """
+        """The implementation's answer for projected heads; exceptions are those of `ask`."""
         key = ("kernel", self._answer_key(self.mode))
         return self.bench.answers.get(key, lambda: self.ask(self._heads_alone, projected=True))
 
@@ -195,11 +189,11 @@ class Examination:
     def suited_expectation(self) -> Expectation:
         """The expectation, with weights averaged over heads if those of the answer are."""
         weights = self.answer.weights
-        if weights is not None and weights.ndim == 3:
-            told = self.adapter.accuracy, self.adapter.has_gradients
-            key = (self.case.id, self.dtype, "averaged", *told)
-            return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
-        return self.expectation
+        if weights is None or weights.ndim != 3:
+            return self.expectation
+        of_adapter = self.adapter.accuracy, self.adapter.has_gradients
+        key = (self.case.id, self.dtype, "averaged", *of_adapter)
+        return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
 
     @cached_property
     def answer(self) -> Answer:
@@ -207,13 +201,7 @@ class Examination:
         return self.answer_in(self.mode)
 
     def answer_in(self, mode: Mode) -> Answer:
-        """Return the implementation's answer to the case in a mode, cached.
-
-        Raises:
-            Raised: as for `ask`.
-            Unsupported: as for `ask`.
-            ConformanceError: as for `ask`.
-        """
+        """Return the implementation's answer to the case in a mode, cached; raise as `ask` does."""
         key = self._answer_key(mode)
         return self.bench.answers.get(key, lambda: self.ask(self.problem, mode=mode))
 
@@ -289,11 +277,7 @@ class Examination:
         return self._checked(answer, problem)
 
     def _checked(self, answer: Answer, problem: Problem) -> Answer:
-        """Return the answer after checking it as `check_answer` does.
-
-        Gradients are left out if the implementation has none. If the problem has features, and the
-        definition determines the answer, `without_masked_rows` is applied.
-        """
+        """Return the answer, checked; without gradients if the implementation has none."""
         check_answer(answer, problem)
         if self.case.defined and problem.features:
             answer = without_masked_rows(answer, problem)
@@ -334,26 +318,20 @@ class Examination:
 
 @contextmanager
 def _theirs() -> Iterator[None]:
-    """Convert exceptions that the implementation raises inside the context to `Raised`.
-
-    `Unsupported`, errors of the suite, and `KeyboardInterrupt` are not converted.
-    """
+    """Convert exceptions that the implementation raises inside the context to `Raised`."""
     try:
         yield
-    except (Unsupported, ConformanceError):
-        raise
-    except KeyboardInterrupt:
-        # It comes from the user, not from the implementation.
+    except (Unsupported, ConformanceError, KeyboardInterrupt):
+        # They come from the adapter, the suite or the user, not from the implementation.
         raise
     except BaseException as error:
         raise Raised from error
 
 
 def check_answer(answer: Answer, problem: Problem) -> None:
-    """Raise `WrongShape` unless the answer holds arrays of the shapes that the problem implies.
+    """Raise `WrongShape` unless the names and shapes of the answer's arrays fit the problem.
 
-    They must be NumPy arrays of real numbers, with names that the problem implies. Weights and
-    gradients may be missing.
+    They must be NumPy arrays of real numbers. Weights and gradients may be missing.
     """
     if not isinstance(answer, Answer):
         raise WrongShape(f"returned {type(answer).__name__}, not an Answer")
@@ -392,10 +370,8 @@ def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
     """Return the answer with fixed rows for queries that are fully masked in some head.
 
     The output of such a query becomes the output bias, or 0 without one. Its weights become 0 in
-    the heads that mask it, and in all heads if they are averaged.
-
-    Lengths and segments may leave a query without keys. What such a query gets is a convention,
-    which other cases observe. It is replaced here so that it cannot hide what other queries get.
+    the heads that mask it, and in all heads if they are averaged. Lengths and segments may leave a
+    query without keys; what it gets is a convention, which must not hide what other queries get.
     """
     seen = np.any(problem.allowed_in_full(), axis=-1)
     if np.all(seen):
@@ -410,15 +386,14 @@ def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
 
 
 def averaged_over_heads(expectation: Expectation) -> Expectation:
-    """Return the expectation with the weights averaged over heads to `[batch query key]`.
+    """Return the expectation, and its noise, with weights averaged to `[batch query key]`."""
 
-    The noise becomes that of the average.
-    """
-    weights = expectation.arrays["weights"].mean(axis=1)
-    noise = {}
-    for name, sigmas in expectation.noise.items():
-        per_head = sigmas["weights"]
-        averaged = np.sqrt((per_head**2).sum(axis=1)) / per_head.shape[1]
-        noise[name] = {**sigmas, "weights": averaged}
-    arrays = {**expectation.arrays, "weights": weights}
+    def averaged(per_head: Array) -> Array:
+        return np.sqrt((per_head**2).sum(axis=1)) / per_head.shape[1]
+
+    arrays = {**expectation.arrays, "weights": expectation.arrays["weights"].mean(axis=1)}
+    noise = {
+        name: {**sigmas, "weights": averaged(sigmas["weights"])}
+        for name, sigmas in expectation.noise.items()
+    }
     return replace(expectation, arrays=arrays, noise=noise)

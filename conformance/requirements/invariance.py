@@ -1,12 +1,18 @@
 """Requirements that answers are invariant under changes that must not affect them.
 
-These are changes of blocked keys, of the order of keys and of other batch entries, and shifts of
-the logits. Each check calls the implementation with a changed problem and compares the two answers.
-The checks do not use the correct answer, so they do not report again what other requirements find.
+Each check calls the implementation with two problems and compares the answers. The problems differ
+in blocked keys, in the order of keys, in other batch entries, or by a shift of the logits; or they
+are two ways to pose one problem: a window that includes all keys has no effect, a packed sequence
+gets the same answer as on its own, and decoding in steps with a KV cache gives the same as a single
+pass. The checks use the reference only for the size of the noise, so they do not report again what
+other requirements find, and do not depend on any interpretation of conventions.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,7 @@ import numpy as np
 from conformance.cases.patterns import other_mask
 from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.features import NO_WINDOW, Positions
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
@@ -22,7 +29,6 @@ from conformance.requirements.requirement import judge, requirement
 
 
 def _between(ex: Examination, name: str, one: Array, other: Array, noise: Array) -> Comparison:
-    """Compare the array `name` of two answers that both have this rounding noise."""
     return between(name, one, other, noise, ex.expectation.underflow)
 
 
@@ -54,19 +60,19 @@ def _influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
     return seen | tokens if problem.shape.sharing == "self" else seen
 
 
-def _blocked_tokens(problem: Problem) -> BoolArray:
-    """Return which keys `[batch key]` are blocked for all queries in all heads.
+def _unseen(problem: Problem) -> BoolArray:
+    """Return which keys `[batch key]` are blocked for all queries in all heads."""
+    return np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
 
-    If there are none in the whole batch, return for each batch entry the key that is blocked in all
-    heads for the largest number of queries.
-    """
-    allowed = problem.allowed_in_full()
-    never: BoolArray = np.logical_not(allowed.any(axis=(1, 2)))
+
+def _blocked_tokens(problem: Problem) -> BoolArray:
+    """Return the keys that are `_unseen`; if there are none, the most hidden key of each entry."""
+    never = _unseen(problem)
     if never.any():
         return never
-    hidden_from = (~allowed.any(axis=1)).sum(axis=1)
-    chosen: BoolArray = np.arange(allowed.shape[-1]) == hidden_from.argmax(axis=-1)[:, None]
-    return chosen
+    hidden_from = (~problem.allowed_in_full().any(axis=1)).sum(axis=1)
+    keys = np.arange(problem.shape.key_length)
+    return np.asarray(keys == hidden_from.argmax(axis=-1)[:, None])
 
 
 @requirement(
@@ -85,12 +91,12 @@ def blocked_key(ex: Examination) -> Finding:
     again = ex.ask(with_other_content(problem, tokens, ex.case.random("blocked")))
     unmoved = ~_influenced(problem, tokens)
     compared = [_rows(ex, "output", answer.output, again.output, unmoved)]
-    unseen: BoolArray = np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
+    unseen = _unseen(problem)
     if problem.shape.sharing != "self" and unseen.any():
+        underflow = ex.expectation.underflow
         for name in [name for name in ("key", "value") if name in answer.gradients]:
             gradient = answer.gradients[name]
             zeroed, exact = np.where(unseen[..., None], 0.0, gradient), np.zeros_like(gradient)
-            underflow = ex.expectation.underflow
             compared.append(compare(f"gradient.{name}", gradient, zeroed, exact, underflow))
         if "query" in answer.gradients:
             one, other = answer.gradients["query"], again.gradients["query"]
@@ -165,9 +171,8 @@ def batch_entries(ex: Examination) -> Finding:
         for name, one in ex.answer.arrays().items()
         if name in names and name in again
     ]
-    return judge(
-        batch_entries.id, compared, said="{array} of one batch entry depends on the others"
-    )
+    said = "{array} of one batch entry depends on the others"
+    return judge(batch_entries.id, compared, said=said)
 
 
 @requirement(
@@ -190,3 +195,297 @@ def logit_shift(ex: Examination) -> Finding:
     one, other = ex.ask(problem.replace(attn_bias=bias)).output, ex.ask(shifted).output
     compared = [_between(ex, "output", other, one, noise)]
     return judge(logit_shift.id, compared, said="a constant added to a row of logits moves {array}")
+
+
+# Two ways to pose one problem. Most of these checks apply only to implementations that declare an
+# argument for the feature, because other implementations would get the same mask twice.
+
+SHIFT = 64
+"""The number by which all positions are shifted."""
+
+
+def _applies(ex: Examination, feature: str) -> bool:
+    """Return whether the adapter declares the feature, and varying it is worth its cost."""
+    return ex.varies_arguments and any(feature in each.covers for each in ex.adapter.features)
+
+
+def _same(
+    ex: Examination, name: str, one: Problem, other: Problem, variant: str, said: str
+) -> Finding:
+    """Return the finding on whether two problems get equal answers, up to the noise of `other`.
+
+    The expectation for `other` is cached under `variant`.
+    """
+    noise = ex.expected(variant, lambda: other).sigma
+    first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
+    return _judged(ex, name, {n: a for n, a in first.items() if n in noise}, second, noise, said)
+
+
+def _judged(
+    ex: Examination,
+    name: str,
+    one: Mapping[str, Array],
+    other: Mapping[str, Array],
+    noise: Mapping[str, Array],
+    said: str,
+) -> Finding:
+    """Return the finding on the arrays that both answers have in the same shape as their noise."""
+    compared = [
+        _between(ex, array, values, other[array], noise[array])
+        for array, values in one.items()
+        if array in other and noise[array].shape == values.shape
+    ]
+    return judge(name, compared, said=said)
+
+
+@requirement(
+    "window.of-everything-is-none",
+    "A window that is wider than the sequence changes nothing.",
+    why="It tells a limit that is counted otherwise, or from another end, from one that is right.",
+    cases=("feature/window/*", "feature/window-causal/*", "feature/gpt-oss/*"),
+)
+def wide_window(ex: Examination) -> Finding | None:
+    """Call the implementation with a window that includes all keys, and without a window. Both
+    answers must be equal up to rounding noise."""
+    if not _applies(ex, "window"):
+        return None
+    shape, (_, after) = ex.problem.shape, ex.problem.window
+    whole = shape.query_length + shape.key_length
+    wide = ex.problem.replace(window=(whole, None if after is None else whole))
+    without = ex.problem.replace(window=NO_WINDOW)
+    said = "a window of everything moves {array}"
+    return _same(ex, wide_window.id, wide, without, "no window", said)
+
+
+@requirement(
+    "soft-cap.far-above-is-none",
+    "A soft cap far above all logits changes nothing.",
+    why="A cap that is applied to something else than the logits, or beside a mask, shows.",
+    cases=("feature/soft-cap*",),
+)
+def high_cap(ex: Examination) -> Finding | None:
+    """Call the implementation with a soft cap far above the logits, and without one. Both answers
+    must be equal up to rounding noise."""
+    if not _applies(ex, "soft cap"):
+        return None
+    cap = {"float64": 2.0**40, "float32": 2.0**20}.get(ex.dtype, 2.0**12)
+    without = ex.problem.replace(soft_cap=None)
+    said = "a soft cap far above the logits moves {array}"
+    return _same(ex, high_cap.id, ex.problem.replace(soft_cap=cap), without, "no soft cap", said)
+
+
+@requirement(
+    "sinks.far-below-are-none",
+    "Sinks far below all logits change nothing.",
+    why="Sinks that are added as a constant, or that get a value, show.",
+    cases=("feature/sinks*", "feature/soft-cap-with-sinks/*", "feature/gpt-oss/*"),
+)
+def low_sinks(ex: Examination) -> Finding | None:
+    """Call the implementation with sinks of −30,000, and without sinks. Both answers must be equal
+    up to rounding noise, except for the gradient of the sinks."""
+    if ex.problem.sinks is None or not _applies(ex, "sinks"):
+        return None
+    low = ex.problem.replace(sinks=ex.problem.format.round(0 * ex.problem.sinks - 30000.0))
+    without = ex.problem.replace(sinks=None)
+    return _same(ex, low_sinks.id, low, without, "no sinks", "sinks far below move {array}")
+
+
+@requirement(
+    "alibi.slopes-of-0-are-none",
+    "Slopes of 0 change nothing.",
+    why="An implementation that makes slopes of its own ignores those that it is given.",
+    cases=("feature/alibi*",),
+)
+def no_slopes(ex: Examination) -> Finding | None:
+    """Call the implementation with ALiBi slopes of 0, and without slopes. Both answers must be
+    equal up to rounding noise."""
+    if ex.problem.slopes is None or not _applies(ex, "alibi"):
+        return None
+    flat = ex.problem.replace(slopes=0.0 * ex.problem.slopes)
+    without = ex.problem.replace(slopes=None)
+    return _same(ex, no_slopes.id, flat, without, "no slopes", "slopes of 0 move {array}")
+
+
+@requirement(
+    "positions.shift-changes-nothing",
+    "Only differences of positions matter: all of them may be shifted.",
+    why="Tables that end, positions in few bits and a rotation that is not relative show far out.",
+    cases=("feature/rotary/*", "feature/rotary-*", "feature/alibi/*", "feature/segments-with-*"),
+)
+def shift(ex: Examination) -> Finding | None:
+    """Shift the positions of all queries and keys by 64. The answer must be the same up to rounding
+    noise. This checks only implementations that declare an argument for positions."""
+    if not _applies(ex, "positions"):
+        return None
+    problem = ex.problem
+    there = Positions(query=problem.position_of_queries, key=problem.position_of_keys)
+    far = Positions(query=there.query + SHIFT, key=there.key + SHIFT)
+    one, other = (problem.replace(positions=positions) for positions in (there, far))
+    return _same(ex, shift.id, one, other, "shifted", "shifted positions move {array}")
+
+
+def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray) -> Problem:
+    """Return the problem with these batch entries, queries `[query]` and keys `[key]` only.
+
+    It must have no segments, positions or lengths. If query and key are one array, the same tokens
+    must be kept of both, or `Unsupported` is raised.
+    """
+    shape = problem.shape
+
+    def cut(array: Any, *axes: BoolArray | None) -> Any:
+        """Return the kept part of an array; axes of size 1 stay as they are."""
+        if array is None:
+            return None
+        array = array[entries] if array.shape[0] > 1 else array
+        for axis, kept in enumerate(axes, start=1):
+            if kept is not None and array.shape[axis] == len(kept):
+                array = np.compress(kept, array, axis=axis)
+        return array
+
+    sharing = shape.sharing
+    if sharing == "self" and not np.array_equal(queries, keys):
+        raise Unsupported("its queries are its keys")
+    query = cut(problem.query, queries)
+    key = query if sharing == "self" else cut(problem.key, keys)
+    lengths = (problem.query_lengths, problem.key_lengths)
+    if problem.segments is not None or problem.positions is not None or lengths != (None, None):
+        raise AssertionError("only what all tokens share can be cut")
+    return problem.replace(
+        shape=replace(
+            shape,
+            batch=len(query),
+            query_length=int(queries.sum()),
+            key_length=int(keys.sum()),
+        ),
+        query=query,
+        key=key,
+        value=cut(problem.value, keys) if sharing == "separate" else key,
+        cotangent=cut(problem.cotangent, queries),
+        mask=cut(problem.mask, None, queries, keys),
+        attn_bias=cut(problem.attn_bias, None, queries, keys),
+    )
+
+
+@requirement(
+    "packed.members-are-alone",
+    "Each sequence of a packed batch gets the answer that it gets alone.",
+    why="Documents that see each other, or positions that go on, train on another text silently.",
+    cases=("feature/segments/*", "feature/segments-causal/*", "feature/segments-with-*"),
+)
+def members(ex: Examination) -> Finding | None:
+    """Pass each packed sequence of the last batch entry separately. Its output and the gradients
+    of its inputs must equal those of the packed batch up to rounding noise."""
+    segments, answer = ex.problem.segments, ex.answer.arrays()
+    if segments is None or not _applies(ex, "segments"):
+        return None
+    entry = slice(ex.problem.shape.batch - 1, None)
+    whole, noise = ex.problem.replace(segments=None), ex.expectation.sigma
+    parts: tuple[dict[str, list[Array]], ...] = (
+        defaultdict(list),
+        defaultdict(list),
+        defaultdict(list),
+    )
+    packed, alone, sigmas = parts
+    for number in np.unique(segments.query[-1]):
+        queries, keys = segments.query[-1] == number, segments.key[-1] == number
+        if not keys.any():
+            continue
+        again = ex.ask(_part(whole, entry, queries, keys)).arrays()
+        for name, rows in _rows_of_tokens(ex.problem, queries, keys).items():
+            if name in again and name in answer:
+                packed[name].append(answer[name][-1][rows])
+                alone[name].append(again[name][0])
+                sigmas[name].append(noise[name][-1][rows])
+    joined = [{name: np.concatenate(each) for name, each in found.items()} for found in parts]
+    said = "{array} of a packed sequence is not what it is alone"
+    return _judged(ex, members.id, joined[0], joined[1], joined[2], said)
+
+
+def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> dict[str, BoolArray]:
+    """Return, by the names of output and input gradients, the rows `[length]` of these tokens."""
+    of_inputs = {"query": queries, "key": keys, "value": keys}
+    inputs = {f"gradient.{name}": of_inputs[name] for name in problem.shape.distinct_inputs()}
+    return {"output": queries, **inputs}
+
+
+@requirement(
+    "cache.steps-equal-the-whole",
+    "Queries that come one after the other beside a cache get what they get all at once.",
+    why="A causal mask aligned top-left hides the history from every chunk after the first.",
+    cases=(
+        "causal/bottom-right/cross",
+        "feature/*-causal/gqa",
+        "feature/*-causal/separate",
+        "feature/cache-*",
+        "feature/gpt-oss/*",
+    ),
+)
+def steps(ex: Examination) -> Finding | None:
+    """Pass the queries in several steps, as in decoding with a KV cache. The first step has one
+    query, and each further step has the next two; the keys of a step are those up to the position
+    of its last query. The outputs must equal those of a single pass, and the gradients must add up
+    to its gradients, both up to rounding noise."""
+    problem = ex.problem
+    ragged = (problem.query_lengths, problem.key_lengths, problem.segments, problem.positions)
+    if any(each is not None for each in ragged) or not ex.varies_arguments:
+        return None
+    if problem.causal != "bottom-right" or problem.shape.sharing == "self":
+        return None
+    noise, whole = ex.expectation.sigma, ex.answer.arrays()
+    found = {name: np.zeros_like(array) for name, array in whole.items() if name != "weights"}
+    for queries, keys in _chunks(problem):
+        part = _part(problem, slice(None), queries, keys)
+        rows = _rows_of_tokens(problem, queries, keys)
+        for name, array in ex.ask(part).arrays().items():
+            if name in rows:
+                found[name][:, rows[name]] += array
+            elif name == "gradient.attn_bias":
+                at = np.ix_(*(np.arange(n) for n in array.shape[:2]), queries, keys)
+                if found[name].shape[2:] != problem.shape.logits[2:]:
+                    continue
+                found[name][at] += array
+            elif name in found:
+                found[name] += array
+    said = "{array} in steps beside a cache is not that of the whole pass"
+    return _judged(ex, steps.id, whole, found, noise, said)
+
+
+def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
+    """Yield the queries `[query]` and the keys `[key]` of each step of `steps`, as booleans."""
+    queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
+    cached, start = len(keys) - len(queries), 0
+    while start < len(queries):
+        stop = min(start + (2 if start else 1), len(queries))
+        yield (queries >= start) & (queries < stop), keys < cached + stop
+        start = stop
+
+
+@requirement(
+    "lengths.nothing-beyond-is-read",
+    "What lies beyond the length of an entry is never read.",
+    level="should",
+    why="A buffer of a cache holds anything there: NaN times a weight of 0 is NaN.",
+)
+def beyond(ex: Examination) -> Finding | None:
+    """Put NaN into queries, keys and values beyond the lengths of the batch entries. The output of
+    all queries that attend to a key, and the gradients of the inputs, must stay the same up to
+    rounding noise."""
+    problem = ex.problem
+    if not _applies(ex, "key lengths"):
+        return None
+    of_queries, of_keys = problem.query_lengths, problem.key_lengths
+    spoilt = {}
+    for name in problem.shape.distinct_inputs():
+        used = [of_queries if name == "query" else of_keys]
+        if problem.shape.sharing == "self":
+            used = [of_queries, of_keys]
+        length = problem.shape.input_shapes()[name][1]
+        every = np.full(problem.shape.batch, length)
+        lengths = [every if own is None else own for own in used]
+        past = np.arange(length) >= np.max(lengths, axis=0)[:, None]
+        spoilt[name] = np.where(past[..., None], np.nan, getattr(problem, name))
+    names = ["output", *(f"gradient.{name}" for name in spoilt)]
+    again = ex.ask(problem.with_inputs(**spoilt)).arrays()
+    got = {name: array for name, array in again.items() if name in names}
+    said = "NaN beyond the lengths reaches {array}"
+    return _judged(ex, beyond.id, got, ex.answer.arrays(), ex.expectation.sigma, said)

@@ -91,13 +91,8 @@ def readout_shape(
 ) -> Shape:
     """Return a shape whose heads are large enough to hold one number for each key.
 
-    Args:
-        sizes: the sizes of the axes.
-        sharing: which inputs are the same array.
-        score: the score function.
-        bias: whether the projections have biases.
-        group: the number of query heads that share a key/value head.
-        head: the size of a head, or 0 for the smallest one that is possible.
+    `bias` is whether the projections have biases, `group` the number of query heads that share a
+    key/value head, and `head` the size of a head, or 0 for the smallest one that is possible.
     """
     head = head or smallest_head(sizes)
     widths = ("query_width", "key_width", "value_width", "output_width")
@@ -251,10 +246,10 @@ class Laboratory:
 
     @cached_property
     def sharing(self) -> Sharing:
-        """Which inputs are the same array: none if supported, else key and value, else all three.
+        """Which inputs are the same array.
 
-        If there is a case, its sharing is used, or else `fixed_sharing` if that is given. If the
-        implementation supports none of the three, the inputs are separate.
+        This is the sharing of `case`, else `fixed_sharing`, else the first that the implementation
+        supports of none, key and value, and all three; if it supports no such inputs, it is none.
         """
         if self.case is not None:
             return self.case.sharing
@@ -267,10 +262,7 @@ class Laboratory:
 
     @cached_property
     def biased(self) -> bool:
-        """Whether the problems have projection biases.
-
-        They do if the case does, or, without a case, if the implementation supports biases.
-        """
+        """Whether the problems have projection biases: as in `case`, or else if supported."""
         return self.case.bias if self.case else self._has_shape(self.sharing, bias=True)
 
     @cached_property
@@ -291,28 +283,25 @@ class Laboratory:
 
     def has(self, dtype: str) -> bool:
         """Return whether the adapter and its framework support a dtype on this device."""
-        if self._expresses(self.problem(dtype=dtype)):
-            try:
-                self.plain(dtype=dtype)
-            except Unsupported:
-                return False
-            except NoAnswer:
-                pass
-            return True
-        return False
+        if not self._expresses(self.problem(dtype=dtype)):
+            return False
+        try:
+            self.plain(dtype=dtype)
+        except (Unsupported, NoAnswer) as error:
+            return isinstance(error, NoAnswer)
+        return True
 
     def _has_shape(self, sharing: Sharing, *, bias: bool) -> bool:
-        sizes = Sizes(query=5 if sharing == "self" else 4)
-        sizes = self._declared(sizes, equal=sharing == "self")
+        equal = sharing == "self"
+        sizes = self._declared(Sizes(query=5 if equal else 4), equal=equal)
         return self._expresses(self.problem(sizes, sharing=sharing, bias=bias))
 
     def _expresses(self, problem: Problem) -> bool:
-        # A bug in the adapter's check is not a refusal; the call itself will report it.
-        with suppress(Exception):
-            try:
-                self.adapter.check(problem)
-            except Unsupported:
-                return False
+        try:
+            self.adapter.check(problem)
+        except Exception as error:
+            # A bug in the adapter's check is not a refusal; the call itself will report it.
+            return not isinstance(error, Unsupported)
         return True
 
     def sizes(self, **sizes: int) -> Sizes:
@@ -329,11 +318,7 @@ class Laboratory:
         return self._declared(Sizes(**sizes), equal=self.sharing == "self")
 
     def _declared(self, sizes: Sizes, *, equal: bool) -> Sizes:
-        """Return the nearest sizes that the implementation declares; lengths of 0 remain 0.
-
-        If it declares none, or if there is a case, return the same sizes. `equal` is whether the
-        lengths of queries and keys must be equal.
-        """
+        """Return the nearest sizes that the implementation declares; lengths of 0 remain 0."""
         geometry = self.adapter.geometry
         if geometry is None or self.case is not None:
             return sizes
@@ -368,11 +353,7 @@ class Laboratory:
         return made if scale is None else made.replace(scale=scale)
 
     def _group(self, heads: int) -> int:
-        """Return how many query heads share a key/value head, given the number of query heads.
-
-        This is the number in the case, or else the smallest one that the implementation declares;
-        it is 1 if nothing is declared, or if the heads cannot be divided in this way.
-        """
+        """Return how many query heads share a key/value head: as in the case or as declared."""
         if self.case is not None:
             return self.case.heads // self.case.kv_heads
         if self.adapter.geometry is None:
@@ -381,10 +362,7 @@ class Laboratory:
         return heads // kv_heads if kv_heads and heads % kv_heads == 0 else 1
 
     def _head(self, smallest: int) -> int:
-        """Return the smallest head size of at least `smallest` that the implementation declares.
-
-        Return `smallest` if there is none.
-        """
+        """Return the smallest declared head size of at least `smallest`, or else `smallest`."""
         geometry = self.adapter.geometry
         sizes = [] if geometry is None else [s for s in geometry.head_sizes if s >= smallest]
         return min(sizes, default=smallest)
@@ -459,7 +437,6 @@ class Laboratory:
         mode: Mode,
         manner: Mapping[str, Any],
     ) -> Answer | Refused:
-        """Return the implementation's answer, or a `Refused` with the reason why there is none."""
         if not isinstance(natives, Spelling):
             natives = Spelling("as it is", natives or {})
         call = Call(mode, self.device, natives, **manner)
@@ -471,9 +448,10 @@ class Laboratory:
             raise
         except Unsupported as reason:
             return Refused(str(reason), unsupported=True, value=CANNOT_BE_ASKED)
-        except (WrongShape, WrongAnswer) as error:
-            kind = "another-shape" if isinstance(error, WrongShape) else "malformed-answer"
-            return Refused(_first_line(error), value=Phrase(kind))
+        except WrongShape as error:
+            return Refused(_first_line(error), value=Phrase("another-shape"))
+        except WrongAnswer as error:
+            return Refused(_first_line(error), value=Phrase("malformed-answer"))
         except BaseException as error:
             # This includes SystemExit and exceptions that do not derive from Exception.
             value = CANNOT_BE_ASKED if is_our_own(error, self.adapter) else REFUSED
@@ -498,11 +476,11 @@ class Laboratory:
         if key not in self._plain:
             self._plain[key] = self.ask(self.problem(key[0], dtype=key[1], scale=scale))
         found = self._plain[key]
-        if isinstance(found, Refused):
-            if found.unsupported:
-                raise Unsupported(found.reason)
-            raise NoAnswer(f"without any mask: {found.told}")
-        return found
+        if isinstance(found, Seen):
+            return found
+        if found.unsupported:
+            raise Unsupported(found.reason)
+        raise NoAnswer(f"without any mask: {found.told}")
 
     def unmasked(self, seen: Seen) -> Array:
         """Return the weights `[batch heads query key]` for the same problem without any mask."""
@@ -549,16 +527,8 @@ class Laboratory:
         return tuple(item for item in known if not self.only or item.name in self.only)
 
 
-_SHAPING = {
-    "reshape",
-    "rearrange",
-    "repeat",
-    "swapaxes",
-    "transpose",
-    "broadcast_to",
-    "concatenate",
-}
-_SHAPING |= {"stack", "split", "pad", "take_along_axis", "expand_dims", "squeeze", "astype"}
+_SHAPING = {"reshape", "rearrange", "repeat", "swapaxes", "transpose", "broadcast_to", "stack"}
+_SHAPING |= {"concatenate", "split", "pad", "take_along_axis", "expand_dims", "squeeze", "astype"}
 
 
 def is_our_own(error: BaseException, adapter: Adapter) -> bool:
@@ -571,14 +541,15 @@ def is_our_own(error: BaseException, adapter: Adapter) -> bool:
     if isinstance(error, ConformanceError):
         return True
     modules = {kind.__module__ for kind in type(adapter).__mro__}
+
+    def is_own(frame: FrameType) -> bool:
+        name = str(frame.f_globals.get("__name__", ""))
+        of_suite = name.startswith("conformance.") and not name.startswith("conformance.adapters.")
+        return of_suite or name in modules
+
     trace = error.__traceback__
-    own = [
-        summary
-        for summary, (frame, _) in zip(
-            traceback.extract_tb(trace), traceback.walk_tb(trace), strict=True
-        )
-        if frame.f_globals.get("__name__") in modules or _is_of_suite(frame)
-    ]
+    frames = zip(traceback.extract_tb(trace), traceback.walk_tb(trace), strict=True)
+    own = [summary for summary, (frame, _) in frames if is_own(frame)]
     return bool(own) and _called(own[-1]) in _SHAPING
 
 
@@ -595,11 +566,6 @@ def _called(summary: traceback.FrameSummary) -> str:
         if isinstance(called, ast.Call):
             return getattr(called.func, "attr", getattr(called.func, "id", ""))
     return ""
-
-
-def _is_of_suite(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__", ""))
-    return name.startswith("conformance.") and not name.startswith("conformance.adapters.")
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,30 +17,46 @@ The values of a form (see `FORMS`) are chosen to make predictions differ; if two
 nevertheless, such as "attends" and "attends above ½" for 0 and 1, the simpler meaning is reported.
 If every row looks fully masked, M "blocks everything". If no prediction fits, the meaning is
 "unexplained"; the nearest one is never guessed.
+
+The requirement that the meaning is the declared one is checked in a problem with the sharing, score
+and heads of the case. If an implementation has a mistake elsewhere, its output may not show the
+weights, although it applies the mask correctly. In this case, the meaning is found by changing a
+token: the queries whose output changes are those that attend to it.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from conformance.adapter import layouts
-from conformance.adapter.arguments import AXES, MaskArgument, Native, from_layout, to_layout
+from conformance.adapter.arguments import AXES, MaskArgument, Native, to_layout
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.definition.problem import Shape
-from conformance.errors import WrongDeclaration
-from conformance.records.phrase import NOTHING, Argument, Phrase
-from conformance.requirements.laboratory import Laboratory, Seen
+from conformance.errors import Unsupported
+from conformance.records.findings import Entry, Finding, Verdict
+from conformance.records.phrase import NOTHING, Argument, Part, Phrase
+from conformance.requirements.examination import Examination
+from conformance.requirements.invariance import with_other_content
+from conformance.requirements.laboratory import (
+    CANNOT_BE_ASKED,
+    REFUSED,
+    Laboratory,
+    NoAnswer,
+    Refused,
+    Seen,
+    numbers,
+)
+from conformance.requirements.requirement import requirement
+from conformance.words import say
 
 # Forms in which an array is passed to a mask argument, with values that tell meanings apart
 
@@ -61,23 +77,13 @@ class Form:
     values: tuple[float, ...]
     dtype: str
 
-    @property
-    def is_of_another_float(self) -> bool:
-        """Whether the mask has a floating dtype that inputs usually do not have (float16)."""
-        return self.dtype == HALF
-
     def array(self, values: Array) -> Native:
         """Return a mask with these values in the dtype of this form.
 
         If that is the dtype of the inputs ("own"), the mask remains in float64, which the call
         converts.
         """
-        if self.dtype == "own":
-            return values
-        if self.dtype == "bool":
-            return values != 0
-        kind: Any = np.dtype(self.dtype)
-        return values.astype(kind)
+        return values if self.dtype == "own" else values.astype(self.dtype)
 
 
 def _form(kind: str, *values: float, dtype: str = "float32", own: bool = False) -> Form:
@@ -96,9 +102,7 @@ LARGE = _form("zero-large", 0, -1e9, -0.75)
 LEAST = _form("zero-least", 0, -dtype_of("float32").largest, -0.75)
 FORMS = (
     BOOL,
-    _form("zero-one", 0, 1, dtype="uint8"),
-    _form("zero-one", 0, 1, dtype="int32"),
-    _form("zero-one", 0, 1, dtype="int64"),
+    *(_form("zero-one", 0, 1, dtype=whole) for whole in ("uint8", "int32", "int64")),
     ZERO_ONE,
     _form("zero-quarter-one", 0, 0.25, 1),
     _form("zero-one-two", 0, 1, 2),
@@ -147,13 +151,7 @@ def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
 def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
     """Return a random mask of this form, in which no axis can be mistaken for another.
 
-    All rows differ if there are enough permutations of the values.
-
-    Args:
-        form: the form.
-        argument: the mask argument, which determines the layout.
-        shape: the shape of the problem.
-        seed: the seed of the random order of values.
+    All rows differ if there are enough permutations of the values, whose order depends on `seed`.
 
     Returns:
         The mask as `[batch heads query key]`, with size 1 for each axis that the argument's first
@@ -185,17 +183,15 @@ def arrange(
     length = sizes[axis]
     row = np.resize(np.array(values, np.float64), length)
     rows = int(np.prod(sizes)) // max(length, 1)
-    best = np.stack([random.permutation(row) for _ in range(rows)]) if rows else row[None][:0]
-    for _ in range(100):
+    for _ in range(101):
+        best = np.stack([random.permutation(row) for _ in range(rows)]) if rows else row[None][:0]
         if len({row.tobytes() for row in best}) == rows:
             break
-        best = np.stack([random.permutation(row) for _ in range(rows)])
     shape = [*sizes[:axis], *sizes[axis + 1 :], length]
     return np.moveaxis(best.reshape(shape), -1, axis)
 
 
 # Meanings of an array
-
 
 ATTENDS, BLOCKS = Phrase("mask.attends"), Phrase("mask.blocks")
 BLOCKS_WHERE_ONE = Phrase("mask.blocks-where-one")
@@ -285,14 +281,8 @@ def added_to(plain: Array, added: Array) -> Array:
 def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = True) -> bool:
     """Return whether the weights are those of a mask that leaves only these keys visible.
 
-    The weights of fully masked queries are not compared with any prediction.
-
-    Args:
-        lab: the laboratory.
-        seen: an answer, with the weights that were applied.
-        visible: whether each key is visible, `[batch heads query key]`.
-        changed: whether the weights of fully masked queries must at least differ from those without
-            a mask.
+    The weights of fully masked queries are not compared with any prediction; with `changed`, they
+    must at least differ from those without a mask. `visible` is `[batch heads query key]`.
     """
     rows = np.asarray(visible.any(axis=-1, keepdims=True))
     # NaN in one head spreads to the query's whole output, so the other heads show it too.
@@ -332,129 +322,207 @@ def triangles(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
     The keys are given as a pattern `[1 1 query key]`. Correct effects come first. If several
     effects have the same pattern, only the first of them is included.
     """
+    queries, keys = shape.query_length, shape.key_length
+    aligned = {Phrase("causal.top-left"): 0, Phrase("causal.bottom-right"): keys - queries}
+    if queries == keys:
+        aligned = {Phrase("causal.square"): 0}
+
+    def tri(offset: int) -> BoolArray:
+        return np.tri(queries, keys, offset, dtype=np.bool_)[None, None]
+
+    every = [(found, tri(offset)) for found, offset in aligned.items()]
+    every.append((Phrase("causal.ignored"), tri(keys)))
+    last = (np.arange(queries) == queries - 1)[:, None]
+    for found, offset in aligned.items():
+        about: dict[str, Argument] = {"triangle": found}
+        every += [
+            (Phrase("causal.strict", about), tri(offset - 1)),
+            (Phrase("causal.next-too", about), tri(offset + 1)),
+            (Phrase("causal.but-last-query", about), tri(offset) | last),
+            (Phrase("causal.other-half", about), ~tri(offset - 1)),
+        ]
     known: set[bytes] = set()
-    for found, visible in _every_triangle(shape):
+    for found, visible in every:
         if visible.tobytes() not in known:
             known.add(visible.tobytes())
             yield found, visible
 
 
-def _every_triangle(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
-    queries, keys = shape.query_length, shape.key_length
-    names = {"top-left": 0, "bottom-right": keys - queries}
-    aligned = {
-        Phrase("causal.square" if queries == keys else f"causal.{name}"): offset
-        for name, offset in names.items()
-    }
+# What an argument means, and whether that is declared
 
-    def tri(offset: int) -> BoolArray:
-        return np.tri(queries, keys, offset, dtype=np.bool_)[None, None]
-
-    for found, offset in aligned.items():
-        yield found, tri(offset)
-    yield Phrase("causal.ignored"), tri(keys)
-    last = (np.arange(queries) == queries - 1)[:, None]
-    for found, offset in aligned.items():
-        about: dict[str, Argument] = {"triangle": found}
-        yield Phrase("causal.strict", about), tri(offset - 1)
-        yield Phrase("causal.next-too", about), tri(offset + 1)
-        yield Phrase("causal.but-last-query", about), tri(offset) | last
-        yield Phrase("causal.other-half", about), ~tri(offset - 1)
+STILL, MOVED = 12.0, 24.0
+"""The changes, in σ, below which an output counts as unaffected, and above which as affected."""
 
 
-# How an implementation may interpret the axes of an array
+def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
+    """Return a card entry on what a mask in a given form means for an argument.
+
+    `dtype` is that of the inputs; "" stands for the laboratory's.
+    """
+    about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
+    subject = Phrase("mask.meaning", about)
+    if dtype:
+        subject = Phrase("mask.meaning-for-inputs", about | {"dtype": dtype})
+    problem = lab.problem(dtype=dtype)
+    fed, laid = telling(form, argument, problem.shape)
+    found = lab.ask(problem, {argument.name: form.array(laid)})
+    # What an adapter declares about numbers holds for masks in the dtype of the inputs.
+    own = not (dtype or form.dtype == HALF) or form.dtype in ("own", "bool")
+    if argument.dtype:
+        own = form.dtype in (argument.dtype, "bool")
+    declared = declaration(argument, form) if own else NOTHING
+    if isinstance(found, Refused):
+        value, evidence = REJECTED if found.value == REFUSED else found.value, found.told
+        # Integers may be refused where numbers are declared: many libraries require floats.
+        another = "int" in form.dtype and form.dtype != argument.dtype
+        excused = found.value == CANNOT_BE_ASKED or another
+        declared = NOTHING if excused else declared
+    else:
+        handed = np.asarray(form.array(fed), np.float64)
+        value, evidence = (_rows if fed.shape[-1] == 1 else _weights)(lab, found, handed)
+        if lab.case and fed.shape[-1] > 1 and value in (UNEXPLAINED, BLOCKS_EVERYTHING):
+            influence = by_influence(lab, argument, form)
+            value = value if influence == UNEXPLAINED else influence
+    return Entry(subject, value, evidence, declared, not declared or value == declared)
 
 
-def shown(layout: str) -> str:
-    """Return a layout as text for cards: "(batch heads) 1 key" becomes "batch·heads 1 key"."""
-    return " ".join("·".join(names) or "1" for names in layouts.parse(layout))
+def declaration(argument: MaskArgument, form: Form) -> Phrase:
+    """Return the meaning that the adapter declares for this form, or an empty phrase.
+
+    An argument that is declared to take only 0 and 1 has no declared meaning in other forms.
+    """
+    if form.dtype == "bool":
+        return Phrase(f"mask.{argument.true}") if argument.true else NOTHING
+    if "int" in form.dtype and argument.whole is not None:
+        argument = dataclasses.replace(argument, number=argument.whole)
+    if argument.number == "added":
+        return ADDED
+    values = np.array(form.values)
+    attends = argument.attending(values)
+    if attends is None:
+        return NOTHING
+    if attends.all() or not attends.any():
+        return IGNORED if attends.all() else BLOCKS_EVERYTHING
+    return next(it for it, reading in READINGS.items() if (reading(values) == attends).all())
 
 
-def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
-    """Yield every layout over batch, heads, query and key that fits an array of this shape."""
-    joined = [
-        names for count in range(1, len(AXES) + 1) for names in itertools.permutations(AXES, count)
-    ]
-    choices: list[list[str]] = []
-    for size in shape:
-        axes = [
-            names[0] if len(names) == 1 else f"({' '.join(names)})"
-            for names in joined
-            if math.prod(sizes[name] for name in names) == size
+def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+    """Return the meaning of the mask `fed`, with the first query's mask and weights as evidence."""
+    arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
+    row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
+    evidence = f"entry 0, head 0, query 0: fed {row}, weights {weights}, without it {without}"
+    return meaning(lab, seen, fed), evidence
+
+
+def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+    """Return the meaning of a mask without a key axis, with the queries it changed as evidence."""
+    changed = rows_changed(lab, seen)
+    marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
+    rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"
+    evidence = f"entry 0: fed {numbers(marked[0])} to the queries; rows that changed: {rows}"
+    for value, expected in (
+        (IGNORED, np.zeros_like(changed)),
+        (ATTENDS, marked == 0),
+        (BLOCKS, marked != 0),
+        (ADDED, np.isneginf(marked) | (marked <= -1e3)),
+    ):
+        if (changed == expected).all():
+            return value, evidence
+    return UNEXPLAINED, evidence
+
+
+def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
+    """Return the meaning of the argument, inferred from the queries that the first token affects.
+
+    Return `UNEXPLAINED` if no meaning predicts which queries these are, if it is doubtful whether
+    some query is affected, or if a call gives no answer.
+    """
+    problem = lab.problem()
+    shape = problem.shape
+    for seed in range(1000):
+        fed = telling(form, argument, shape, seed)[0][:, :1]
+        marked = np.isfinite(fed) if INFINITE in form.values else fed != 0
+        some, every = marked.any(axis=-2), marked.all(axis=-2)
+        if shape.query_length > 1 == marked.shape[2] or (some & ~every).all():
+            break
+    laid = to_layout(fed, argument.layouts[0], shape.logits, broadcast=False)
+    assert laid is not None
+    natives = {argument.name: form.array(laid)}
+    tokens = np.broadcast_to(np.arange(shape.key_length) == 0, (shape.batch, shape.key_length))
+    other = with_other_content(problem, tokens, np.random.default_rng(0))
+    asked = (lab.ask(problem, natives), lab.ask(other, natives), lab.ask(problem))
+    outputs = [found.answer.output for found in asked if isinstance(found, Seen)]
+    if len(outputs) < len(asked):
+        return UNEXPLAINED
+    noise = lab.noise(problem).max(axis=(1, 3))
+    with np.errstate(invalid="ignore"):
+        changes = [np.abs(outputs[0] - output).max(axis=-1) / noise for output in outputs[1:]]
+    moved, still = changes[0] > MOVED, changes[0] < STILL
+    visible = np.broadcast_to(marked[:, 0, :, 0], moved.shape)
+    if not (moved | still).all():
+        return UNEXPLAINED
+    if (moved == visible).all():
+        return ADDED if INFINITE in form.values else ATTENDS
+    if (moved == ~visible).all():
+        return BLOCKS
+    if moved.all() and (changes[1] < STILL).all():
+        return IGNORED
+    return ADDED if moved.all() and INFINITE not in form.values else UNEXPLAINED
+
+
+def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
+    """Return each mask argument with each form that it is declared to take, and the card entry.
+
+    The result is cached. Raise `Unsupported` if the adapter cannot express the case.
+    """
+
+    def look() -> list[tuple[MaskArgument, Form, Entry]]:
+        ex.adapter.check(ex.problem)
+        lab = Laboratory(ex.adapter, ex.dtype, ex.device, ex.mode, case=ex.problem.shape)
+        with suppress(NoAnswer):
+            lab.plain()
+        boolean, ones, infinite = own_forms(ex.dtype)[:3]
+        return [
+            (argument, form, examined(lab, argument, form))
+            for argument in ex.adapter.mask_arguments
+            for form, taken in (
+                (boolean, argument.true),
+                (infinite, argument.number == "added"),
+                (zero_one(argument, ones), argument.number),
+            )
+            if taken
         ]
-        choices.append(["1", *axes] if size == 1 else axes)
-    for chosen in itertools.product(*choices):
-        # A layout that names an axis twice is invalid.
-        with suppress(WrongDeclaration):
-            layouts.parse(" ".join(chosen))
-            yield " ".join(chosen)
+
+    key = ("polarity", id(ex.adapter), ex.case.id, ex.dtype, ex.device, ex.mode.name)
+    return ex.bench.answers.get(key, look)
 
 
-def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
-    """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
-
-    If a query is fully masked in a layout, its weights must merely differ from those without a
-    mask.
-
-    Args:
-        lab: the laboratory.
-        seen: the answer to a call with this mask.
-        fed: the mask, in the shape in which it was passed.
-        attends: whether nonzero elements of the mask allow attention; if not, they block it.
-    """
-    shape = seen.problem.shape.logits
-    sizes = dict(zip(AXES, shape, strict=True))
-    visible = {
-        reading: np.broadcast_to((from_layout(fed, reading, sizes) != 0) == attends, shape)
-        for reading in readings(fed.shape, sizes)
-    }
-    return [shown(reading) for reading, keys in visible.items() if follows(lab, seen, keys)]
-
-
-def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
-    """Return how the implementation makes a mask of a wrong size fit.
-
-    The arguments are those of `read_as`. Return the empty phrase if no known way explains the
-    weights.
-    """
-    shape = seen.problem.shape.logits
-    sizes = dict(zip(AXES, shape, strict=True))
-    visible = (fed != 0) == attends
-    for reading, axes, keys in _resized(visible, fed, sizes):
-        if follows(lab, seen, np.broadcast_to(keys, shape)):
-            return Phrase(reading, {"axes": axes})
-    return NOTHING
-
-
-def _resized(
-    visible: BoolArray, fed: Array, sizes: Mapping[str, int]
-) -> Iterator[tuple[str, str, BoolArray]]:
-    """Yield the known ways in which a mask of a wrong size may be made to fit.
-
-    Each is the id of the way, a layout, and an array of the keys that would then be visible.
-
-    Args:
-        visible: for each element of the mask, whether it makes a key visible.
-        fed: the mask as passed, of the same shape as `visible`.
-        sizes: the sizes of the axes by name.
-    """
-    keys, heads = sizes["key"], sizes["heads"]
-    *leading, length = visible.shape
-    if length < keys:
-        for reading, rest in (("axes.rest-blocked", False), ("axes.rest-visible", True)):
-            padding = [(0, 0)] * len(leading) + [(0, keys - length)]
-            padded = np.pad(visible, padding, constant_values=rest)
-            for axes in readings(padded.shape, sizes):
-                if axes.endswith("key"):
-                    yield reading, shown(axes), from_layout(padded, axes, sizes)
-    if len(leading) == 2 and leading[1:] == [sizes["query"]] and length == keys:
-        given = leading[0]
-        for reading, of_head in (
-            ("axes.first-heads", np.arange(heads)),
-            ("axes.last-head-repeated", np.minimum(np.arange(heads), given - 1)),
-            ("axes.heads-in-turn", np.arange(heads) % given),
-        ):
-            if of_head[-1] < given:
-                yield reading, "heads query key", visible[of_head][None]
-    if fed.shape == (sizes["batch"],):
-        yield "axes.lengths", "batch", (np.arange(keys) < fed[:, None])[:, None, None, :]
+@requirement(
+    "mask.polarity-is-as-declared",
+    "Each mask argument means what the adapter declares: True attends or blocks, numbers are added "
+    "or say who attends. An experiment passes the argument natively and finds its meaning.",
+    revision=2,
+    why="`True` attends in one library and blocks in the next; a wrong guess costs a week.",
+)
+def polarity(ex: Examination) -> Finding | None:
+    """Pass an array to each mask argument, in each form that the argument is declared to take. The
+    output of the problem is the attention weights. The meaning that predicts these weights must be
+    the declared one."""
+    if not ex.adapter.mask_arguments:
+        raise Unsupported("no mask arguments are declared")
+    if not ex.varies_arguments:
+        return None
+    meanings: list[Part] = []
+    wrong = []
+    tried = observations(ex)
+    if tried and all(entry.value == CANNOT_BE_ASKED for *_, entry in tried):
+        raise Unsupported(tried[0][-1].evidence.removeprefix("unsupported: "))
+    for argument, form, entry in tried:
+        about: dict[str, Argument] = {"argument": argument.name, "form": Phrase(form.phrase.id)}
+        meanings.append(Phrase("mask.means", about | {"meaning": entry.value}))
+        if not entry.agrees:
+            given = say(Phrase("mask.means", about | {"meaning": entry.declared})).replace("=", " ")
+            wrong.append(f"declared {given}, observed {say(entry.value)}: {entry.evidence}")
+    value = Phrase("mask.meanings", {"meanings": meanings})
+    verdict: Verdict = "deviates" if wrong else "conforms"
+    return Finding(polarity.id, verdict, detail="; ".join(wrong), value=value)

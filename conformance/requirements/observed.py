@@ -23,15 +23,7 @@ WHERE = (0, 1)
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
-    """Return a finding with the verdict "conforms" if the declaration agrees, else "deviates".
-
-    Args:
-        name: the id of the requirement.
-        agrees: whether the declaration agrees.
-        value: the observed value.
-        declared: the declared value, for the message.
-        seen: the observed value as text, for the message.
-    """
+    """Return the finding on whether a declaration agrees with the value, whose text is `seen`."""
     if agrees:
         return Finding(name, "conforms", value=value)
     detail = f"the adapter declares {declared!r}, observed {seen!r}"
@@ -77,16 +69,12 @@ def fully_masked_row(ex: Examination) -> Finding:
 
 
 def _beside(answer: Answer) -> Phrase:
-    """Return a phrase on whether there is NaN in the gradients or in the outputs of other queries.
-
-    Only queries of the same batch entry are considered.
-    """
+    """Return a phrase on NaN in the gradients and in the outputs of the entry's other queries."""
+    gradients = Phrase("beside.gradients", {"value": Phrase("gradients.finite")})
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
-    parts: list[Part] = [
-        Phrase("beside.nan-in-gradients", {"arrays": [*lost]})
-        if lost
-        else Phrase("beside.gradients", {"value": Phrase("gradients.finite")})
-    ]
+    if lost:
+        gradients = Phrase("beside.nan-in-gradients", {"arrays": [*lost]})
+    parts: list[Part] = [gradients]
     if np.isnan(np.delete(answer.output[0], WHERE[1], axis=0)).any():
         parts.append(Phrase("beside.nan-in-other-rows"))
     return Phrase("beside", {"parts": parts})
@@ -115,7 +103,7 @@ def causal_alignment(ex: Examination) -> Finding | None:
         value = Phrase("refused.because", {"reason": error.told})
         if flag.alignment is None:
             return Finding(causal_alignment.id, "conforms", value=value)
-        return Finding(causal_alignment.id, "deviates", detail=say(value), value=value)
+        return Finding(causal_alignment.id, "deviates", say(value), value)
     value = Phrase("causal.nan" if np.isnan(output).all() else "causal.unexplained")
     for found, visible in triangles(problem.shape):
         mask = np.broadcast_to(visible, problem.shape.logits)
@@ -141,18 +129,14 @@ def returned_weights(ex: Examination) -> Finding | None:
         return None
     seen = "none" if weights is None else "averaged" if weights.ndim == 3 else "per head"
     declared = ex.adapter.returns_weights or "none"
+    value = Phrase(f"weights.{seen.replace(' ', '-')}")
     if seen == declared:
         value = probed.returned_weights(ex.adapter, seen)
-    else:
-        value = Phrase(f"weights.{seen.replace(' ', '-')}")
     return _found(returned_weights.id, seen == declared, value, declared, seen)
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:
-    """Return whether two outputs differ nowhere by more than four times the limit of their noise.
-
-    Up to 1/1000 of the rms of the expected output is allowed in any case.
-    """
+    """Return whether two outputs differ by at most four times the limit of the noise, or 1/1000."""
     noise = np.sqrt(np.mean(ex.expectation.sigma["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
     with np.errstate(invalid="ignore"):

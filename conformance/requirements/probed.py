@@ -152,81 +152,71 @@ class Rule:
         requirement: the id of the requirement.
         experiment: the name of the experiment.
         subjects: the ids of the subjects whose entries count; empty for all entries.
-        verdicts: the verdict by the id of an entry's value; other values mean "unsupported".
+        conforms: the ids of an entry's value that mean "conforms".
+        deviates: the ids that mean "deviates"; all others mean "unsupported".
     """
 
     requirement: str
     experiment: str
     subjects: tuple[str, ...]
-    verdicts: dict[str, Verdict]
+    conforms: tuple[str, ...]
+    deviates: tuple[str, ...]
+
+    def verdict(self, entry: Entry) -> Verdict:
+        """Return the verdict on an entry; one that agrees with a declaration cannot deviate."""
+        if entry.value.id in self.deviates:
+            return "conforms" if entry.declared and entry.agrees else "deviates"
+        return "conforms" if entry.value.id in self.conforms else "unsupported"
 
 
 _RULES = (
     Rule(
         unbiased_dropout.id,
         "dropout",
-        ("dropout.mean",),
-        {"dropout.unbiased": "conforms", "dropout.biased": "deviates"},
+        subjects=("dropout.mean",),
+        conforms=("dropout.unbiased",),
+        deviates=("dropout.biased",),
     ),
     Rule(
         agreement.memory_layout.id,
         "repeatability",
-        ("again.strided", "again.window", "again.mask-strided", "again.mask-window"),
-        {
-            "again.same-bits": "conforms",
-            "again.same-bits-at": "conforms",
-            "again.within-noise": "conforms",
-            "again.apart": "deviates",
-        },
+        subjects=("again.strided", "again.window", "again.mask-strided", "again.mask-window"),
+        conforms=("again.same-bits", "again.same-bits-at", "again.within-noise"),
+        deviates=("again.apart",),
     ),
     Rule(
         reads_only_what_it_is_given.id,
         "bad-input",
-        (),
-        {
-            "refused": "conforms",
-            "malformed-answer": "conforms",
-            "bad-input.answers": "conforms",
-            "bad-input.answers-as": "conforms",
-            "bad-input.reads-beyond": "deviates",
-            "bad-input.dies": "deviates",
-            "bad-input.hangs": "deviates",
-        },
+        subjects=(),
+        conforms=("refused", "malformed-answer", "bad-input.answers", "bad-input.answers-as"),
+        deviates=("bad-input.reads-beyond", "bad-input.dies", "bad-input.hangs"),
     ),
     Rule(
         flag_blocks.id,
         "causal",
-        ("causal.large-logits", "causal.later-only"),
-        {
-            "causal.blocks": "conforms",
-            "causal.lowers": "deviates",
-            **dict.fromkeys(
-                ("row.nan", "row.zeros", "row.output-bias", "row.mean-of-values"), "conforms"
-            ),
-        },
+        subjects=("causal.large-logits", "causal.later-only"),
+        conforms=(
+            "causal.blocks",
+            *("row.nan", "row.zeros", "row.output-bias", "row.mean-of-values"),
+        ),
+        deviates=("causal.lowers",),
     ),
     Rule(
         arguments_combine.id,
         "pairs",
-        ("pair.with-bias", "pair.with-scale"),
-        {
-            "combined.both": "conforms",
-            "combined.only": "deviates",
-            "combined.neither": "deviates",
-            "combined.scaled": "deviates",
-            "combined.without-scale": "deviates",
-            "combined.unexplained": "deviates",
-        },
+        subjects=("pair.with-bias", "pair.with-scale"),
+        conforms=("combined.both",),
+        deviates=(
+            *("combined.only", "combined.neither", "combined.scaled"),
+            *("combined.without-scale", "combined.unexplained"),
+        ),
     ),
     Rule(
         visible_nan.id,
         "leaks",
-        ("leak.visible", "leak.visible-unmasked"),
-        {
-            "leak.visible-reaches-all": "conforms",
-            "leak.visible-reaches-some": "deviates",
-            "leak.visible-reaches-none": "deviates",
-        },
+        subjects=("leak.visible", "leak.visible-unmasked"),
+        conforms=("leak.visible-reaches-all",),
+        deviates=("leak.visible-reaches-some", "leak.visible-reaches-none"),
     ),
 )
 _WORST_FIRST: tuple[Verdict, ...] = ("deviates", "unsupported", "conforms")
@@ -239,7 +229,7 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     """
     for rule in _RULES:
         about = [
-            (_verdict(rule, entry), entry)
+            (rule.verdict(entry), entry)
             for entry in entries
             if rule.experiment == experiment
             if entry.subject.id in rule.subjects or not rule.subjects
@@ -257,12 +247,6 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
         yield from _agreeing(same_in_dtypes.id, _pairs(blocking, "inputs_in"))
         yield from _agreeing(same_in_layouts.id, _pairs(blocking, "laid_out"))
         yield from _agreeing(same_in_encodings.id, _encodings(entries))
-
-
-def _verdict(rule: Rule, entry: Entry) -> Verdict:
-    """Return a rule's verdict on an entry; one that agrees with a declaration cannot deviate."""
-    verdict = rule.verdicts.get(entry.value.id, "unsupported")
-    return "conforms" if verdict == "deviates" and entry.declared and entry.agrees else verdict
 
 
 # Conventions that must be the same in all calls
@@ -295,10 +279,7 @@ def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -
 
 
 def _pairs(entries: Iterable[Entry], telling: str) -> Pairs:
-    """Yield pairs of entries whose subjects differ only in one argument, named `telling`.
-
-    In each pair, only the subject of the second entry has that argument.
-    """
+    """Yield pairs of entries of which only the second one's subject has the argument `telling`."""
     known = {_about(entry.subject): entry for entry in entries if not _has(entry, telling)}
     for entry in entries:
         about = _about(entry.subject, telling)
@@ -310,15 +291,14 @@ def _has(entry: Entry, argument: str) -> bool:
     return argument in entry.subject.arguments
 
 
-def _about(subject: Phrase, *without: str) -> Phrase:
-    """Return a subject without some arguments, so that those of comparable entries are equal.
+def _about(subject: Phrase, without: str = "") -> Phrase:
+    """Return a subject without an argument, so that those of comparable entries are equal.
 
-    For fully masked queries, the dtype of the mask is left out too if it is that of the inputs, or
-    float32.
+    For fully masked queries, the mask's dtype is left out too if it is the inputs' or float32.
     """
     form = subject.part("form")
     own = subject.name("inputs_in")
-    kept = {name: part for name, part in subject.arguments.items() if name not in without}
+    kept = {name: part for name, part in subject.arguments.items() if name != without}
     if form.name("dtype") in (own, "float32") and subject.id.startswith("fully-masked"):
         kept["form"] = Phrase(form.id)
     return Phrase(subject.id, kept)
@@ -328,8 +308,7 @@ def _is_judged(subject: Phrase) -> bool:
     """Return whether an entry on this subject must be the same in other calls."""
     # A log-sum-exp of -1e9 loses the number of keys to rounding, so weights that are recomputed
     # from it are those of another row.
-    is_rounded = _is_finite(subject) and subject.id.startswith("fully-masked.gradients")
-    return not is_rounded
+    return not (_is_finite(subject) and subject.id.startswith("fully-masked.gradients"))
 
 
 def _is_finite(subject: Phrase) -> bool:
@@ -337,10 +316,7 @@ def _is_finite(subject: Phrase) -> bool:
 
 
 def _encodings(entries: Iterable[Entry]) -> Pairs:
-    """Yield pairs of entries on fully masked queries that should agree for different encodings.
-
-    Entries without an answer are left out, and so are those that rounding explains.
-    """
+    """Yield pairs of answers for fully masked queries that should agree for all encodings."""
     first: dict[Phrase, Entry] = {}
     for entry in entries:
         if entry.value.id in _UNANSWERED:
@@ -356,13 +332,9 @@ def _encodings(entries: Iterable[Entry]) -> Pairs:
 
 
 def _agreeing(requirement: str, pairs: Pairs, where: str = "") -> Iterator[Finding]:
-    """Yield the finding on whether the values of paired entries agree; none if nothing is compared.
+    """Yield the finding on whether the values of paired entries agree, if any can be compared.
 
-    Args:
-        requirement: the id of the requirement.
-        pairs: the pairs of entries.
-        where: the calls to which the first entries belong, for the message; if empty, the message
-            names their subjects.
+    For the message, `where` names the calls of the first entries; if empty, their subjects do.
     """
     answered = [(one, other) for one, other in pairs if _both_answer(one.value, other.value)]
     wrong = [(one, other) for one, other in answered if _told(one) != _told(other)]
@@ -374,31 +346,25 @@ def _agreeing(requirement: str, pairs: Pairs, where: str = "") -> Iterator[Findi
     lines = [
         f"{say(other.subject)}: {say(other.value)}, but {say(one.value)}"
         + (where or f" for {say(one.subject)}")
-        for one, other in wrong[:MOST]
+        for one, other in wrong
     ]
-    lines += [f"and {len(wrong) - MOST} more"] if wrong[MOST:] else []
-    yield Finding(requirement, "deviates", "; ".join(lines), wrong[0][1].value)
+    yield Finding(requirement, "deviates", _listed(lines), wrong[0][1].value)
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
+    return "; ".join([*lines[:MOST], *more])
 
 
 def _both_answer(one: Phrase, other: Phrase) -> bool:
-    """Return whether two values can be compared.
-
-    They can if both are answers, or if one call is refused while the other ignores the argument.
-    """
-    refused = [value.id in _UNANSWERED for value in (one, other)]
-    if not any(refused):
-        return True
+    """Return whether both values are answers, or one a refusal of what the other ignores."""
     ids = {one.id, other.id}
-    return bool(ids & {"refused", "mask.rejected"}) and bool(
-        ids & {"causal.ignored", "mask.ignored"}
-    )
+    refused, ignored = ids & {"refused", "mask.rejected"}, ids & {"causal.ignored", "mask.ignored"}
+    return ids.isdisjoint(_UNANSWERED) or bool(refused and ignored)
 
 
 def _told(entry: Entry) -> Phrase:
-    """Return the part of an entry's value that must be the same in other calls.
-
-    Details that depend on whether the call returns gradients or weights are left out.
-    """
+    """Return the value of an entry without what depends on which arrays the call returns."""
     value = entry.value
     if value.id == "leak.reaches" and Phrase("place.output") not in value.parts("places"):
         return Phrase("leak.hidden")
@@ -411,17 +377,15 @@ def compared(entries: Sequence[Entry]) -> Finding:
     if not wrong:
         declared = any(entry.declared for entry in entries)
         return Finding(declares.id, "conforms" if declared else "observed")
-    more = len(wrong) - MOST
     # Either the declaration or the implementation is wrong, so the cause blames neither.
     cause = Phrase("declaration.differs", {"subjects": [entry.subject for entry in wrong[:MOST]]})
     lines = [
         f"{say(entry.subject)}: declared {say(entry.declared)}, observed {say(entry.value)}"
-        for entry in wrong[:MOST]
+        for entry in wrong
     ]
-    if more > 0:
-        lines.append(f"and {more} more")
-        cause = cause.having(more=more)
-    return Finding(declares.id, "deviates", "; ".join(lines), cause=cause)
+    if len(wrong) > MOST:
+        cause = cause.having(more=len(wrong) - MOST)
+    return Finding(declares.id, "deviates", _listed(lines), cause=cause)
 
 
 def declared_row(declared: str) -> Phrase:

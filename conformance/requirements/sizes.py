@@ -57,23 +57,16 @@ def taken(ex: Examination) -> Finding | None:
 
 
 def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
-    """Return whether the case appears to be refused because of its sizes.
-
-    That is so if the implementation accepts other sizes for a shape of the same kind in this dtype,
-    or if it accepts none of the shapes of the case families in any dtype.
-    """
-    every = [shape for each in _families(ex, geometry) for shape in each.values()]
+    """Return whether other sizes are accepted for its kind of shape, or no shape in any dtype."""
     if any(_takes(ex, shape, ex.dtype) for shape in _of_its_kind(ex, geometry)):
         return True
+    every = [shape for each in _families(ex, geometry) for shape in each.values()]
     dtypes = [ex.dtype, *(name for name in ex.adapter.dtypes if name != ex.dtype)]
     return not any(_takes(ex, shape, name) for name in dtypes for shape in every)
 
 
 def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]:
-    """Yield a dictionary from case family to shape for each grid of the declared sizes.
-
-    The family "far", and families with a score that the adapter does not declare, are left out.
-    """
+    """Yield the shapes by case family for each grid of the declared sizes, without "far"."""
     for grid in geometry.grids(layer=not ex.adapter.projections_supplied):
         yield {
             name: grid.shape(name, small)
@@ -83,11 +76,7 @@ def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]
 
 
 def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
-    """Yield shapes that differ from the shape of the case only in their sizes.
-
-    All other properties are the same, because an implementation may not support shared key/value
-    heads, for example, or inputs that are separate arrays.
-    """
+    """Yield shapes that differ from the shape of the case only in their sizes."""
 
     def kind(shape: Shape) -> tuple[object, ...]:
         differ = shape.value_head_size != shape.head_size
@@ -108,8 +97,6 @@ def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
 
 
 def _takes(ex: Examination, shape: Shape, dtype: str) -> bool:
-    """Return whether the implementation accepts a problem of this shape and dtype without masks."""
-
     def ask() -> bool:
         problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), dtype)
         if ex.problem.heads_alone:

@@ -1,4 +1,4 @@
-"""Experiment on fully masked queries: their output and weights, and whether gradients are NaN."""
+"""Experiments on blocked keys: what fully masked queries get, and whether NaN leaks through."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import numpy as np
 
 from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, Native
-from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.definition.problem import Problem
 from conformance.experiments.code import mask, output
 from conformance.experiments.experiment import topic
 from conformance.experiments.masks import Blocking, blockings
+from conformance.experiments.shapes import shown
 from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
     Laboratory,
     Natives,
+    Outcome,
     Refused,
     Seen,
     numbers,
 )
-from conformance.requirements.meaning import ADDED, INFINITE, forms_of, shown
-from conformance.requirements.polarity import examined
+from conformance.requirements.meaning import ADDED, INFINITE, examined, forms_of
 from conformance.requirements.probed import declared_row
 from conformance.words import say
 
@@ -79,13 +81,17 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
                     first.setdefault(kind, entry.value)
 
 
+def _is_finite(way: Blocking) -> bool:
+    """Return whether keys are hidden by adding a large number, which does not quite block them."""
+    return -np.inf < way.hidden < 0
+
+
 def _laid_out(lab: Laboratory, way: Blocking) -> Iterator[tuple[str, BoolArray, Native]]:
     """Yield a mask that blocks all keys of one query, in each declared layout with a key axis.
 
     In a layout without a query axis, the mask blocks all keys of all queries of a batch entry. If
     the argument broadcasts, masks with one head for all follow. Each mask is given as a name of the
-    layout ("" for the first), the visible keys, and the array to pass. Large finite numbers do not
-    quite block, so for these only the first layout is used.
+    layout ("" for the first), the visible keys, and the array to pass.
     """
     shape, argument = lab.problem().shape, way.argument
     known: set[tuple[int, ...]] = set()
@@ -103,13 +109,8 @@ def _laid_out(lab: Laboratory, way: Blocking) -> Iterator[tuple[str, BoolArray, 
         one_head = " with one head for all" if broadcast else ""
         yield f"[{shown(layout)}]{one_head}" if known else "", visible, native
         known.add(np.shape(native))
-        if is_finite(way):
+        if _is_finite(way):
             return
-
-
-def is_finite(way: Blocking) -> bool:
-    """Return whether keys are hidden by adding a large number, which does not quite block them."""
-    return way.hidden < 0 and bool(np.isfinite(way.hidden))
 
 
 def _one(
@@ -132,7 +133,7 @@ def _one(
     blocked = np.asarray(~np.broadcast_to(visible, shape.logits).any(axis=(1, 3)))
     value = row_output(lab, found)
     said = lab.adapter.masked_row(lab.mode)
-    declared = declared_row(said) if said and not is_finite(way) else NOTHING
+    declared = declared_row(said) if said and not _is_finite(way) else NOTHING
     same = {ZEROS, OUTPUT_BIAS} if not shape.bias else {value}
     yield Entry(
         Phrase("fully-masked.output", about),
@@ -162,17 +163,15 @@ def _by_cotangent(
 ) -> Iterator[Entry]:
     """Yield entries on the gradients if only masked, or only unmasked, queries have a cotangent.
 
-    The gradient of the values, summed over the keys, then equals the sum of the weights of the
-    queries that have a cotangent. This sum should agree with the output of these queries.
+    The gradient of the values, summed over the keys, should equal the sum of the weights of these
+    queries.
     """
     problem = whole.problem
     alone = np.zeros(blocked.shape, bool)
     alone[ENTRY, QUERY] = True
     shown = whole.applied[ENTRY, :, QUERY].sum(axis=-1).mean()
-    for name, rows, expected in (
-        ("alone", alone, shown),
-        ("elsewhere", ~blocked, float((~blocked).sum())),
-    ):
+    others = ~blocked
+    for name, rows, expected in (("alone", alone, shown), ("elsewhere", others, others.sum())):
         cotangent = np.broadcast_to(rows[..., None] * 1.0, problem.cotangent.shape)
         found = lab.ask(problem.replace(cotangent=cotangent), natives, gradients=True)
         subject = Phrase(f"fully-masked.gradients-{name}", about)
@@ -186,10 +185,7 @@ def _by_cotangent(
 
 
 def _sum(found: Seen, expected: float, name: str) -> Phrase:
-    """Return a phrase that compares the sum of the values' gradients over the keys with `expected`.
-
-    It is called only if all gradients are finite.
-    """
+    """Return a phrase that compares the sum of the values' finite gradients with `expected`."""
     shape = found.problem.shape
     source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
     # The features that hold the keys' indices get a gradient only through the values.
@@ -229,10 +225,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return where gradients are not finite, or `FINITE`, with evidence.
-
-    `blocked` is as in `nan_places`.
-    """
+    """Return where gradients are not finite, or `FINITE`, with evidence; see `nan_places`."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
@@ -242,22 +235,14 @@ def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
 
 def nan_places(found: Seen, blocked: BoolArray) -> list[Phrase]:
     """Return where gradients are not finite; `blocked` marks the masked queries `[batch query]`."""
-    places: list[Phrase] = []
+    places: list[str] = []
     for name, array in found.answer.gradients.items():
-        lost = ~np.isfinite(array)
-        if not lost.any():
-            continue
+        rows = ~np.isfinite(array).all(axis=-1)
+        named = {f"{name}s" if name in ("key", "value") else "parameters": rows}
         if name == "query":
-            rows = lost.any(axis=-1)
-            if (rows & blocked).any():
-                places.append(Phrase("place.masked-queries"))
-            if (rows & ~blocked).any():
-                places.append(Phrase("place.other-queries"))
-        elif name in ("key", "value"):
-            places.append(Phrase(f"place.{name}s"))
-        elif Phrase("place.parameters") not in places:
-            places.append(Phrase("place.parameters"))
-    return places
+            named = {"masked-queries": rows & blocked, "other-queries": rows & ~blocked}
+        places += [place for place, lost in named.items() if lost.any()]
+    return [Phrase(f"place.{place}") for place in dict.fromkeys(places)]
 
 
 def _code(lab: Laboratory, way: Blocking, value: Phrase) -> str:
@@ -266,3 +251,140 @@ def _code(lab: Laboratory, way: Blocking, value: Phrase) -> str:
     made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
     line, told = _SHOWN.get(value, ("output[0, 0, :4]", say(value)))
     return output(lab, way.argument.name, made, line, told)
+
+
+HIDDEN, VISIBLE = 1, 0
+"""The positions of a key that is blocked for every query, and of one that is visible to all."""
+
+
+@topic(
+    "leaks",
+    "NaN behind the mask",
+    "Does NaN or an infinity in a blocked key or value reach the output or a gradient?",
+    place=80,
+    every_mode=True,
+    shared=True,
+    revision=3,
+)
+def leaks(lab: Laboratory) -> Iterator[Entry]:
+    """Put NaN, an infinity or a huge number into a key or value that is blocked for every query.
+    Look for it in the output, the weights and the gradients. Then put NaN into a visible key or
+    value, and see whether it reaches the output of every query. Repeat this without a mask, and
+    also for a query."""
+    yield from _unmasked(lab)
+    for argument in lab.arguments():
+        for way in blockings(lab, argument):
+            if "key" in way.axes:
+                yield from _behind(lab, way)
+
+
+INPUTS = {
+    "separate": {"query": "query", "key": "key", "value": "value"},
+    "memory": {"query": "query", "key": "memory"},
+    "self": {"query": "token"},
+}
+"""For each kind of sharing, the inputs and what they are called on a card."""
+
+
+def _unmasked(lab: Laboratory) -> Iterator[Entry]:
+    """Yield an entry for each input on whether NaN in it reaches the output without a mask."""
+    for name, what in INPUTS[lab.sharing].items():
+        about: dict[str, Argument] = {"input": Phrase(f"input.{what}")}
+        subject = Phrase("leak.visible-unmasked", about | {"number": Phrase("number.nan")})
+        rows = slice(VISIBLE, VISIBLE + 1) if what == "query" else slice(None)
+        yield _reached(subject, lab.ask(_spoilt(lab.problem(), name, VISIBLE, np.nan)), rows)
+
+
+def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
+    """Return the problem with `number` in the input `name` at one token of each batch entry."""
+    array = getattr(problem, name).copy()
+    # One number is enough: its projection fills the key. A value carries its own index.
+    array[:, token, token if name == "value" else -1] = number
+    return problem.with_inputs(**{name: array})
+
+
+def _reached(subject: Phrase, found: Outcome, rows: slice = slice(None)) -> Entry:
+    """Return an entry on whether a visible NaN reached the outputs of the queries in `rows`."""
+    if isinstance(found, Refused):
+        return Entry(subject, found.value, found.told)
+    lost = np.isnan(found.answer.output[:, rows]).any(axis=-1)
+    value = "all" if lost.all() else "some" if lost.any() else "none"
+    evidence = f"NaN in {lost.mean():.0%} of the outputs"
+    return Entry(subject, Phrase(f"leak.visible-reaches-{value}"), evidence)
+
+
+def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
+    problem = lab.problem()
+    visible = (np.arange(problem.shape.key_length) != HIDDEN)[None, None, None]
+    natives = way.passed(visible, problem.shape)
+    if problem.shape.sharing == "self":
+        # As a query, the blocked token attends to others, which is no leak.
+        cotangent = problem.cotangent.copy()
+        cotangent[:, HIDDEN] = 0
+        problem = problem.replace(cotangent=cotangent)
+    usual = lab.ask(problem, natives, gradients=True)
+    largest = dtype_of(problem.dtype).largest
+    hidden = {"nan": np.nan, "inf": np.inf, "minus-inf": -np.inf, "large": 1e5, "largest": largest}
+    for name, what in INPUTS[problem.shape.sharing].items():
+        if what == "query":
+            continue
+        about = {"input": Phrase(f"input.{what}")} | way.about
+        for number_name, number in hidden.items():
+            if number_name == "large" and largest <= number:
+                continue
+            found = lab.ask(_spoilt(problem, name, HIDDEN, number), natives, gradients=True)
+            subject = Phrase("leak", about | {"number": Phrase(f"number.{number_name}")})
+            if isinstance(found, Refused):
+                yield Entry(subject, found.value, found.told)
+                continue
+            # A finite number that gets through shows in what differs from the usual answer.
+            places = _places(found, usual if np.isfinite(number) else None)
+            reached = Phrase("leak.reaches", {"places": [*places]})
+            yield Entry(subject, reached if places else Phrase("leak.hidden"), _arrays(found))
+        subject = Phrase("leak.visible", about | {"number": Phrase("number.nan")})
+        yield _reached(subject, lab.ask(_spoilt(problem, name, VISIBLE, np.nan), natives))
+
+
+def _moved(array: Array, usual: Array | None) -> BoolArray:
+    """Return a mask of the elements that are not finite or, given `usual`, far from that array."""
+    moved = ~np.isfinite(array)
+    if usual is not None and usual.size and np.isfinite(usual).all():
+        with np.errstate(invalid="ignore"):
+            moved |= np.abs(array - usual) > 0.05 * np.abs(usual).max()
+    return moved
+
+
+def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
+    """Return the places that a hidden number reaches, apart from the blocked token's own row."""
+    queries = np.arange(found.problem.shape.query_length)
+    own = found.problem.shape.sharing == "self"
+    seen = queries != HIDDEN if own else queries >= 0
+    places: list[Phrase] = []
+    before = usual.answer if isinstance(usual, Seen) else None
+    moved = {
+        name: _moved(array, None if before is None else before.arrays().get(name))
+        for name, array in found.answer.arrays().items()
+    }
+    if moved["output"][:, seen].any():
+        places.append(Phrase("place.output"))
+    if "weights" in moved and moved["weights"][..., seen, :].any():
+        places.append(Phrase("place.weights"))
+    if own and before is not None and not np.isfinite(found.answer.output[:, HIDDEN]).all():
+        return places
+    for name in found.answer.gradients:
+        array = moved[f"gradient.{name}"]
+        if name == "query":
+            array = array[:, seen]
+        elif name in ("key", "value"):
+            array = np.delete(array, HIDDEN, axis=1)
+        else:
+            name = "parameters"
+        place = Phrase("place.gradients", {"of": name})
+        if array.any() and place not in places:
+            places.append(place)
+    return places
+
+
+def _arrays(found: Seen) -> str:
+    lost = [name for name, array in found.answer.arrays().items() if not np.isfinite(array).all()]
+    return f"not finite: {', '.join(lost)}" if lost else "everything is finite"
