@@ -25,8 +25,7 @@ from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Answer, Problem, Score, Shape
 from conformance.errors import Unsupported
-from conformance.frameworks.base import Strides
-from conformance.frameworks.surroundings import PROCESS, Setting, changes, look, put_back
+from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look, put_back
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
 ReturnsWeights = Literal["per head", "averaged"]

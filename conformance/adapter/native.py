@@ -32,9 +32,9 @@ from conformance.frameworks.base import (
     Framework,
     Natives,
     Request,
+    Setting,
     package_versions,
 )
-from conformance.frameworks.surroundings import Setting
 
 _WEIGHT, _MASK = "weights.", "mask."
 

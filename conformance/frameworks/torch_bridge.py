@@ -24,9 +24,9 @@ from conformance.frameworks.base import (
     Natives,
     OnRanks,
     Request,
+    Setting,
     by_name,
 )
-from conformance.frameworks.surroundings import Setting
 
 
 def _put_generator(state: bytes) -> None:
