@@ -387,7 +387,8 @@ class Lengths(Feature):
         part = "key lengths" if self.of == "keys" else "query lengths"
         done = said.saying(part, **{self.name: values.astype(self.dtype)})
         done = replace(done, needs_flag=done.needs_flag or self.needs_causal)
-        yield replace(done, **{self.of: lengths}) if self.aligns else done
+        counted: dict[str, Any] = {self.of: lengths} if self.aligns else {}
+        yield replace(done, **counted)
 
 
 class _Ids(Feature):

@@ -69,18 +69,17 @@ class Moved:
         """Return query, key and value as the implementation takes them, and further arguments.
 
         Args:
-            bridge: the bridge of the framework to which the arrays belong.
+            bridge, device: the bridge of the arrays' framework, and the kind of their device.
             layout: the layout of the heads.
             heads: query, key and value.
             cached: the keys as a cache or pages hold them.
-            device: the kind of device.
         """
         passed: Natives = dict(heads)
         more: Natives = {}
         tokens = {
-            name: einops.rearrange(array, f"{layout} -> {TOKENS}") for name, array in heads.items()
+            name: einops.rearrange(array, f"{layout} -> {TOKENS}")
+            for name, array in (heads | {"cached": cached}).items()
         }
-        tokens["cached"] = einops.rearrange(cached, f"{layout} -> {TOKENS}")
 
         def taken(name: str, index: Index) -> Any:
             return _taken(bridge, tokens[name], index, math.nan, device)

@@ -87,12 +87,9 @@ class Split:
     def places(
         self, query: Sequence[int], key: Sequence[int], size: int
     ) -> dict[str, list[np.ndarray]]:
-        """Return, for each divided axis, the indices that each rank gets.
+        """Return, for each divided axis, the indices that each of `size` ranks gets.
 
-        Args:
-            query: the numbers of heads and of tokens of the query, `[heads length]`.
-            key: likewise, of the key.
-            size: the number of ranks.
+        `query` and `key` are the two numbers (heads, tokens) of the query and of the key.
 
         Raises:
             Unsupported: if the key/value heads cannot be divided among so many ranks.
@@ -132,7 +129,7 @@ class World:
     """The numbers of ranks and the ways of dividing tensors with which an implementation is run.
 
     Args:
-        sizes: the numbers of ranks.
+        sizes: the numbers of ranks, each from 1 to 64.
         splits: the ways in which tensors are divided; each is combined with every size above 1.
         every_case: the sizes with which all cases are run. With other sizes, only the cases of
             level "core" in float32, and a few others, are run (see `Mode.every_case`).
@@ -170,9 +167,10 @@ class Distributed(Function):
     modes are those of the world.
 
     Attributes:
-        on_rank: a function at the top level of a module. Every rank calls it with (query, key,
-            value, shard=Shard, **masks), and it returns the rank's part of the result. It uses the
-            default process group.
+        on_rank: a function at the top level of a module. Every rank calls it with its parts of
+            (query, key, value), `[batch heads length head]`, and with `shard`, a `Shard`, and the
+            masks as keyword arguments. It returns its part of the result, and uses the default
+            process group.
         axes: for each argument other than query, key and value, the names of its axes. Axes named
             "queries", "keys", "heads" or "kv heads" are divided like those of query and key, unless
             they have another size, such as 1; all others are not divided.
@@ -214,8 +212,7 @@ class Distributed(Function):
         tensors = {"query": query, "key": key, "value": value}
         tensors |= {n: v for n, v in masks.items() if self.bridge.is_array(v)}
         others = {n: v for n, v in masks.items() if n not in tensors} | options
-        axes = {name: self.axes.get(name, ()) for name in tensors}
-        axes |= {"query": ("batch", HEADS, QUERIES)}
+        axes = self.axes | {"query": ("batch", HEADS, QUERIES)}
         axes |= dict.fromkeys(("key", "value"), ("batch", KV_HEADS, KEYS))
         places = split.places(query.shape[1:3], key.shape[1:3], size)
         (_, heads, queries, _), (_, kv_heads, keys, _) = query.shape, key.shape
@@ -223,17 +220,16 @@ class Distributed(Function):
         divided = {
             name: [
                 (axis, places[kind])
-                for axis, kind in enumerate(axes[name])
+                for axis, kind in enumerate(axes.get(name, ()))
                 # An axis of size 1, such as that of a mask for all heads, is not divided.
                 if kind in places and tensor.shape[axis] == lengths[kind]
             ]
             for name, tensor in tensors.items()
         }
-        everything = [
-            places.get(kind, [np.arange(heads.shape[2])] * size)
-            for kind, heads in ((QUERIES, query), (KEYS, key))
+        positions = [
+            tuple(places.get(kind, [np.arange(lengths[kind])] * size)) for kind in (QUERIES, KEYS)
         ]
-        shards = [Shard(rank, size, split.name, *map(tuple, everything)) for rank in range(size)]
+        shards = [Shard(rank, size, split.name, *positions) for rank in range(size)]
         told = OnRanks(
             reference(type(self).on_rank),
             divided,
@@ -312,7 +308,7 @@ class Host:
 
 
 def host(control: int, server: str) -> None:
-    """Fork ranks until the other end of the control socket is closed, then kill them."""
+    """Fork ranks until the other end of the socket with this descriptor is closed; then kill them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _named(server).prepare()
     alive: set[int] = set()
@@ -379,14 +375,10 @@ class Processes:
 
         If this raises an exception, the world has been ended.
 
-        Args:
-            payloads: one payload for each rank.
-            limit: the seconds within which all ranks must answer.
-
         Raises:
             RankRaised: a rank raised an exception other than `Unsupported`.
             RankDied: the process of a rank ended.
-            RankLate: a rank did not answer within the limit.
+            RankLate: a rank did not answer within `limit` seconds.
             Unsupported: a rank raised `Unsupported`.
         """
         try:

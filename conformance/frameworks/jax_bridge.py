@@ -55,7 +55,6 @@ class Jax(Framework):
     name = "jax"
     packages = ("jax", "jaxlib")
     array_type = jax.Array
-    einsum = staticmethod(jnp.einsum)
     compiles = True
     differentiates_weights = True
     settings = tuple(
@@ -114,6 +113,9 @@ class Jax(Framework):
             run = self._programs[key]
         with _optimising(request.optimised or not _on_cpu()):
             return Evaluated(*run(request.variables, request.constants, cotangents))
+
+    def einsum(self, axes: str, *operands: Any) -> Any:
+        return jnp.einsum(axes, *operands)
 
     def devices(self) -> dict[str, str]:
         models = {"cpu": "jax on the CPU"}

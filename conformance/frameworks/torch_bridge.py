@@ -235,7 +235,7 @@ def _join(what: str, parts: list[Any], axes: Divided) -> Any:
     sizes = list(first.shape)
     for axis, places in axes:
         sizes[axis] = sum(map(len, places))
-    whole = torch.full(sizes, torch.nan, dtype=first.dtype)
+    whole = torch.empty(sizes, dtype=first.dtype)
     for rank, part in enumerate(parts):
         index = [torch.arange(size) for size in sizes]
         for axis, places in axes:
