@@ -308,7 +308,7 @@ class Host:
 
 
 def host(control: int, server: str) -> None:
-    """Fork ranks until the other end of the socket with this descriptor is closed; then kill them."""
+    """Fork ranks until the other end of the socket `control` is closed, and then kill them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _named(server).prepare()
     alive: set[int] = set()
