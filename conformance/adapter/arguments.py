@@ -37,7 +37,7 @@ from conformance.adapter.features import (
     check_choices,
     parts_of,
 )
-from conformance.adapter.handing import Handing, Moved
+from conformance.adapter.handing import Handing, Moved, Pages
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Causal, Problem
 from conformance.errors import Unsupported, WrongDeclaration
@@ -329,7 +329,8 @@ class MaskTable:
         wanted = (*first, *(part for part in parts_of(problem) if part not in first))
         every = list(self._saying(problem, Said(), wanted))
         counted = {*parts_of(problem)} - {"positions"}
-        filled = [one for one in self._handings if 0 < one.page < problem.shape.key_length]
+        paged = [one for one in self._handings if isinstance(one, Pages)]
+        filled = [one for one in paged if one.size < problem.shape.key_length]
         tables = {name for one in filled for name in one.names}
         most = max(
             every,

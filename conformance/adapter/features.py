@@ -152,11 +152,6 @@ class Feature:
         return self.says
 
     @property
-    def page(self) -> int:
-        """The number of tokens in a page, if the feature passes tokens in pages; otherwise 0."""
-        return 0
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The names of the declared arguments."""
         held = (getattr(self, field_name) for field_name in self.named_by)

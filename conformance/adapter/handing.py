@@ -222,10 +222,6 @@ class Pages(Handing):
             raise WrongDeclaration(f"{self.table}: a page of {self.size} tokens")
 
     @property
-    def page(self) -> int:
-        return self.size
-
-    @property
     def covers(self) -> tuple[str, ...]:
         return (*self.says, "key lengths")
 

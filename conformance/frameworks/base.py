@@ -25,7 +25,7 @@ import numpy as np
 from packaging.version import Version
 
 from conformance.definition.dtypes import DTYPES
-from conformance.errors import Unavailable, Unsupported, WrongDeclaration
+from conformance.errors import Unsupported, WrongDeclaration
 
 Natives = dict[str, Any]
 """Arrays of a framework, by name."""
@@ -333,18 +333,6 @@ class Framework(ABC):
         Raise `Unsupported` if the framework cannot compute with this dtype on this device.
         """
         yield
-
-    def check_device(self, device: str) -> None:
-        """Raise `Unavailable` unless this machine has such a device."""
-        devices = self.devices()
-        if device not in devices:
-            raise Unavailable(
-                f"{self.name} sees no {device} on this machine (it has {', '.join(devices)})"
-            )
-
-    def versions(self) -> dict[str, str]:
-        """Return the installed versions of the framework's distributions, by name."""
-        return package_versions(self.packages)
 
     def strided(self, native: Any, how: Strides, device: str) -> Any:
         """Return the same numbers with other strides, as a view of a larger array.
