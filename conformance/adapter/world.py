@@ -373,7 +373,7 @@ class Processes:
     def call(self, payloads: Sequence[Any], limit: float) -> list[Any]:
         """Send each rank its payload, and return the results of all ranks.
 
-        If this raises an exception, the world has been ended.
+        If this raises an exception, ranks may be waiting for others; end the world.
 
         Raises:
             RankRaised: a rank raised an exception other than `Unsupported`.
@@ -381,13 +381,6 @@ class Processes:
             RankLate: a rank did not answer within `limit` seconds.
             Unsupported: a rank raised `Unsupported`.
         """
-        try:
-            return self._call(payloads, limit)
-        except BaseException:
-            self.end()
-            raise
-
-    def _call(self, payloads: Sequence[Any], limit: float) -> list[Any]:
         size = len(self._pipes)
         died: list[int] = []
         for rank, (pipe, payload) in enumerate(zip(self._pipes, payloads, strict=True)):
@@ -451,11 +444,15 @@ def call_ranks(server: str, limit: float, first: Any, payloads: Sequence[Any]) -
         RankRaised, RankDied, RankLate, Unsupported: see `Processes.call`.
     """
     key = (len(payloads), server)
-    world = _WORLDS.pop(key, None)
-    if world is None:
-        world = Processes(*key)
-        world.call([first] * len(payloads), START)
-    answers = world.call(payloads, limit)
+    kept = _WORLDS.pop(key, None)
+    world = kept or Processes(*key)
+    try:
+        if kept is None:
+            world.call([first] * len(payloads), START)
+        answers = world.call(payloads, limit)
+    except BaseException:
+        world.end()
+        raise
     _WORLDS[key] = world
     return answers
 

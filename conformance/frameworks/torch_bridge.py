@@ -175,17 +175,17 @@ class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(context: Any, told: OnRanks, names: list[str], *tensors: Any) -> Any:
-        wanted = [n for n, t in zip(names, tensors, strict=True) if t.requires_grad]
+        named = dict(zip(names, tensors, strict=True))
+        wanted = [name for name, tensor in named.items() if tensor.requires_grad]
         number, size = next(_CALLS), len(told.others)
-        divided = zip(names, tensors, strict=True)
-        parts = {n: _divide(t, told.divided[n], size) for n, t in divided}
+        parts = {name: _divide(tensor, told.divided[name], size) for name, tensor in named.items()}
         payloads = [
             ("forward", number, told.function, {n: parts[n][rank] for n in names}, more, wanted)
             for rank, more in enumerate(told.others)
         ]
         context.told, context.names, context.number, context.wanted = told, names, number, wanted
         answers = told.ask(payloads)
-        for name, tensor in zip(names, tensors, strict=True):
+        for name, tensor in named.items():
             # A rank that writes to its part would otherwise write to the caller's tensor.
             if any(name in written for _, written in answers):
                 whole = [
