@@ -134,7 +134,7 @@ class Parameter:
         return heads.reshape(shape.kv_heads, -1).T.ravel() if self.interleaved else heads
 
     def _ordered(self, name: str, array: Array, shape: Shape, *, back: bool = False) -> Array:
-        """Return a weight with its query heads in native order or, with `back`, in canonical order."""
+        """Return a weight with its query heads in native order; `back` in canonical order."""
         if not self.interleaved or name in _OF_KEY_VALUE_HEADS:
             return array
         order = np.argsort(self.order(shape)) if back else self.order(shape)
