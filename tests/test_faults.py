@@ -238,7 +238,7 @@ def test_generators_settings_and_environment_are_put_back(monkeypatch):
     from mutants import faulty as doubles
 
     from conformance.cases.catalogue import find_cases
-    from conformance.frameworks.surroundings import PROCESS, look
+    from conformance.frameworks.base import PROCESS, look
     from conformance.running.session import Session, plan
 
     monkeypatch.setenv("FAULTY_BEFORE", "1")

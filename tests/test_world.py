@@ -16,11 +16,10 @@ from mutants.run import Examiner, examined
 from mutants.world import MUTANTS, Ranks, threaded
 
 from conformance import Call, Split, Unsupported, World, examine
-from conformance.adapter.world import reference
+from conformance.adapter import world
 from conformance.cases.catalogue import find_cases
 from conformance.definition.expectation import solve
 from conformance.errors import RankDied, WrongDeclaration
-from conformance.frameworks import processes
 from conformance.running.session import Item
 
 torch = pytest.importorskip("torch")
@@ -71,11 +70,11 @@ def test_heads_that_cannot_be_divided_are_refused():
 
 
 def test_ranks_find_functions_of_modules():
-    module, file, name = reference(faulty_ranks.Right.on_rank)
+    module, file, name = world.reference(faulty_ranks.Right.on_rank)
     assert (module, name) == ("mutants.faulty_ranks", "Right.on_rank")
     assert file == faulty_ranks.__file__
     with pytest.raises(WrongDeclaration, match="ranks can only import"):
-        reference(lambda: None)
+        world.reference(lambda: None)
 
 
 # The ring attention, on ranks that are threads
@@ -178,20 +177,20 @@ def test_a_world_is_kept_and_one_that_ended_is_started_anew():
 
 
 def ranks(size):
-    (world,) = (w for key, w in processes._WORLDS.items() if key[0] == size)
-    return list(world.pids)
+    (processes,) = (p for key, p in world._WORLDS.items() if key[0] == size)
+    return list(processes.pids)
 
 
 LEAVES = """
 import os, sys, threading
-from conformance.frameworks import processes
+from conformance.adapter import world
 echo = "mutants.faulty_ranks:Echo"
-processes.call_ranks(echo, 20.0, [1], [[1], [2]])
-(world,), (host,) = processes._WORLDS.values(), processes._HOSTS.values()
-print(host._process.pid, *world.pids, flush=True)
+world.call_ranks(echo, 20.0, [1], [[1], [2]])
+(processes,), (host,) = world._WORLDS.values(), world._HOSTS.values()
+print(host._process.pid, *processes.pids, flush=True)
 if sys.argv[1] == "killed":
     threading.Timer(0.2, os.kill, (os.getpid(), 9)).start()
-    processes.call_ranks(echo, 20.0, [1], [["sleep"], ["sleep"]])
+    world.call_ranks(echo, 20.0, [1], [["sleep"], ["sleep"]])
 """
 
 

@@ -34,11 +34,12 @@ from conformance.adapter.features import (
     Value,
     Variable,
     check_alignment,
+    check_choices,
     parts_of,
 )
-from conformance.adapter.handing import Handing, Moved
+from conformance.adapter.handing import Handing, Moved, Pages
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.problem import Causal, Problem, Shape
+from conformance.definition.problem import Causal, Problem
 from conformance.errors import Unsupported, WrongDeclaration
 
 TrueMeans = Literal["attends", "blocks"]
@@ -91,11 +92,10 @@ class MaskArgument:
             object.__setattr__(self, "axes", (self.axes,))
         if self.true not in ("attends", "blocks", None):
             raise WrongDeclaration(f"{self.name}: true={self.true!r}; say 'attends' or 'blocks'")
-        for field_name in ("number", "whole"):
-            meant = getattr(self, field_name)
-            if meant is not None and meant not in get_args(NumberMeans):
-                said = ", ".join(map(repr, get_args(NumberMeans)))
-                raise WrongDeclaration(f"{self.name}: {field_name}={meant!r}; say one of {said}")
+        if self.number is not None:
+            check_choices(self.name, number=(self.number, get_args(NumberMeans)))
+        if self.whole is not None:
+            check_choices(self.name, whole=(self.whole, get_args(NumberMeans)))
         if self.dtype and (self.number in (None, "added") or self.dtype not in WHOLE):
             raise WrongDeclaration(
                 f"{self.name}: dtype={self.dtype!r}; say one of {', '.join(WHOLE)}, for numbers "
@@ -270,19 +270,26 @@ class MaskTable:
         if len(by_name) < len(self.arguments):
             raise WrongDeclaration("two mask arguments have the same name")
         object.__setattr__(self, "by_name", by_name)
-        self._check_features()
-        if self.causal is None:
+        flag = self.causal
+        names = [*by_name, *([] if flag is None else [flag.name])]
+        for declared in self.features:
+            if not isinstance(declared, Feature):
+                raise WrongDeclaration(f"features: {declared!r} declares no feature")
+            names += declared.names
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if self.features and twice is not None:
+            raise WrongDeclaration(f"two declarations have an argument {twice!r}")
+        if flag is None:
             return
-        if self.causal.name in by_name:
+        if flag.name in by_name:
+            raise WrongDeclaration(f"{flag.name!r} is both the causal flag and a mask argument")
+        if flag.needs is None:
+            return
+        if flag.needs not in by_name:
+            raise WrongDeclaration(f"causal flag needs {flag.needs!r}, which is not declared")
+        if by_name[flag.needs].layout_over("query", "key") is None:
             raise WrongDeclaration(
-                f"{self.causal.name!r} is both the causal flag and a mask argument"
-            )
-        needs = self.causal.needs
-        if needs is not None and needs not in by_name:
-            raise WrongDeclaration(f"causal flag needs {needs!r}, which is not declared")
-        if needs is not None and by_name[needs].layout_over("query", "key") is None:
-            raise WrongDeclaration(
-                f"causal flag needs {needs!r}, which no layout lets hold a causal mask"
+                f"causal flag needs {flag.needs!r}, which no layout lets hold a causal mask"
             )
 
     def spell(self, problem: Problem) -> Spelling:
@@ -312,8 +319,8 @@ class MaskTable:
         """Return all ways to pass features by arguments; masks have to express the remaining parts.
 
         The first way expresses as many parts by arguments as possible, the second as few. The first
-        passes positions only if other parts would otherwise be left to masks. If the keys fill more
-        than a page, the first passes them in pages.
+        passes keys in pages if they fill more than one, and positions only if masks would otherwise
+        have to express more.
         """
         if not problem.features and not self._handings:
             return [Said()]
@@ -322,7 +329,8 @@ class MaskTable:
         wanted = (*first, *(part for part in parts_of(problem) if part not in first))
         every = list(self._saying(problem, Said(), wanted))
         counted = {*parts_of(problem)} - {"positions"}
-        filled = [one for one in self._handings if 0 < one.page < problem.shape.key_length]
+        paged = [one for one in self._handings if isinstance(one, Pages)]
+        filled = [one for one in paged if one.size < problem.shape.key_length]
         tables = {name for one in filled for name in one.names}
         most = max(
             every,
@@ -416,13 +424,8 @@ class MaskTable:
     ) -> Spelling | None:
         """Return the encoding with these choices, or None if the declarations rule it out.
 
-        Args:
-            problem: the problem.
-            parts: the arrays to encode, with four axes.
-            held: the parts that each argument holds, by name.
-            flag: the causal flag if it is set.
-            numbers: whether masks are encoded as numbers instead of booleans.
-            broadcast: whether axes keep size 1 where the argument allows it.
+        `held` names the `parts` in each argument, `flag` is the causal flag if it is set. Masks are
+        `numbers` or booleans; with `broadcast`, axes keep size 1 where an argument allows it.
         """
         used = [self.by_name[name] for name in held]
         if flag and ((flag.alone and used) or (flag.needs and held.get(flag.needs) != ["causal"])):
@@ -434,15 +437,20 @@ class MaskTable:
         arguments: dict[str, Native] = {}
         labels: list[str] = []
         bias: tuple[str, str] | None = None
+        full = problem.shape.logits
+        sizes = dict(zip(AXES, full, strict=True))
         for argument in used:
             values = _encoded(parts, held[argument.name], argument, numbers, problem)
-            fitting = _fitting(values, argument, problem.shape, broadcast and argument.broadcasts)
-            if fitting is None:
+            if values is None:
                 return None
-            array, layout = fitting
+            for layout in argument.layouts:
+                array = to_layout(values, layout, full, broadcast=broadcast and argument.broadcasts)
+                if array is not None:
+                    break
+            else:
+                return None
             arguments[argument.name] = array
             kind = "bool" if array.dtype == np.bool_ else "int" if argument.dtype else "float"
-            sizes = dict(zip(AXES, problem.shape.logits, strict=True))
             broadcasts = array.size < math.prod(layouts.shape(layout, sizes))
             labels.append(f"{argument.name}={kind}[{'~' if broadcasts else ''}{layout}]")
             if "bias" in held[argument.name]:
@@ -490,21 +498,6 @@ class MaskTable:
                 return f"no {name} with this alignment: {listed or 'it'} is declared for {where}"
             return f"no such {name}: {listed or 'a fixed value'} cannot express it"
         return ""
-
-    def _check_features(self) -> None:
-        """Raise `WrongDeclaration` if an object in `features` is not a `Feature`.
-
-        If there are features, also raise it if two arguments share a name.
-        """
-        for declared in self.features:
-            if not isinstance(declared, Feature):
-                raise WrongDeclaration(f"features: {declared!r} declares no feature")
-        flag = () if self.causal is None else (self.causal.name,)
-        names = [*self.by_name, *flag]
-        names += [name for declared in self.features for name in declared.names]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if self.features and twice is not None:
-            raise WrongDeclaration(f"two declarations have an argument {twice!r}")
 
 
 @lru_cache(maxsize=256)
@@ -582,23 +575,7 @@ def _encoded(
         return None if argument.true is None else allowed == (argument.true == "attends")
     if argument.number == "added":
         return np.where(allowed, 0.0, -np.inf)
-    attends = argument.one == "attends"
     if argument.number is None:
         return None
+    attends = argument.one == "attends"
     return np.where(allowed == attends, 1.0, 0.0).astype(argument.dtype or np.float64)
-
-
-def _fitting(
-    values: np.ndarray | None, argument: MaskArgument, shape: Shape, broadcast: bool
-) -> tuple[np.ndarray, str] | None:
-    """Return the array in the first of the argument's layouts that fits, and that layout.
-
-    Return None if `values` is None or fits no layout.
-    """
-    if values is None:
-        return None
-    for layout in argument.layouts:
-        array = to_layout(values, layout, shape.logits, broadcast=broadcast)
-        if array is not None:
-            return array, layout
-    return None

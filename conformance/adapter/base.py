@@ -21,12 +21,12 @@ import numpy as np
 from conformance.adapter.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.adapter.code import SMALL, Example
 from conformance.adapter.features import Feature, parts_of
+from conformance.adapter.handing import Pages
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Answer, Problem, Score, Shape
 from conformance.errors import Unsupported
-from conformance.frameworks.base import Strides
-from conformance.frameworks.surroundings import PROCESS, Setting, changes, look, put_back
+from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look, put_back
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
 ReturnsWeights = Literal["per head", "averaged"]
@@ -222,7 +222,7 @@ class Adapter(ABC):
     @property
     def page(self) -> int:
         """The number of keys in a page if keys are passed in pages, or else 0."""
-        return max((feature.page for feature in self.features), default=0)
+        return max((paged.size for paged in self.features if isinstance(paged, Pages)), default=0)
 
     @cached_property
     def masks(self) -> MaskTable:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from conformance.definition.dtypes import DTYPES
+from conformance.definition.features import Pairs, Rotary
 from conformance.definition.problem import Causal, Problem, Shape
 from conformance.errors import WrongDeclaration
 
@@ -65,8 +66,8 @@ class Said:
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
         stands: for packed or cached tokens, a function from an alignment to the positions of the
             keys minus those of the queries, `[batch query key]`, or to None if an implementation
-            with this alignment rejects the lengths. None if `keys` and `queries` determine the
-            positions.
+            with this alignment rejects the lengths. None if positions follow from `keys` and
+            `queries`.
         needs_flag: whether the causal flag has to be set too.
     """
 
@@ -92,16 +93,15 @@ class Said:
             labels=(*self.labels, *labels),
         )
 
-    def differentiated(self, parameters: bool, **variables: Variable) -> Said:
-        """Return a copy in which the given arguments have gradients.
+    def differentiated(self, variables: Mapping[str, Variable], *, parameters: bool) -> Said:
+        """Return a copy in which further arguments have gradients.
 
         Args:
-            parameters: whether the arguments are parameters of a layer.
-            variables: the arguments by the canonical name of the gradient, with "__" for a dot.
+            variables: these arguments, by the canonical name of the gradient.
+            parameters: whether they are parameters of a layer.
         """
-        named = {name.replace("__", "."): variable for name, variable in variables.items()}
         own = {variable.argument for variable in variables.values() if parameters}
-        together = {**self.variables, **named}
+        together = {**self.variables, **variables}
         return replace(self, variables=together, parameters=self.parameters | own)
 
     def agrees(self, problem: Problem, part: str, alignment: Causal | None) -> bool:
@@ -122,11 +122,7 @@ class Said:
         return not np.any(reduce(np.logical_and, met, differs))
 
     def _ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
-        """Return the positions of keys minus those of queries, `[batch query key]`.
-
-        Positions are counted in each entry. Return None if the alignment is None and the lengths
-        differ.
-        """
+        """Return the positions of keys minus those of queries, `[batch query key]`, or None."""
         shape = problem.shape
         if alignment is None and shape.query_length != shape.key_length:
             return None
@@ -143,9 +139,12 @@ class Feature:
 
     Attributes:
         says: the parts for which the feature is declared.
+        named_by: the fields that hold names of arguments. Such a field may also hold "", for an
+            argument that does not exist, or a fixed number instead of an argument.
     """
 
     says: ClassVar[tuple[str, ...]] = ()
+    named_by: ClassVar[tuple[str, ...]] = ("name",)
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -153,14 +152,10 @@ class Feature:
         return self.says
 
     @property
-    def page(self) -> int:
-        """The number of tokens in a page, if the feature passes tokens in pages; otherwise 0."""
-        return 0
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The names of the declared arguments."""
-        raise NotImplementedError
+        held = (getattr(self, field_name) for field_name in self.named_by)
+        return tuple(name for name in held if isinstance(name, str) and name)
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         """Yield `said` extended by each way to express a part of the problem with this feature."""
@@ -195,66 +190,47 @@ class Window(Feature):
     says: ClassVar[tuple[str, ...]] = ("window",)
 
     def __post_init__(self) -> None:
-        check_field(self.name, form=(self.form, WindowForm))
+        check_choices(self.name, form=(self.form, get_args(WindowForm)))
         check_alignment(self.name, self.alignment)
         if self.none not in (-1, 0, None):
             raise WrongDeclaration(f"{self.name}: none={self.none!r}; say -1, 0 or None")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         causal = problem.causal is not None and "causal" not in said.parts
-        if not said.agrees(problem, "window", self.alignment):
-            return
-        if self.needs_causal:
-            if causal and (value := self.value(problem.window, causal=True)) is not None:
-                yield replace(said.saying("window", **{self.name: value}), needs_flag=True)
+        if not said.agrees(problem, "window", self.alignment) or (self.needs_causal and not causal):
             return
         value = self.value(problem.window, causal=causal)
         if value is not None:
-            yield said.saying("window", **{self.name: value})
-        if causal and self.form == "left right" and problem.window[1] != 0:
-            value = self.value((problem.window[0], 0), causal=True)
+            done = said.saying("window", **{self.name: value})
+            yield replace(done, needs_flag=done.needs_flag or self.needs_causal)
+        before, after = problem.window
+        if causal and not self.needs_causal and self.form == "left right" and after != 0:
+            value = self.value((before, 0), causal=True)
             if value is not None:
                 yield said.saying("window", "causal", **{self.name: value})
 
     def limits(self, value: Any, *, causal: bool) -> tuple[int | None, int | None] | None:
         """Return how many keys before and after its own position a query sees with this value.
 
-        Args:
-            value: the value of the argument.
-            causal: whether the causal flag is set too.
-
-        Returns:
-            The two numbers, in which None stands for no limit; or None if the declaration does not
-            give the value a meaning.
+        Either number is None if there is no limit. Return None in place of both if the declaration
+        does not give the value a meaning. `causal` is whether the causal flag is set too.
         """
-        numbers = value if self.form == "left right" else (value,)
-        if not isinstance(numbers, tuple) or any(
-            number != self.none and not _is_whole(number) for number in numbers
-        ):
+        pair = self.form == "left right"
+        own = self.form == "own and before"
+        numbers = value if pair else (value,)
+        if not isinstance(numbers, tuple) or len(numbers) != 1 + pair:
             return None
-        if self.form == "left right":
-            if len(value) != 2:
+        for number in numbers:
+            whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if number != self.none and not (whole and number >= own):
                 return None
-            before, after = (None if each == self.none else each for each in value)
-            if any(each is not None and each < 0 for each in (before, after)):
-                return None
-            return before, 0 if causal else after
-        if value == self.none:
-            return None, 0 if causal else None
-        before = value - (self.form == "own and before")
-        if before < 0:
-            return None
-        return before, before if self.form == "each side" and not causal else 0
+        before, *others = (None if number == self.none else number - own for number in numbers)
+        every_side = before is None or self.form == "each side"
+        (after,) = others or [before if every_side else 0]
+        return before, 0 if causal else after
 
     def value(self, window: tuple[int | None, int | None], *, causal: bool) -> Static:
-        """Return the value that expresses a window, or None if no value does.
-
-        `causal` is whether there is a causal mask too.
-        """
+        """Return the value that expresses a window, alone or with a `causal` mask; or else None."""
         before, after = window
         if self.form == "left right":
             if self.none == 0 and 0 in window:
@@ -279,10 +255,6 @@ class SoftCap(Feature):
     none: float | None = 0.0
     says: ClassVar[tuple[str, ...]] = ("soft cap",)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         if problem.soft_cap is not None:
             yield said.saying("soft cap", **{self.name: float(problem.soft_cap)})
@@ -306,12 +278,8 @@ class Sinks(Feature):
     says: ClassVar[tuple[str, ...]] = ("sinks",)
 
     def __post_init__(self) -> None:
-        units, per = Literal["natural", "log2"], Literal["head", "layer"]
-        check_field(self.name, units=(self.units, units), per=(self.per, per))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
+        units, per = ("natural", "log2"), ("head", "layer")
+        check_choices(self.name, units=(self.units, units), per=(self.per, per))
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         sinks = problem.sinks
@@ -327,7 +295,8 @@ class Sinks(Feature):
         narrow = self.units == "log2" and problem.format.roundoff > DTYPES["float32"].roundoff
         values = (sinks * factor).astype(np.float32 if narrow else np.float64)
         done = said.saying("sinks", **{self.name: values})
-        yield done.differentiated(self.parameter, sinks=Variable(self.name, factor))
+        variables = {"sinks": Variable(self.name, factor)}
+        yield done.differentiated(variables, parameters=self.parameter)
 
 
 @dataclass(frozen=True)
@@ -352,13 +321,9 @@ class Alibi(Feature):
     says: ClassVar[tuple[str, ...]] = ("alibi",)
 
     def __post_init__(self) -> None:
-        check_field(self.name, axes=(self.axes, Literal["heads", "batch heads"]))
+        check_choices(self.name, axes=(self.axes, ("heads", "batch heads")))
         check_alignment(self.name, self.alignment)
-        check_dtype(self.name, self.dtype, ("", "float32"))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
+        check_choices(self.name, dtype=(self.dtype, ("", "float32")))
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         slopes = problem.slopes
@@ -402,16 +367,12 @@ class Lengths(Feature):
     says: ClassVar[tuple[str, ...]] = ("key lengths", "query lengths")
 
     def __post_init__(self) -> None:
-        check_field(
+        check_choices(
             self.name,
-            of=(self.of, Literal["keys", "queries"]),
-            counts=(self.counts, Literal["length", "last index"]),
+            of=(self.of, ("keys", "queries")),
+            counts=(self.counts, ("length", "last index")),
+            dtype=(self.dtype, WHOLE),
         )
-        check_dtype(self.name, self.dtype, WHOLE)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         lengths = problem.key_lengths if self.of == "keys" else problem.query_lengths
@@ -421,15 +382,35 @@ class Lengths(Feature):
         part = "key lengths" if self.of == "keys" else "query lengths"
         done = said.saying(part, **{self.name: values.astype(self.dtype)})
         done = replace(done, needs_flag=done.needs_flag or self.needs_causal)
-        if self.aligns and self.of == "keys":
-            done = replace(done, keys=lengths)
-        elif self.aligns:
-            done = replace(done, queries=lengths)
-        yield done
+        counted: dict[str, Any] = {self.of: lengths} if self.aligns else {}
+        yield replace(done, **counted)
+
+
+class _Ids(Feature):
+    """The base class of features that pass an integer for each query and each key."""
+
+    query: str
+    key: str
+    dtype: str
+    named_by: ClassVar[tuple[str, ...]] = ("query", "key")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.query)
+        check_choices(self.query, dtype=(self.dtype, WHOLE))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(super().names))
+
+    def passed(self, query: np.ndarray, key: np.ndarray, said: Said) -> Iterator[Said]:
+        """Yield `said` with these ids, unless they differ and one array has to serve for both."""
+        if self.query != self.key or np.array_equal(query, key):
+            ids = {self.query: query.astype(self.dtype), self.key: key.astype(self.dtype)}
+            yield said.saying(*self.says, **ids)
 
 
 @dataclass(frozen=True)
-class SegmentIds(Feature):
+class SegmentIds(_Ids):
     """Arrays `[batch query]` and `[batch key]` of ids; only tokens with equal ids see each other.
 
     Args:
@@ -444,23 +425,14 @@ class SegmentIds(Feature):
     dtype: str = "int32"
     says: ClassVar[tuple[str, ...]] = ("segments",)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", self.key or self.query)
-        check_dtype(self.query, self.dtype, WHOLE)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.query, self.key)))
-
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         segments = problem.segments
-        if segments is None:
-            return
-        yield from _of_both(self, segments.query, segments.key, said, "segments")
+        if segments is not None:
+            yield from self.passed(segments.query, segments.key, said)
 
 
 @dataclass(frozen=True)
-class PositionIds(Feature):
+class PositionIds(_Ids):
     """Arrays `[batch query]` and `[batch key]` of integers: the position of each token.
 
     Args:
@@ -477,15 +449,10 @@ class PositionIds(Feature):
     says: ClassVar[tuple[str, ...]] = ("positions",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", self.key or self.query)
-        check_dtype(self.query, self.dtype, WHOLE)
+        super().__post_init__()
         known = ("rotary", "alibi", "window", "causal")
         if not self.of or not set(self.of) <= set(known):
             raise WrongDeclaration(f"{self.query}: of={self.of!r}; say some of {_list(known)}")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.query, self.key)))
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         if said.handing is not None:
@@ -494,15 +461,38 @@ class PositionIds(Feature):
         p, r = _positions(problem)
         if not present & set(self.of) or min(p.min(initial=0), r.min(initial=0)) < 0:
             return
-        for done in _of_both(self, p, r, said, "positions"):
+        for done in self.passed(p, r, said):
             yield replace(done, placed=said.placed | set(self.of))
 
 
-Pairs = Literal["halves", "interleaved"]
+class _RotaryEmbedding(Feature):
+    """The base class of features that rotate queries and keys."""
+
+    pairs: Pairs
+    flag: str
+    alignment: Causal | None
+    says: ClassVar[tuple[str, ...]] = ("rotary",)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        rotary = problem.rotary
+        if rotary is None or (not self.flag and self.pairs != rotary.pairs):
+            return
+        if min(at.min(initial=0) for at in _positions(problem)) < 0:
+            return
+        if not said.agrees(problem, "rotary", self.alignment):
+            return
+        arguments = self.arguments(problem, rotary)
+        if arguments is not None:
+            flag = {self.flag: rotary.pairs == "interleaved"} if self.flag else {}
+            yield said.saying("rotary", **arguments, **flag)
+
+    def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
+        """Return the arguments that describe the rotation, except `flag`; None if they cannot."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class RotaryTables(Feature):
+class RotaryTables(_RotaryEmbedding):
     """Tables `[position pair]` of the cosine and sine of the angles of rotary embeddings.
 
     Args:
@@ -520,40 +510,30 @@ class RotaryTables(Feature):
     pairs: Pairs = "halves"
     flag: str = ""
     alignment: Causal | None = None
-    says: ClassVar[tuple[str, ...]] = ("rotary",)
+    named_by: ClassVar[tuple[str, ...]] = ("cos", "sin", "flag")
 
     def __post_init__(self) -> None:
-        check_field(self.cos, pairs=(self.pairs, Pairs))
+        check_choices(self.cos, pairs=(self.pairs, get_args(Pairs)))
         check_alignment(self.cos, self.alignment)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.cos, self.sin, *([self.flag] if self.flag else []))
-
-    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
-        rotary = problem.rotary
-        if rotary is None or not _turns(self, problem, said):
-            return
+    def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value]:
         # Even if positions begin again in each segment, the tables have a row for every token.
         shape = problem.shape
         last = max(shape.query_length, shape.key_length, 1) - 1
         last = max(last, *(int(at.max(initial=0)) for at in _positions(problem)))
         rates = float(rotary.base) ** (-np.arange(0, rotary.size, 2) / rotary.size)
         angles = np.arange(last + 1)[:, None] * rates
-        arguments: dict[str, Value] = {self.cos: np.cos(angles), self.sin: np.sin(angles)}
-        yield said.saying("rotary", **arguments, **_flagged(self, rotary.pairs))
+        return {self.cos: np.cos(angles), self.sin: np.sin(angles)}
 
 
 @dataclass(frozen=True)
-class RotaryBase(Feature):
+class RotaryBase(_RotaryEmbedding):
     """Numbers from which an implementation computes rotary embeddings itself.
 
     Args:
         base: the name of the argument for the base, or the base if it is fixed.
         size: the name of the argument for the number of rotated components; "" if all are rotated.
-        pairs: as in `RotaryTables`.
-        flag: as in `RotaryTables`.
-        alignment: as in `RotaryTables`.
+        pairs, flag, alignment: as in `RotaryTables`.
     """
 
     base: str | float = "rope_base"
@@ -561,31 +541,23 @@ class RotaryBase(Feature):
     pairs: Pairs = "halves"
     flag: str = ""
     alignment: Causal | None = None
-    says: ClassVar[tuple[str, ...]] = ("rotary",)
+    named_by: ClassVar[tuple[str, ...]] = ("base", "size", "flag")
 
     def __post_init__(self) -> None:
-        check_field("rotary", pairs=(self.pairs, Pairs))
+        check_choices("rotary", pairs=(self.pairs, get_args(Pairs)))
         check_alignment("rotary", self.alignment)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        named = (self.base if isinstance(self.base, str) else "", self.size, self.flag)
-        return tuple(name for name in named if name)
-
-    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
-        rotary = problem.rotary
-        if rotary is None or not _turns(self, problem, said):
-            return
+    def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
         arguments: dict[str, Value] = {}
         if isinstance(self.base, str):
             arguments[self.base] = float(rotary.base)
         elif self.base != rotary.base:
-            return
+            return None
         if self.size:
             arguments[self.size] = int(rotary.size)
         elif rotary.size != problem.shape.head_size:
-            return
-        yield said.saying("rotary", **arguments, **_flagged(self, rotary.pairs))
+            return None
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -605,15 +577,11 @@ class HeadNorm(Feature):
     epsilon: str | float = "epsilon"
     parameters: bool = False
     says: ClassVar[tuple[str, ...]] = ("query/key norm",)
+    named_by: ClassVar[tuple[str, ...]] = ("query", "key", "epsilon")
 
     def __post_init__(self) -> None:
         if self.query == self.key:
             raise WrongDeclaration(f"{self.query}: queries and keys have norms of their own")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        named = (self.query, self.key, self.epsilon)
-        return tuple(name for name in named if isinstance(name, str))
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         norm = problem.norm
@@ -624,10 +592,10 @@ class HeadNorm(Feature):
             arguments[self.epsilon] = float(norm.epsilon)
         elif self.epsilon != norm.epsilon:
             return
-        factors = {self.query: norm.query, self.key: norm.key}
-        done = said.saying("query/key norm", **factors, **arguments)
-        query, key = Variable(self.query), Variable(self.key)
-        yield done.differentiated(self.parameters, norm__query=query, norm__key=key)
+        gains = {self.query: norm.query, self.key: norm.key}
+        done = said.saying("query/key norm", **gains, **arguments)
+        variables = {"norm.query": Variable(self.query), "norm.key": Variable(self.key)}
+        yield done.differentiated(variables, parameters=self.parameters)
 
 
 def parts_of(problem: Problem) -> tuple[str, ...]:
@@ -641,35 +609,6 @@ def _positions(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return problem.position_of_queries, problem.position_of_keys
 
 
-def _of_both(
-    ids: SegmentIds | PositionIds, query: np.ndarray, key: np.ndarray, said: Said, part: str
-) -> Iterator[Said]:
-    """Yield `said` with ids of queries and of keys.
-
-    Yield nothing if one array has to serve for both, but the ids differ.
-    """
-    if ids.query == ids.key:
-        if np.array_equal(query, key):
-            yield said.saying(part, **{ids.query: query.astype(ids.dtype)})
-        return
-    arrays = {ids.query: query.astype(ids.dtype), ids.key: key.astype(ids.dtype)}
-    yield said.saying(part, **arrays)
-
-
-def _turns(declared: RotaryTables | RotaryBase, problem: Problem, said: Said) -> bool:
-    """Return whether the problem rotates pairs and positions that the arguments can express."""
-    assert problem.rotary is not None
-    if not declared.flag and declared.pairs != problem.rotary.pairs:
-        return False
-    if min(at.min(initial=0) for at in _positions(problem)) < 0:
-        return False
-    return said.agrees(problem, "rotary", declared.alignment)
-
-
-def _flagged(declared: RotaryTables | RotaryBase, pairs: str) -> dict[str, Static]:
-    return {declared.flag: pairs == "interleaved"} if declared.flag else {}
-
-
 def _shown(value: Value) -> str:
     """Return a plain value as text; for an array, its dtype and shape."""
     if not isinstance(value, np.ndarray):
@@ -678,22 +617,16 @@ def _shown(value: Value) -> str:
     return f"{kind}{list(value.shape)}"
 
 
-def check_field(name: str, **fields: tuple[Any, Any]) -> None:
-    """Raise `WrongDeclaration` if a field has a value that its `Literal` does not allow.
+def check_choices(name: str, **fields: tuple[Any, tuple[Any, ...]]) -> None:
+    """Raise `WrongDeclaration` if a field has a value that is not one of its choices.
 
     Args:
         name: the name of the argument that is declared, for the message.
-        fields: for each field by name, its value and its `Literal`.
+        fields: for each field by name, its value and its choices.
     """
-    for field_name, (value, allowed) in fields.items():
-        if value not in get_args(allowed):
-            said = _list(get_args(allowed))
-            raise WrongDeclaration(f"{name}: {field_name}={value!r}; say one of {said}")
-
-
-def _is_whole(value: Any) -> bool:
-    """Return whether a value is an integer, of Python or of NumPy, and not a boolean."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    for field_name, (value, choices) in fields.items():
+        if value not in choices:
+            raise WrongDeclaration(f"{name}: {field_name}={value!r}; say one of {_list(choices)}")
 
 
 def check_alignment(name: str, alignment: Any) -> None:
@@ -703,12 +636,6 @@ def check_alignment(name: str, alignment: Any) -> None:
             f"{name}: alignment={alignment!r}; say 'top-left' or 'bottom-right', or None where "
             "lengths must be equal"
         )
-
-
-def check_dtype(name: str, dtype: str, allowed: tuple[str, ...]) -> None:
-    """Raise `WrongDeclaration` if a dtype is not one of those allowed."""
-    if dtype not in allowed:
-        raise WrongDeclaration(f"{name}: dtype={dtype!r}; say one of {_list(allowed)}")
 
 
 def _list(values: tuple[Any, ...]) -> str:

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal
 import einops
 import numpy as np
 
-from conformance.adapter.features import Feature, Said, Value, check_dtype, check_field
+from conformance.adapter.features import Feature, Said, Value, check_choices
 from conformance.definition.features import Rotary
 from conformance.definition.problem import Causal, Problem
 from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Framework, Natives
 
 TOKENS = "(batch length) heads head"
+INDEX_DTYPES = ("int32", "int64")
 Index = np.ndarray
 """The index of the token at each place, counted over the whole batch; −1 marks memory that no token
 uses."""
@@ -68,18 +69,17 @@ class Moved:
         """Return query, key and value as the implementation takes them, and further arguments.
 
         Args:
-            bridge: the bridge of the framework to which the arrays belong.
+            bridge, device: the bridge of the arrays' framework, and the kind of their device.
             layout: the layout of the heads.
             heads: query, key and value.
             cached: the keys as a cache or pages hold them.
-            device: the kind of device.
         """
         passed: Natives = dict(heads)
         more: Natives = {}
         tokens = {
-            name: einops.rearrange(array, f"{layout} -> {TOKENS}") for name, array in heads.items()
+            name: einops.rearrange(array, f"{layout} -> {TOKENS}")
+            for name, array in (heads | {"cached": cached}).items()
         }
-        tokens["cached"] = einops.rearrange(cached, f"{layout} -> {TOKENS}")
 
         def taken(name: str, index: Index) -> Any:
             return _taken(bridge, tokens[name], index, math.nan, device)
@@ -142,16 +142,17 @@ class Packed(Handing):
     slack: int = 0
     only: bool = False
     dtype: str = "int32"
+    named_by: ClassVar[tuple[str, ...]] = (
+        "query_offsets",
+        "key_offsets",
+        "longest_query",
+        "longest_key",
+    )
 
     def __post_init__(self) -> None:
-        check_dtype(self.query_offsets, self.dtype, ("int32", "int64"))
+        check_choices(self.query_offsets, dtype=(self.dtype, INDEX_DTYPES))
         if self.slack < 0:
             raise WrongDeclaration(f"packed: slack={self.slack} is no number of tokens")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        named = (self.query_offsets, self.key_offsets, self.longest_query, self.longest_key)
-        return tuple(name for name in named if name)
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -168,22 +169,20 @@ class Packed(Handing):
         """Return `said` with the arguments for these sequences, each given as (queries, keys)."""
         shape = problem.shape
         queries, keys = ([member[side] for member in members] for side in (0, 1))
-        longest = [max(map(len, side), default=0) for side in (queries, keys)]
         arguments: dict[str, Value] = {
             name: np.cumsum([0, *map(len, side)]).astype(self.dtype)
             for name, side in ((self.query_offsets, queries), (self.key_offsets, keys))
         }
-        for name, most in zip((self.longest_query, self.longest_key), longest, strict=True):
-            arguments |= {name: most} if name else {}
+        for name, side in ((self.longest_query, queries), (self.longest_key, keys)):
+            if name:
+                arguments[name] = max(map(len, side), default=0)
         slack = np.full(self.slack, -1)
-        taken = [np.concatenate([*side, slack]).astype(np.int64) for side in (queries, keys)]
-        back = np.full(shape.batch * shape.query_length, -1)
-        used = len(taken[0]) - self.slack
-        back[taken[0][:used]] = np.arange(used)
-        moved = Moved(
-            query=taken[0], key=taken[1], back=back.reshape(shape.batch, shape.query_length)
-        )
-        done = said.saying("handing", "key lengths", "query lengths", "segments", **arguments)
+        query, key = (np.concatenate([*side, slack]).astype(np.int64) for side in (queries, keys))
+        back = np.full((shape.batch, shape.query_length), -1)
+        used = len(query) - self.slack
+        back.flat[query[:used]] = np.arange(used)
+        moved = Moved(query=query, key=key, back=back)
+        done = said.saying(*self.covers, **arguments)
         return replace(done, handing=moved, stands=_ranks(problem, members))
 
 
@@ -213,30 +212,21 @@ class Pages(Handing):
     prepared: bool = True
     only: bool = False
     dtype: str = "int32"
+    named_by: ClassVar[tuple[str, ...]] = ("table", "lengths")
 
     def __post_init__(self) -> None:
-        known = Literal["page token heads head", "page heads token head"]
-        check_field(self.table, layout=(self.layout, known))
-        check_dtype(self.table, self.dtype, ("int32", "int64"))
+        layouts = ("page token heads head", "page heads token head")
+        dtype = (self.dtype, INDEX_DTYPES)
+        check_choices(self.table, layout=(self.layout, layouts), dtype=dtype)
         if self.size < 1:
             raise WrongDeclaration(f"{self.table}: a page of {self.size} tokens")
-
-    @property
-    def page(self) -> int:
-        return self.size
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.table, self.lengths)
 
     @property
     def covers(self) -> tuple[str, ...]:
         return (*self.says, "key lengths")
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
-        shape = problem.shape
-        lengths = problem.key_lengths
-        lengths = np.full(shape.batch, shape.key_length) if lengths is None else lengths
+        shape, lengths = problem.shape, _key_lengths(problem)
         needed = -(-lengths // self.size)
         # One additional page, which belongs to no entry, fills the rest of the table.
         numbers = np.random.default_rng(0).permutation(int(needed.sum()) + 1)
@@ -252,11 +242,8 @@ class Pages(Handing):
         layout = self.layout.replace("page", "outer").replace("token", "inner")
         names = (self.key, self.value)
         moved = Moved(held=pages, names=names, layout=layout, prepared=self.prepared)
-        arguments: dict[str, Value] = {
-            self.table: table.astype(self.dtype), self.lengths: lengths.astype(self.dtype)
-        }  # fmt: skip
-        done = said.saying("handing", "key lengths", **arguments)
-        yield replace(done, handing=moved, keys=lengths)
+        arguments = {self.table: table.astype(self.dtype), self.lengths: lengths.astype(self.dtype)}
+        yield replace(said.saying(*self.covers, **arguments), handing=moved, keys=lengths)
 
 
 @dataclass(frozen=True)
@@ -292,20 +279,17 @@ class Cache(Handing):
     ring: bool = False
     only: bool = False
     dtype: str = "int32"
+    named_by: ClassVar[tuple[str, ...]] = ("key", "value", "lengths")
 
     def __post_init__(self) -> None:
         if self.ring and not self.lengths:
             raise WrongDeclaration(f"{self.key}: a ring needs lengths")
-        check_field(self.key, counts=(self.counts, Literal["cached", "total", "last index"]))
-        check_dtype(self.key, self.dtype, ("int32", "int64"))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.key, self.value, *([self.lengths] if self.lengths else []))
+        counts = (self.counts, ("cached", "total", "last index"))
+        check_choices(self.key, counts=counts, dtype=(self.dtype, INDEX_DTYPES))
 
     @property
     def covers(self) -> tuple[str, ...]:
-        return (*self.says, *(["key lengths"] if self.lengths else []))
+        return (*self.says, "key lengths") if self.lengths else self.says
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         shape, lengths = problem.shape, problem.key_lengths
@@ -313,21 +297,20 @@ class Cache(Handing):
             return
         if problem.query_lengths is not None or (lengths is not None and not self.lengths):
             return
-        totals = np.full(shape.batch, shape.key_length) if lengths is None else lengths
+        totals = _key_lengths(problem)
         cached, new = totals - shape.query_length, shape.query_length
         if (cached < 0).any() or not cached.any():
             return
-        places = int(cached.max()) + ((new + self.spare) if self.lengths else 0)
-        start = np.arange(shape.batch)[:, None] * shape.key_length
-        column = np.arange(places)
-        held = np.where(column < cached[:, None], start + column, -1)
         if self.ring:
             before = problem.window[0]
             if before is None:
                 return
-            held = _wrapped(cached, before + new)
-            held = np.where(held < 0, -1, start + held)
-            places = held.shape[1]
+            kept = _wrapped(cached, before + new)
+        else:
+            places = int(cached.max()) + (new + self.spare if self.lengths else 0)
+            kept = np.where(np.arange(places) < cached[:, None], np.arange(places), -1)
+        start = np.arange(shape.batch)[:, None] * shape.key_length
+        held = np.where(kept < 0, -1, start + kept)
         moved = Moved(
             key=start + cached[:, None] + np.arange(new),
             held=held,
@@ -337,10 +320,9 @@ class Cache(Handing):
         )
         counted = {"cached": cached, "total": totals, "last index": totals - 1}[self.counts]
         arguments = {self.lengths: counted.astype(self.dtype)} if self.lengths else {}
-        parts = ("handing", "key lengths") if self.lengths else ("handing",)
-        done = said.saying(*parts, **arguments)
-        labels = (*said.labels, f"{self.key}=[{places} places]", *done.labels[len(said.labels) :])
-        yield replace(done, labels=labels, handing=moved, stands=_behind(problem, cached))
+        said = replace(said, labels=(*said.labels, f"{self.key}=[{held.shape[1]} places]"))
+        done = said.saying(*self.covers, **arguments)
+        yield replace(done, handing=moved, stands=_behind(problem, cached))
 
 
 def _wrapped(cached: np.ndarray, places: int) -> Index:
@@ -353,11 +335,7 @@ def _wrapped(cached: np.ndarray, places: int) -> Index:
 def _ranks(
     problem: Problem, members: list[tuple[Index, Index]]
 ) -> Callable[[Causal | None], np.ndarray | None]:
-    """Return a function from an alignment to the key positions minus the query positions.
-
-    Positions are counted within each sequence. The result of that function is `[batch query key]`;
-    it is None if the alignment is None and a sequence does not have as many keys as queries.
-    """
+    """Return `Said.stands` for packed sequences, in each of which positions begin at 0."""
     shape = problem.shape
 
     def ahead(alignment: Causal | None) -> np.ndarray | None:
@@ -374,11 +352,7 @@ def _ranks(
 
 
 def _behind(problem: Problem, cached: np.ndarray) -> Callable[[Causal | None], np.ndarray]:
-    """Return a function from an alignment to the key positions minus the query positions.
-
-    Queries follow the cached keys. The result `[batch query key]` does not depend on the alignment,
-    because there are as many queries as new keys.
-    """
+    """Return `Said.stands` for queries that follow the cached keys, whatever the alignment."""
     queries = cached[:, None] + np.arange(problem.shape.query_length)
     return lambda alignment: np.arange(problem.shape.key_length) - queries[:, :, None]
 
@@ -395,6 +369,12 @@ def turns_of(rotary: Rotary, size: int, positions: np.ndarray) -> np.ndarray:
     turns[..., one, other] = np.sin(angles)
     turns[..., other, one] = -np.sin(angles)
     return turns
+
+
+def _key_lengths(problem: Problem) -> np.ndarray:
+    """Return how many keys each entry of the batch has, also if all have the same number."""
+    shape, lengths = problem.shape, problem.key_lengths
+    return np.full(shape.batch, shape.key_length) if lengths is None else lengths
 
 
 def _members(problem: Problem) -> Iterator[tuple[Index, Index]]:

@@ -56,7 +56,7 @@ def registered() -> dict[str, EntryPoint]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of packages on this path, cached because reading takes 0.1 s."""
+    """Return the entry points of packages on `sys.path`, cached because reading takes 0.1 s."""
     del path
     return tuple(entry_points(group=GROUP))
 
@@ -102,7 +102,7 @@ def load(spec: str) -> Adapter:
     """
     known = registered()
     if spec in known:
-        return _adapter(_guarded(known[spec].load, spec), spec, spec)
+        return adapted(_guarded(known[spec].load, spec), spec)
     place, _, attribute = spec.partition(":")
     if place.endswith(".py"):
         module = _guarded(lambda: _from_path(Path(place), spec), spec)
@@ -114,7 +114,7 @@ def load(spec: str) -> Adapter:
         raise NotAnAdapter(f"{spec}: name the adapter in it, {spec}:NAME; {_offer(module)}")
     if not hasattr(module, attribute):
         raise NotAnAdapter(f"{place} has no {attribute!r}; {_offer(module)}")
-    return _adapter(getattr(module, attribute), spec, attribute)
+    return adapted(getattr(module, attribute), attribute, spec)
 
 
 def find(spec: str) -> tuple[Adapter, ...]:
@@ -125,20 +125,17 @@ def find(spec: str) -> tuple[Adapter, ...]:
 
     Raises:
         UnknownName: if there is no such adapter; the message suggests similar names and titles.
-        NotAnAdapter: as for `load`.
-        FailsOnImport: as for `load`.
-        WrongDeclaration: as for `load`.
-        Unavailable: as for `load`.
+        NotAnAdapter, FailsOnImport, WrongDeclaration, Unavailable: as for `load`.
     """
     known = registered()
     if spec in known or ":" in spec or spec.endswith(".py"):
         return (load(spec),)
-    titled = [(adapter.title, adapter) for adapter in importable()]
-    found = [adapter for title, adapter in titled if title == spec]
-    found = found or [adapter for title, adapter in titled if _short(title) == spec]
+    every = tuple(importable())
+    short = {adapter.title: _BRACKETS.sub("", adapter.title) for adapter in every}
+    found = [adapter for adapter in every if adapter.title == spec]
+    found = found or [adapter for adapter in every if short[adapter.title] == spec]
     if not found:
-        titles = {name for title, _ in titled for name in (title, _short(title))}
-        raise UnknownName("implementation", spec, {*known, *titles})
+        raise UnknownName("implementation", spec, {*known, *short, *short.values()})
     return tuple(found)
 
 
@@ -149,10 +146,6 @@ def importable() -> Iterator[Adapter]:
             yield load(name)
         except ConformanceError:
             continue
-
-
-def _short(title: str) -> str:
-    return _BRACKETS.sub("", title)
 
 
 def _from_path(path: Path, spec: str) -> ModuleType:
@@ -206,15 +199,18 @@ def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
         raise FailsOnImport(f"{spec}: {fails}: {type(error).__name__}: {message(error)}") from error
 
 
-def adapted(found: Any, name: str) -> Adapter:
-    """Return the adapter for a class or instance, checked as `load` does.
+def adapted(found: Any, name: str, spec: str = "") -> Adapter:
+    """Return the adapter for a class or instance, after checking its declarations.
 
-    `name` is used if the adapter does not declare one.
+    Args:
+        found: a class, which is instantiated, or an instance.
+        name: the adapter's name if it declares none.
+        spec: what the user called it, for error messages; "" for `name`.
+
+    Raises:
+        NotAnAdapter, FailsOnImport, WrongDeclaration: as for `load`.
     """
-    return _adapter(found, name or "implementation", name)
-
-
-def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
+    spec = spec or name or "implementation"
     if inspect.isclass(found) and issubclass(found, Adapter):
         if inspect.isabstract(found):
             missing = ", ".join(sorted(found.__abstractmethods__))
@@ -225,7 +221,7 @@ def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
             f"{spec}: {type(found).__name__} is no adapter; derive from conformance.Layer, "
             "or decorate a function with conformance.attention_function"
         )
-    found.name = found.name or default_name
+    found.name = found.name or name
     found.title = found.title or found.name
     if set(found.name) & set(":[] \t\n"):
         raise WrongDeclaration(f"{spec}: the name {found.name!r} has a colon, bracket or blank")
@@ -252,14 +248,11 @@ def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
 
 def _offer(module: ModuleType) -> str:
     """Return a hint that lists the adapters (instances and classes) defined in a module."""
-    names = [
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, Adapter)
-        or (
-            inspect.isclass(value)
-            and issubclass(value, Adapter)
-            and value.__module__ == module.__name__
-        )
-    ]
+
+    def defined(value: Any) -> bool:
+        if inspect.isclass(value):
+            return issubclass(value, Adapter) and value.__module__ == module.__name__
+        return isinstance(value, Adapter)
+
+    names = [name for name, value in vars(module).items() if defined(value)]
     return f"adapters in it: {', '.join(names)}" if names else "there is no adapter in it"

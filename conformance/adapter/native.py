@@ -32,9 +32,9 @@ from conformance.frameworks.base import (
     Framework,
     Natives,
     Request,
+    Setting,
     package_versions,
 )
-from conformance.frameworks.surroundings import Setting
 
 _WEIGHT, _MASK = "weights.", "mask."
 
@@ -109,11 +109,15 @@ class NativeAdapter(Adapter):
             require(module)
 
     def versions(self) -> dict[str, str]:
-        return self.bridge.versions() | package_versions(self.packages)
+        return package_versions((*self.bridge.packages, *self.packages))
 
     def check_device(self, device: str) -> None:
         """Raise `Unavailable` if the implementation cannot run on this kind of device here."""
-        self.bridge.check_device(device)
+        devices = self.bridge.devices()
+        if device not in devices:
+            raise Unavailable(
+                f"{self.bridge.name} sees no {device} on this machine (it has {', '.join(devices)})"
+            )
 
     @contextmanager
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:

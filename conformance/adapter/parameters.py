@@ -106,16 +106,15 @@ class Parameter:
         sizes = {name: shape.weight_shapes()[name] for name in self.names}
         parts = [native]
         if self.stack is not None:
-            empty = {name: np.empty(size) for name, size in sizes.items()}
-            lengths = [
-                self._rearranged(self.pattern, array).shape[self.stack] for array in empty.values()
-            ]
+            arrays = [self._rearranged(self.pattern, np.empty(size)) for size in sizes.values()]
+            ends = np.cumsum([array.shape[self.stack] for array in arrays])[:-1]
             if self.grouped:
-                groups = self._in_groups(native, shape)
-                ends = np.cumsum(lengths)[:-1] // shape.kv_heads
-                parts = [self._whole(it) for it in np.split(groups, ends, axis=self.stack + 1)]
+                groups = np.split(
+                    self._in_groups(native, shape), ends // shape.kv_heads, axis=self.stack + 1
+                )
+                parts = [self._whole(group) for group in groups]
             else:
-                parts = np.split(native, np.cumsum(lengths)[:-1], axis=self.stack)
+                parts = np.split(native, ends, axis=self.stack)
         canonical = {}
         for (name, size), part in zip(sizes.items(), parts, strict=True):
             if len(layouts.axes(left)) != len(size):
@@ -135,10 +134,7 @@ class Parameter:
         return heads.reshape(shape.kv_heads, -1).T.ravel() if self.interleaved else heads
 
     def _ordered(self, name: str, array: Array, shape: Shape, *, back: bool = False) -> Array:
-        """Return a weight with its query heads reordered from canonical to native order.
-
-        With `back`, reorder them from native to canonical order.
-        """
+        """Return a weight with its query heads in native order; `back` in canonical order."""
         if not self.interleaved or name in _OF_KEY_VALUE_HEADS:
             return array
         order = np.argsort(self.order(shape)) if back else self.order(shape)
@@ -225,8 +221,7 @@ class ParameterTable:
     def _positions(self, row: Parameter, native: tuple[int, ...]) -> dict[str, Positions]:
         """Return, for each weight, the flat indices of its elements in the native parameter.
 
-        The indices are cached, because evaluating the patterns each time would take a tenth of a
-        run's time.
+        They are cached: evaluating the patterns each time would take a tenth of a run's time.
         """
         key = (row.native, native)
         if key not in self._known:

@@ -1,13 +1,18 @@
 """The base class of bridges to frameworks: array conversion, derivatives, devices, versions.
 
 A check never sees a framework; an adapter sees only its own. The module of a bridge imports its
-framework, so `conformance.frameworks` imports each bridge only when it is needed. Code common to
-all bridges is here.
+framework, so `conformance.frameworks` imports each bridge only when it is needed.
+
+A `Setting` is a piece of process-wide state, such as a random generator. An implementation that
+changes this state can affect later calls, so it is compared before and after a call, and restored.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -20,19 +25,16 @@ import numpy as np
 from packaging.version import Version
 
 from conformance.definition.dtypes import DTYPES
-from conformance.errors import Unavailable, Unsupported, WrongDeclaration
-from conformance.frameworks.surroundings import Setting
+from conformance.errors import Unsupported, WrongDeclaration
 
 Natives = dict[str, Any]
 """Arrays of a framework, by name."""
 
 Strides = Literal["", "gaps", "window"]
-"""The layout in memory: contiguous, with gaps between elements, or a slice of a larger array with
-contiguous rows."""
+"""How an array lies in memory; see `Framework.strided`."""
 
 GUARD = 4096
-"""The number of elements on either side of a surrounded array: enough for a read of one more batch
-entry beyond the end of any array of an experiment."""
+"""The number of elements on either side of a surrounded array: more than a batch entry has."""
 
 Divided = list[tuple[int, Sequence[np.ndarray]]]
 """The axes of an array that are divided among ranks, with the positions that each rank has."""
@@ -109,6 +111,113 @@ class Evaluated:
     gradients: Natives
 
 
+Values = list[Any]
+"""The values of a sequence of settings, comparable with ==."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One piece of process-wide state.
+
+    Attributes:
+        name: a description for messages.
+        get: returns the current value.
+        put: restores a value.
+        shown: whether messages include the values.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+    shown: bool = True
+
+
+def look(settings: Sequence[Setting]) -> Values:
+    """Return the values of all settings."""
+    return [setting.get() for setting in settings]
+
+
+def put_back(settings: Sequence[Setting], values: Values, present: Values | None = None) -> None:
+    """Restore the settings to the given values.
+
+    Those that already have them are left alone. `present` holds the current values, if they have
+    just been looked up.
+    """
+    present = look(settings) if present is None else present
+    for setting, value, current in zip(settings, values, present, strict=True):
+        if current != value:
+            setting.put(value)
+
+
+def changes(settings: Sequence[Setting], before: Values, after: Values) -> list[str]:
+    """Return one line of text for each setting whose value changed."""
+    return [
+        f"{setting.name}: {one} became {other}" if setting.shown else f"{setting.name} changed"
+        for setting, one, other in zip(settings, before, after, strict=True)
+        if one != other
+    ]
+
+
+_WORDS = 4 * (624 + 1)
+"""The size in bytes of the state of NumPy's default generator: 624 words and a position."""
+
+_copied: list[Any] = [None, ()]
+"""The words of NumPy's generator, or None if they do not identify its state, and its last state."""
+
+
+def _numpy_generator() -> tuple[Any, ...]:
+    """Return the state of NumPy's global generator.
+
+    Copying the state with NumPy takes a hundred times as long as reading its words, so the last
+    copy is reused while the words are equal and the generator holds no second normal number.
+    """
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    words = None
+    if isinstance(generator, np.random.MT19937):
+        words = ctypes.string_at(generator.ctypes.state_address, _WORDS)
+        if words == _copied[0]:
+            return _copied[1]
+    state: Any = np.random.get_state()
+    name, keys, *rest = state
+    whole = (name, keys.tobytes(), *rest)
+    _, has_normal, _ = rest
+    _copied[:] = (None if has_normal else words, whole)
+    return whole
+
+
+def _put_numpy_generator(state: tuple[Any, ...]) -> None:
+    name, keys, *rest = state
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+    _copied[0] = None
+
+
+def _environment() -> dict[Any, Any]:
+    """Return the environment as undecoded bytes, because decoding it takes twenty times as long."""
+    held: dict[Any, Any] | None = getattr(os.environ, "_data", None)
+    return dict(os.environ if held is None else held)
+
+
+def _put_environment(values: dict[Any, Any]) -> None:
+    os.environ.clear()
+    os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in values.items()})
+
+
+def _directory() -> str:
+    with suppress(OSError):
+        return os.getcwd()
+    return ""
+
+
+PROCESS = (
+    Setting("Python's random generator", random.getstate, random.setstate, shown=False),
+    Setting("NumPy's random generator", _numpy_generator, _put_numpy_generator, shown=False),
+    Setting("NumPy's error handling", np.geterr, lambda values: np.seterr(**values)),
+    Setting("the environment", _environment, _put_environment, shown=False),
+    Setting("the current directory", _directory, os.chdir),
+)
+"""The settings that exist in every process, whatever the framework."""
+
+
 class Framework(ABC):
     """The operations that the suite needs from a framework."""
 
@@ -158,10 +267,11 @@ class Framework(ABC):
         """Call the function and, if requested, compute the gradients of the variables.
 
         An output that is not an array of the cotangent's shape is returned without gradients; if
-        the loss depends on the weights, a bridge may raise an exception instead. Raise
-        `Unsupported` for gradients in a framework without derivatives, for repeated backward passes
-        in one whose derivatives are functions and not graphs, and for a loss on the weights if the
-        bridge does not support one.
+        the loss depends on the weights, a bridge may raise an exception instead.
+
+        Raises:
+            Unsupported: for gradients, repeated backward passes or a loss on the weights, if the
+                framework, or its bridge, cannot compute them.
         """
         if request.weights_cotangent is not None and not self.differentiates_weights:
             raise Unsupported(f"the bridge to {self.name} takes a loss on the output only")
@@ -229,18 +339,6 @@ class Framework(ABC):
         """
         yield
 
-    def check_device(self, device: str) -> None:
-        """Raise `Unavailable` unless this machine has such a device."""
-        devices = self.devices()
-        if device not in devices:
-            raise Unavailable(
-                f"{self.name} sees no {device} on this machine (it has {', '.join(devices)})"
-            )
-
-    def versions(self) -> dict[str, str]:
-        """Return the installed versions of the framework's distributions, by name."""
-        return package_versions(self.packages)
-
     def strided(self, native: Any, how: Strides, device: str) -> Any:
         """Return the same numbers with other strides, as a view of a larger array.
 
@@ -251,20 +349,24 @@ class Framework(ABC):
         """
         if not self.has_strides:
             raise Unsupported(f"arrays of {self.name} have no strides")
-        sizes = tuple(native.shape)
+        sizes, dtype = tuple(native.shape), self.dtype(native)
+
+        def filled(*sizes: int) -> Any:
+            values = np.full(sizes, np.nan) if dtype in DTYPES else np.ones(sizes, dtype)
+            return self.array(values, dtype, device)
+
         if how == "gaps":
-            around = self._filled((*sizes, 2), self.dtype(native), device)
+            around = filled(*sizes, 2)
             # Two assignments, because Paddle does not differentiate a broadcasting assignment.
             around[..., 0] = native
             around[..., 1] = native
             return around[..., 0]
         between = range(1, len(sizes) - 1) or range(len(sizes))
-        larger = tuple(size + 3 * (axis in between) for axis, size in enumerate(sizes))
         window = tuple(
             slice(1, 1 + size) if axis in between else slice(None)
             for axis, size in enumerate(sizes)
         )
-        around = self._filled(larger, self.dtype(native), device)
+        around = filled(*(size + 3 * (axis in between) for axis, size in enumerate(sizes)))
         around[window] = native
         return around[window]
 
@@ -294,10 +396,6 @@ class Framework(ABC):
         `Unsupported` if the framework has no worlds.
         """
         raise Unsupported(f"the bridge to {self.name} starts no ranks")
-
-    def _filled(self, sizes: tuple[int, ...], dtype: str, device: str) -> Any:
-        values = np.full(sizes, np.nan) if dtype in DTYPES else np.ones(sizes, dtype)
-        return self.array(values, dtype, device)
 
     def overwrite(self, native: Any, by: Any) -> None:
         """Copy the numbers of `by` into the array `native`; raise `Unsupported` if impossible."""

@@ -3,9 +3,8 @@
 If a function is called eagerly, each new shape takes two seconds, because every operation is
 compiled separately. As one program, a shape takes 0.5 s, and 0.14 s with the options `QUICK`, with
 which results deviate by at most 4 ulp. Most of the suite therefore uses these options, and modes
-with `optimised` check what users run. Operations that experiments call eagerly also compile with
-fewer optimisations, at half the cost, or at a third of it with
-`--xla_cpu_use_fusion_emitters=false` in `XLA_FLAGS`.
+with `optimised` check what users run. Operations that are called eagerly also compile with fewer
+optimisations, at half the cost.
 
 JAX 0.4.31 or later is required; newer features are detected by name, not by version.
 """
@@ -14,35 +13,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request
-from conformance.frameworks.surroundings import Setting
+from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request, Setting
 
 _IN_ONE_PIECE = {"xla_cpu_parallel_codegen_split_count": 1}
-"""XLA divides even the smallest program into parts, and generates the code of each in a thread of
-its own. As one part, programs as small as those of the suite need half the time."""
+"""A small program compiles in half the time if XLA does not divide it among threads."""
 
 QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
     **_IN_ONE_PIECE,
 }
-"""Compiler options for programs that run only a few times; they make compiling several times as
-fast."""
+"""Compiler options for programs that run only a few times, which compile several times as fast."""
 
 OPTIMISED = {"xla_cpu_use_fusion_emitters": True, **_IN_ONE_PIECE}
 """Compiler options that restore XLA's default code even if `XLA_FLAGS` changes it."""
 
 MOST_MAPPED = 40_000
-"""The number of memory mappings above which compiled programs are dropped. Each program keeps about
-twenty; Linux allows a process 65,530, and a process that compiles with none left dies."""
-
+"""The number of memory mappings above which compiled programs, each with about twenty, are dropped.
+Linux allows a process 65,530, and a process that compiles with none left dies."""
 
 _SETTINGS = (
     "jax_enable_x64",
@@ -114,37 +109,10 @@ class Jax(Framework):
             of_both = request.weights_cotangent is not None
             key = (request.program, request.gradients, request.optimised, of_both)
             if key not in self._programs:
-                options = self._options(request.optimised)
-                self._programs[key] = jax.jit(
-                    run, **({"compiler_options": options} if options else {})
-                )
+                self._programs[key] = jax.jit(run, **_options(request.optimised))
             run = self._programs[key]
         with _optimising(request.optimised or not _on_cpu()):
             return Evaluated(*run(request.variables, request.constants, cotangents))
-
-    def _options(self, optimised: bool) -> dict[str, Any]:
-        if not _on_cpu():
-            return {}
-        known = self._known_options()
-        return {
-            name: value
-            for name, value in (OPTIMISED if optimised else QUICK).items()
-            if name in known
-        }
-
-    @lru_cache(maxsize=1)  # noqa: B019 - the bridge lives as long as the process
-    def _known_options(self) -> frozenset[str]:
-        """Return the names of the options in `QUICK` and `OPTIMISED` that this XLA version knows.
-
-        The options differ between versions, and compiling fails with an unknown one. Before JAX
-        0.4.36, `jit` accepts none.
-        """
-        known = set()
-        for name, value in (QUICK | OPTIMISED).items():
-            with suppress(Exception):
-                jax.jit(lambda x: x, compiler_options={name: value})(jnp.zeros(()))
-                known.add(name)
-        return frozenset(known)
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return jnp.einsum(axes, *operands)
@@ -154,6 +122,29 @@ class Jax(Framework):
         with suppress(RuntimeError):
             models["gpu"] = jax.devices("gpu")[0].device_kind
         return models
+
+
+def _options(optimised: bool) -> dict[str, Any]:
+    """Return the keyword arguments of `jax.jit` that choose the compiler options."""
+    if not _on_cpu():
+        return {}
+    wanted, known = OPTIMISED if optimised else QUICK, _known_options()
+    chosen = {name: value for name, value in wanted.items() if name in known}
+    return {"compiler_options": chosen} if chosen else {}
+
+
+@cache
+def _known_options() -> frozenset[str]:
+    """Return the names of the options in `QUICK` and `OPTIMISED` that this XLA version knows.
+
+    Compiling fails with an unknown option. Before JAX 0.4.36, `jit` accepts none.
+    """
+    known = set()
+    for name, value in (QUICK | OPTIMISED).items():
+        with suppress(Exception):
+            jax.jit(lambda x: x, compiler_options={name: value})(jnp.zeros(()))
+            known.add(name)
+    return frozenset(known)
 
 
 def _on_cpu() -> bool:

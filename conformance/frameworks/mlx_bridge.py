@@ -16,24 +16,12 @@ import mlx.core as mx
 import numpy as np
 
 from conformance.errors import Unsupported
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request
-from conformance.frameworks.surroundings import Setting
+from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request, Setting
 
 
 def _generator() -> int:
     high, low = np.array(mx.random.state[0]).tolist()
     return (high << 32) | low
-
-
-_SETTINGS = (
-    Setting("MLX' random generator", _generator, mx.random.seed, shown=False),
-    Setting("MLX' default device", mx.default_device, mx.set_default_device),
-    Setting(
-        "MLX' default stream",
-        lambda: mx.default_stream(mx.default_device()),
-        mx.set_default_stream,
-    ),
-)
 
 
 class Mlx(Framework):
@@ -42,7 +30,15 @@ class Mlx(Framework):
     name = "mlx"
     packages = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13")
     array_type = mx.array
-    settings = _SETTINGS
+    settings = (
+        Setting("MLX' random generator", _generator, mx.random.seed, shown=False),
+        Setting("MLX' default device", mx.default_device, mx.set_default_device),
+        Setting(
+            "MLX' default stream",
+            lambda: mx.default_stream(mx.default_device()),
+            mx.set_default_stream,
+        ),
+    )
     einsum = staticmethod(mx.einsum)
     takes_other_paths = True
     has_strides = True

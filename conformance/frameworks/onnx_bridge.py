@@ -22,9 +22,6 @@ Arrays = Mapping[str, np.ndarray]
 Signature = tuple[tuple[str, np.dtype, int], ...]
 """The name, dtype and number of axes of each input that is passed."""
 
-OPSET = 17
-"""The default opset, old enough for all recent runtimes."""
-
 
 @dataclass(frozen=True)
 class Node:
@@ -35,27 +32,29 @@ class Node:
         inputs: the names of all its inputs, in order; optional inputs need not be passed.
         outputs: the names of its outputs, in order; "" for one that is not requested.
         attributes: names and values of the attributes that differ from their default.
-        opset, domain: the operator set and the domain that define the operator; of domains other
-            than ONNX's, version 1 is used.
+        opset: the operator set; the default is old enough for all recent runtimes.
+        domain: the domain that defines the operator; "" for ONNX's, or else version 1 is used.
     """
 
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...] = ("output",)
     attributes: tuple[tuple[str, Any], ...] = ()
-    opset: int = OPSET
+    opset: int = 17
     domain: str = ""
 
     def model(self, given: Signature) -> onnx.ModelProto:
         """Return a model of the operator for these inputs; outputs have the first input's dtype."""
-        names = [name if name in {item[0] for item in given} else "" for name in self.inputs]
+        types = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype, _ in given}
+        names = [name if name in types else "" for name in self.inputs]
         while not names[-1]:
             names.pop()
         node = helper.make_node(
             self.operator, names, self.outputs, domain=self.domain, **dict(self.attributes)
         )
-        inputs = [_typed(name, dtype, [None] * axes) for name, dtype, axes in given]
-        outputs = [_typed(name, given[0][1], None) for name in self.outputs if name]
+        info = helper.make_tensor_value_info
+        inputs = [info(name, types[name], [None] * axes) for name, _, axes in given]
+        outputs = [info(name, types[given[0][0]], None) for name in self.outputs if name]
         opsets = [helper.make_opsetid("", self.opset)]
         opsets += [helper.make_opsetid(self.domain, 1)] if self.domain else []
         return helper.make_model(
@@ -63,10 +62,6 @@ class Node:
             opset_imports=opsets,
             ir_version=helper.find_min_ir_version_for(opsets[:1]),
         )
-
-
-def _typed(name: str, dtype: np.dtype, shape: list[None] | None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
 
 
 MATMUL = Node("MatMul", ("left", "right"))

@@ -15,20 +15,7 @@ import numpy as np
 import paddle
 
 from conformance.errors import Unsupported
-from conformance.frameworks.base import Evaluated, Framework, Request, by_name
-from conformance.frameworks.surroundings import Setting
-
-_SETTINGS = (
-    Setting(
-        "Paddle's random generator",
-        lambda: pickle.dumps(paddle.get_rng_state("cpu")),
-        lambda state: paddle.set_rng_state(pickle.loads(state), "cpu"),
-        shown=False,
-    ),
-    Setting("Paddle's default dtype", paddle.get_default_dtype, paddle.set_default_dtype),
-    Setting("Paddle's device", paddle.get_device, paddle.set_device),
-    Setting("whether Paddle records gradients", paddle.is_grad_enabled, paddle.set_grad_enabled),
-)
+from conformance.frameworks.base import Evaluated, Framework, Request, Setting, by_name
 
 
 class Paddle(Framework):
@@ -37,7 +24,19 @@ class Paddle(Framework):
     name = "paddle"
     packages = ("paddlepaddle", "paddlepaddle-gpu")
     array_type = paddle.Tensor
-    settings = _SETTINGS
+    settings = (
+        Setting(
+            "Paddle's random generator",
+            lambda: pickle.dumps(paddle.get_rng_state("cpu")),
+            lambda state: paddle.set_rng_state(pickle.loads(state), "cpu"),
+            shown=False,
+        ),
+        Setting("Paddle's default dtype", paddle.get_default_dtype, paddle.set_default_dtype),
+        Setting("Paddle's device", paddle.get_device, paddle.set_device),
+        Setting(
+            "whether Paddle records gradients", paddle.is_grad_enabled, paddle.set_grad_enabled
+        ),
+    )
     einsum = staticmethod(paddle.einsum)
     records_graphs = True
     loads_in_place = True

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conformance.frameworks.base import Evaluated, Framework, Request, by_name
-from conformance.frameworks.surroundings import Setting
+from conformance.frameworks.base import Evaluated, Framework, Request, Setting, by_name
 
 
 class TensorFlow(Framework):

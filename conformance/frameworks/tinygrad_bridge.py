@@ -14,8 +14,7 @@ import numpy as np
 from tinygrad import Device, Tensor, dtypes
 from tinygrad.helpers import ContextVar
 
-from conformance.frameworks.base import Evaluated, Framework, Request
-from conformance.frameworks.surroundings import Setting
+from conformance.frameworks.base import Evaluated, Framework, Request, Setting
 
 
 def _variables() -> dict[str, Any]:
@@ -32,25 +31,22 @@ def _generator() -> tuple[int, dict[str, Any]]:
     return Tensor._seed, drawn
 
 
-_SETTINGS = (
-    Setting("tinygrad's variables, such as DEV", _variables, _put_variables, shown=False),
-    # The generator can be restored only to its seed.
-    Setting(
-        "tinygrad's random generator",
-        _generator,
-        lambda state: Tensor.manual_seed(state[0]),
-        shown=False,
-    ),
-)
-
-
 class Tinygrad(Framework):
     """The bridge to tinygrad."""
 
     name = "tinygrad"
     packages = ("tinygrad",)
     array_type = Tensor
-    settings = _SETTINGS
+    settings = (
+        Setting("tinygrad's variables, such as DEV", _variables, _put_variables, shown=False),
+        # The generator can be restored only to its seed.
+        Setting(
+            "tinygrad's random generator",
+            _generator,
+            lambda state: Tensor.manual_seed(state[0]),
+            shown=False,
+        ),
+    )
     einsum = staticmethod(Tensor.einsum)
     compiles = True
 

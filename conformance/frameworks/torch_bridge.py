@@ -24,9 +24,9 @@ from conformance.frameworks.base import (
     Natives,
     OnRanks,
     Request,
+    Setting,
     by_name,
 )
-from conformance.frameworks.surroundings import Setting
 
 
 def _put_generator(state: bytes) -> None:
@@ -178,17 +178,17 @@ class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(context: Any, told: OnRanks, names: list[str], *tensors: Any) -> Any:
-        wanted = [n for n, t in zip(names, tensors, strict=True) if t.requires_grad]
+        named = dict(zip(names, tensors, strict=True))
+        wanted = [name for name, tensor in named.items() if tensor.requires_grad]
         number, size = next(_CALLS), len(told.others)
-        divided = zip(names, tensors, strict=True)
-        parts = {n: _divide(t, told.divided[n], size) for n, t in divided}
+        parts = {name: _divide(tensor, told.divided[name], size) for name, tensor in named.items()}
         payloads = [
             ("forward", number, told.function, {n: parts[n][rank] for n in names}, more, wanted)
             for rank, more in enumerate(told.others)
         ]
         context.told, context.names, context.number, context.wanted = told, names, number, wanted
         answers = told.ask(payloads)
-        for name, tensor in zip(names, tensors, strict=True):
+        for name, tensor in named.items():
             # A rank that writes to its part would otherwise write to the caller's tensor.
             if any(name in written for _, written in answers):
                 whole = [
@@ -238,7 +238,7 @@ def _join(what: str, parts: list[Any], axes: Divided) -> Any:
     sizes = list(first.shape)
     for axis, places in axes:
         sizes[axis] = sum(map(len, places))
-    whole = torch.full(sizes, torch.nan, dtype=first.dtype)
+    whole = torch.empty(sizes, dtype=first.dtype)
     for rank, part in enumerate(parts):
         index = [torch.arange(size) for size in sizes]
         for axis, places in axes:

@@ -37,7 +37,6 @@ JUDGING = ("requirements", "experiments")
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
-    "conformance.frameworks.surroundings",
     "conformance.cases.case",
 )
 CAUSES = "causes"

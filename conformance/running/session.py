@@ -32,7 +32,7 @@ from conformance.definition.dtypes import Array
 from conformance.errors import RankLost, Unavailable, Unsupported
 from conformance.experiments import Experiment, Findings, Question
 from conformance.experiments.experiment import declared
-from conformance.frameworks.surroundings import look, put_back
+from conformance.frameworks.base import look, put_back
 from conformance.records.findings import (
     CaseResult,
     Entry,
