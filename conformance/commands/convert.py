@@ -90,7 +90,7 @@ def _convert(options: argparse.Namespace) -> int:
     shape = convert_file(options.weights, options.out, **asked)
     option = built_without_biases(options.target, shape)
     if options.format == "json":
-        from conformance.commands.formats import print_json
+        from conformance.commands.shared import print_json
 
         print_json(
             Converted(

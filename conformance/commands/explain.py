@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import print_json, printed
-from conformance.commands.shared import Commands, add_format
+from conformance.commands.shared import Commands, add_format, print_json, printed
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.records.header import CaseInfo, Plane
 from conformance.text import heading, line, paragraph, plural, some

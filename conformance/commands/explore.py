@@ -81,7 +81,7 @@ def _answering(action: Callable[[argparse.Namespace], int]) -> Callable[[argpars
         options.shown, options.files = [], []
         if options.format == "text":
             return action(options)
-        from conformance.commands.formats import print_json
+        from conformance.commands.shared import print_json
 
         with stdout_to_stderr():
             code = action(options)

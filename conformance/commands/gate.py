@@ -6,8 +6,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.commands.run import add_examination, examine, print_standing, standing
-from conformance.commands.shared import IMPLEMENTATION, Commands, Once, add_format
+from conformance.commands.run import (
+    add_examination,
+    examine,
+    fill_in,
+    print_standing,
+    standing,
+)
+from conformance.commands.shared import (
+    BASELINE,
+    IMPLEMENTATION,
+    Commands,
+    Once,
+    add_format,
+    print_json,
+    read_settings,
+)
 from conformance.errors import ConformanceError, ExitCode
 
 if TYPE_CHECKING:
@@ -79,19 +93,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from conformance.commands.settings import complete
     from conformance.reports.gate import gate
-    from conformance.reports.gate.baseline import read_baseline
     from conformance.reports.gate.judging import judge
     from conformance.text import relative
 
-    complete(options)
-    _check(options)
-    # Read the baseline first, so that an error in it is reported before anything is run.
-    baseline = read_baseline(options.baseline)
+    baseline = _completed(options)
     if options.format == "json":
         return _gate_for_programs(options, baseline)
-
     if options.from_record is None:
         record = standing(options)
         judgement = judge(baseline, record) if record is not None else None
@@ -112,10 +120,6 @@ def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
 
     If the run is interrupted or writes no record, nothing is printed on stdout.
     """
-    import tempfile
-
-    from conformance.commands.formats import print_json
-    from conformance.records.record import read
     from conformance.reports.gate import answer
     from conformance.reports.gate.judging import judge
     from conformance.text import stdout_to_stderr
@@ -124,44 +128,50 @@ def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
     if record is None:
         # Everything else that is printed goes to stderr.
         options.format = "text"
-        with tempfile.TemporaryDirectory() as folder, stdout_to_stderr():
-            options.record = options.record or Path(folder) / "record.json"
-            code = examine(options, survey=True, baseline=options.baseline)
-            if options.written is None or code == ExitCode.INTERRUPTED:
-                return code
-            record = read(options.written)
+        with stdout_to_stderr():
+            record, code = _examined(options, baseline=options.baseline)
+        if record is None:
+            return code
     judgement = judge(baseline, record)
     print_json(answer(judgement))
     return judgement.exit_code
 
 
 def _update(options: argparse.Namespace) -> int:
-    import tempfile
-
-    from conformance.commands.settings import complete
-    from conformance.records.record import read
     from conformance.reports.gate import update
-    from conformance.reports.gate.baseline import read_baseline
     from conformance.text import relative
 
-    complete(options)
-    _check(options)
-    baseline = read_baseline(options.baseline)
+    baseline = _completed(options)
     if options.from_record is not None:
-        record = _given(options)
-        return update(baseline, record, options.reason, _judged(options))
+        return update(baseline, _given(options), options.reason, _judged(options))
     kept = options.record is not None
-    with tempfile.TemporaryDirectory() as folder:
-        options.record = options.record or Path(folder) / "record.json"
-        # `update` prints the summary.
-        code = examine(options, "--no-summary", survey=True)
-        if options.written is None or code == ExitCode.INTERRUPTED:
-            return code
-        record = read(options.written)
+    # `update` prints the summary.
+    record, code = _examined(options, "--no-summary")
+    if record is None:
+        return code
     if kept:
         print(f"record: {options.written}")
     judged = ["--from-record", relative(options.written)] if kept else []
     return update(baseline, record, options.reason, judged)
+
+
+def _examined(
+    options: argparse.Namespace, *more: str, baseline: Path | None = None
+) -> tuple[Record | None, int]:
+    """Run the suite, and return the record, or None if the run was interrupted, and the exit code.
+
+    The record is temporary unless the options name a file for it.
+    """
+    import tempfile
+
+    from conformance.records.record import read
+
+    with tempfile.TemporaryDirectory() as folder:
+        options.record = options.record or Path(folder) / "record.json"
+        code = examine(options, *more, survey=True, baseline=baseline)
+        if options.written is None or code == ExitCode.INTERRUPTED:
+            return None, code
+        return read(options.written), code
 
 
 def _hash(name: str) -> str:
@@ -220,7 +230,18 @@ def _judged(options: argparse.Namespace) -> list[str]:
     return [*options.implementation, "--from-record", str(options.from_record)]
 
 
-def _check(options: argparse.Namespace) -> None:
+def _completed(options: argparse.Namespace) -> Baseline:
+    """Fill in options that were not given, check them, and return the baseline.
+
+    With --from-record nothing is examined, so only the baseline is then taken from the settings.
+    """
+    from conformance.reports.gate.baseline import read_baseline
+
+    settings = read_settings()
+    options.baseline = options.baseline or Path(settings.baseline or BASELINE)
+    if options.from_record is None:
+        fill_in(options, settings)
+    options.device = options.device or "cpu"
     if options.from_record is None and not options.implementation:
         raise ConformanceError(
             "which implementation? name one, or a record with --from-record, or write "
@@ -230,3 +251,4 @@ def _check(options: argparse.Namespace) -> None:
         raise ConformanceError(
             f"nothing is run with --from-record; what is {' '.join(options.rest)} for?"
         )
+    return read_baseline(options.baseline)

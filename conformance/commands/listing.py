@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import OUTPUTS, print_json, printed, schema
-from conformance.commands.shared import Commands, add_format
+from conformance.commands.shared import (
+    OUTPUTS,
+    Commands,
+    add_format,
+    print_json,
+    printed,
+    schema,
+)
 from conformance.errors import ConformanceError, ExitCode
 from conformance.text import printable
 

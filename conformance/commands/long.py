@@ -89,7 +89,7 @@ def _long(options: argparse.Namespace) -> int:
     with stdout_to_stderr() if as_json else nullcontext():
         climbs = [_climbed(spec, options) for spec in options.implementation]
     if as_json:
-        from conformance.commands.formats import print_json
+        from conformance.commands.shared import print_json
 
         print_json(climbs)
     if options.plot is not None:

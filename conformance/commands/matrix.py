@@ -59,7 +59,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _matrix(options: argparse.Namespace) -> int:
-    from conformance.commands.settings import read_settings
+    from conformance.commands.shared import read_settings
     from conformance.running.matrix import (
         Cluster,
         environments,

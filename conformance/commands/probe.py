@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import print_json, printed
 from conformance.commands.shared import (
     Commands,
     add_device,
@@ -18,6 +17,8 @@ from conformance.commands.shared import (
     add_implementation,
     add_quiet,
     add_repeatable,
+    print_json,
+    printed,
 )
 from conformance.errors import ConformanceError, ExitCode, check_names
 from conformance.records.findings import CaseResult, Entry

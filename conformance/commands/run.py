@@ -13,10 +13,13 @@ from conformance.commands.shared import (
     IMPLEMENTATION,
     Commands,
     Once,
+    Settings,
     add_format,
     add_quiet,
+    print_json,
+    read_settings,
 )
-from conformance.errors import PYTEST_CODES, ExitCode, NothingRun
+from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
 from conformance.running import OPTIONS
 
 if TYPE_CHECKING:
@@ -73,9 +76,14 @@ def add_examination(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from conformance.commands.settings import complete_run
-
-    complete_run(options)
+    if not options.implementation:
+        fill_in(options, read_settings())
+        if not options.implementation:
+            raise ConformanceError(
+                "which implementation? name one, or write implementations in "
+                "[tool.mha-conformance] of pyproject.toml"
+            )
+    options.device = options.device or "cpu"
     record = None if options.strict or options.verbose else standing(options)
     if record is None:
         return examine(options, survey=not options.strict)
@@ -90,8 +98,19 @@ def _run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def fill_in(options: argparse.Namespace, settings: Settings) -> None:
+    """Set implementations and options of `add_examination` that are not given from the settings."""
+    options.implementation = options.implementation or settings.implementations
+    options.case = options.case or settings.cases
+    options.dtype = options.dtype or settings.dtypes
+    options.mode = options.mode or settings.modes
+    options.level = options.level or settings.level
+    options.device = options.device or settings.device
+    if settings.record is not None:
+        options.record = options.record or Path(settings.record)
+
+
 def _print_summary(outcome: Outcome, code: ExitCode) -> None:
-    from conformance.commands.formats import print_json
     from conformance.running.ending import summary
 
     print_json(summary(outcome, code))
