@@ -51,12 +51,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _values(dest: str, prefix: str, **_: object) -> list[str]:
-    """Return the known values of an option or argument; for implementations, also .py files.
-
-    Args:
-        dest: a name in `COMPLETED`.
-        prefix: what the user has typed so far; only the paths of files depend on it.
-    """
+    """Return the known values of one of `COMPLETED`; for implementations, also paths of files."""
     from argcomplete.completers import FilesCompleter
 
     from conformance.adapter.loading import registered

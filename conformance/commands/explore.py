@@ -160,10 +160,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _explore(options: argparse.Namespace) -> int:
-    """Search for a failing problem, shrink it, and write it as a case file and a script.
-
-    With --every-mode, call `_survey` instead. Return the exit code.
-    """
     if options.every_mode:
         return _survey(options)
     if len(options.implementation) > 1:
@@ -236,12 +232,7 @@ def _is_never_known(trial: Trial, deviation: Deviation) -> bool:
 
 
 def _known(options: argparse.Namespace, adapter: Adapter) -> KnownDeviations | None:
-    """Return the known deviations of an implementation, or None if no baseline is given.
-
-    Raises:
-        BrokenBaseline: if the file is not a valid baseline.
-        ConformanceError: if there is no such file.
-    """
+    """Return the known deviations of an implementation, or None if no baseline is given."""
     if options.baseline is None:
         return None
     from conformance.reports.gate.baseline import read_baseline
@@ -259,7 +250,6 @@ def _print_known(known: KnownDeviations | None) -> None:
 
 
 def _survey(options: argparse.Namespace) -> int:
-    """Explore each mode of each implementation, save the deviations, and return the exit code."""
     from conformance.explore.search import survey
     from conformance.progress import progress
 
@@ -290,7 +280,6 @@ def _survey(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    """Write a script for an implementation's worst deviation at one case; return the exit code."""
     adapter = _prepared(options, options.implementation)
     from conformance.cases.casefile import read
     from conformance.explore.script import script
@@ -328,11 +317,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _prepared(options: argparse.Namespace, spec: str) -> Adapter:
-    """Check the options, and return the loaded adapter.
-
-    Raises:
-        ConformanceError: if an option is wrong, or the implementation cannot be loaded.
-    """
+    """Check the options, and return the loaded adapter."""
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import DTYPES
@@ -348,10 +333,7 @@ def _prepared(options: argparse.Namespace, spec: str) -> Adapter:
 def _shrunk(
     adapter: Adapter, trial: Trial, deviation: Deviation, options: argparse.Namespace
 ) -> Small:
-    """Return the smallest failing problem found, in a mode and a dtype that the options allow.
-
-    With --no-shrink, that is the given problem.
-    """
+    """Return the smallest failing problem found; with --no-shrink, that is the given one."""
     from conformance.explore.shrinking import Small, shrink
     from conformance.progress import progress
 
@@ -366,10 +348,7 @@ def _shrunk(
 
 
 def _write(adapter: Adapter, spec: str, options: argparse.Namespace, small: Small) -> ExitCode:
-    """Write the case file and, unless it is too long, the script for a failing problem.
-
-    Print a summary, and return the exit code.
-    """
+    """Write the case file and, unless it is too long, the script, and print a summary."""
     from conformance.explore.script import TooLong, script
     from conformance.records.findings import STORED
 
@@ -444,10 +423,7 @@ def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
 
 
 def _word(text: str) -> str:
-    """Return the text in a form that is safe within a file name or a case name.
-
-    Return "case" if nothing of the text is left.
-    """
+    """Return the text as a name of files and cases; "case" if nothing of it is left."""
     from conformance.cases.casefile import is_name
 
     word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-")

@@ -87,8 +87,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="judge what this record holds instead of examining anything",
     )
     add_examination(parser)
-    # Options that were not given have to be recognisable, because the table of the project fills
-    # them in.
+    # Options that were not given are filled in from the settings.
     parser.set_defaults(device=None)
 
 
@@ -116,10 +115,7 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
-    """Print the judgement as JSON, and nothing else, on stdout, and return the exit code.
-
-    If the run is interrupted or writes no record, nothing is printed on stdout.
-    """
+    """Print only the judgement on stdout, as JSON; without a record, print nothing there."""
     from conformance.reports.gate import answer
     from conformance.reports.gate.judging import judge
     from conformance.text import stdout_to_stderr
@@ -158,10 +154,7 @@ def _update(options: argparse.Namespace) -> int:
 def _examined(
     options: argparse.Namespace, *more: str, baseline: Path | None = None
 ) -> tuple[Record | None, int]:
-    """Run the suite, and return the record, or None if the run was interrupted, and the exit code.
-
-    The record is temporary unless the options name a file for it.
-    """
+    """Run the suite; return the record, or None if the run was interrupted, and the exit code."""
     import tempfile
 
     from conformance.records.record import read
@@ -187,13 +180,9 @@ def _hash(name: str) -> str:
 
 
 def _given(options: argparse.Namespace) -> Record:
-    """Return the part of the record to judge: that about the named implementations, or all of it.
+    """Return the part of the record that is about the named implementations, or all of it.
 
-    Raises:
-        BrokenRecord: if the record cannot be read or has results of cases that it does not list, if
-            a later run did not finish, or if the record was made with other cases or another
-            version of the suite, whose cases may have been easier.
-        UnknownName: if the record has no implementation of one of the names.
+    A record that was made with other cases is refused, because those may have been easier.
     """
     from importlib import metadata
 
@@ -226,19 +215,16 @@ def _given(options: argparse.Namespace) -> Record:
 
 
 def _judged(options: argparse.Namespace) -> list[str]:
-    """Return the command-line arguments that name the implementations and the record."""
     return [*options.implementation, "--from-record", str(options.from_record)]
 
 
 def _completed(options: argparse.Namespace) -> Baseline:
-    """Fill in options that were not given, check them, and return the baseline.
-
-    With --from-record nothing is examined, so only the baseline is then taken from the settings.
-    """
+    """Fill in options that were not given, check them, and return the baseline."""
     from conformance.reports.gate.baseline import read_baseline
 
     settings = read_settings()
     options.baseline = options.baseline or Path(settings.baseline or BASELINE)
+    # With --from-record nothing is examined.
     if options.from_record is None:
         fill_in(options, settings)
     options.device = options.device or "cpu"

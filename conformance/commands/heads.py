@@ -56,13 +56,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _heads(options: argparse.Namespace) -> int:
-    """Write the figure and print a summary; the exit code does not depend on what it shows.
-
-    Raises:
-        ConformanceError: as in `ask`, or if an option is wrong, the implementation cannot be
-            loaded, the file cannot be written, or the library for .png is missing; an existing
-            file is left unchanged.
-    """
+    """Write the figure and print a summary; if that fails, an existing file is left unchanged."""
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
     from conformance.cases.description import describe
@@ -140,13 +134,7 @@ def ask(
 
 
 def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
-    """Return the mode of this name or, for "", the first that returns weights in this dtype.
-
-    Raises:
-        UnknownName: if the adapter has no mode of this name.
-        NothingToShow: if the mode, or for "" every mode, does not return weights or does not
-            support the dtype.
-    """
+    """Return the mode of this name or, for "", the first that returns weights in this dtype."""
     check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
     with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]
     usable = [mode for mode in with_weights if mode.dtypes is None or dtype in mode.dtypes]

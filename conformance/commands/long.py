@@ -65,14 +65,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _long(options: argparse.Namespace) -> int:
-    """Examine implementations, print a line for each problem, and return the exit code.
-
-    Deviations do not affect the exit code.
-
-    Raises:
-        ConformanceError: if a length, a size or a name is invalid, an implementation cannot be
-            loaded, or a file cannot be written.
-    """
+    """Examine implementations; deviations do not affect the exit code."""
     options.steps = _lengths(options.lengths)
     options.memory = _bytes(options.memory_limit) if options.memory_limit else None
     if options.plot is not None:

@@ -120,7 +120,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    """Check all names, run the experiments, print cards or JSON, and return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rich.console import Console
 
@@ -261,7 +260,6 @@ def _of_this_process(spec: str, only: tuple[str, ...]) -> tuple[Adapter, Session
 def _print(
     console: Console, adapter: Adapter, results: Sequence[CaseResult], options: argparse.Namespace
 ) -> None:
-    """Print the card of one implementation."""
     from rich.markup import escape
 
     from conformance.experiments import EXPERIMENTS
@@ -297,7 +295,6 @@ def _print(
 
 
 def _values(results: Sequence[CaseResult]) -> Values:
-    """Return the entries of all results, keyed by subject, then by value, then by mode."""
     values: Values = {}
     for result in results:
         for entry in result.entries:
@@ -313,11 +310,7 @@ def _is_reversed(entry: Entry) -> bool:
 
 
 def _table(values: Values, entries: Sequence[Entry], *, evidence: bool) -> Table:
-    """Return a table with a row for each subject and value.
-
-    If a subject has different values in different modes, each row names its modes. With `evidence`,
-    each row also has the evidence.
-    """
+    """Return a table of each subject and value, with the modes if a subject has several values."""
     from rich.table import Table
     from rich.text import Text
 

@@ -26,21 +26,17 @@ if TYPE_CHECKING:
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
 
-WITHOUT = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
-QUICK = ("-q", "--assert=plain", "--capture=sys", *(f"-pno:{plugin}" for plugin in WITHOUT))
-"""pytest arguments that disable features which cost as much per test as a small attention call."""
+SLOW = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
+"""Plugins of pytest that cost as much per test as a small attention call."""
 
-NO_HYPOTHESIS = "-pno:hypothesispytest"
-"""The pytest argument without which all of Hypothesis, if it is installed, would be imported for
-its part of the summary, although no test of the suite uses it."""
-
+UNUSED = "hypothesispytest"
+"""A plugin that would import all of Hypothesis for its part of the summary."""
 
 _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
     "case-file": {"type": Path},
 }
-"""What differs from `OPTIONS` on the command line: there, these options are paths. In pytest they
-are strings, which xdist can send to workers."""
+"""What differs from `OPTIONS`: in pytest, paths are strings, which xdist can send to workers."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -207,7 +203,8 @@ def examine(
     arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
     # By name, because PYTEST_DISABLE_PLUGIN_AUTOLOAD may be set.
     arguments += ["-p", "mha-conformance"]
-    arguments += ["--rootdir", str(SUITE.parent), *QUICK, NO_HYPOTHESIS, *_for_pytest(options)]
+    arguments += ["--rootdir", str(SUITE.parent), "-q", "--assert=plain", "--capture=sys"]
+    arguments += [*(f"-pno:{plugin}" for plugin in (*SLOW, UNUSED)), *_for_pytest(options)]
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
@@ -241,10 +238,7 @@ def examine(
 
 
 def _interruptible(arguments: list[str], plugins: list[object]) -> int:
-    """Run pytest, and return its exit code.
-
-    After an interruption, that is `INTERRUPTED` even if pytest fails to print the traceback.
-    """
+    """Run pytest, and return its exit code, also if it fails to print a KeyboardInterrupt."""
     import pytest
 
     try:
@@ -272,10 +266,7 @@ def _for_pytest(options: argparse.Namespace) -> list[str]:
 
 
 def _check_names(options: argparse.Namespace) -> None:
-    """Load implementations and case files before pytest starts, so that each error is one line.
-
-    Isolated implementations are loaded in processes of their own.
-    """
+    """Load implementations and case files before pytest starts, so that each error is one line."""
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
     from conformance.running.run import exit_raises, is_isolated, limits_of
