@@ -196,8 +196,9 @@ def _given(options: argparse.Namespace) -> Record:
         raise BrokenRecord(f"{options.from_record}: a later run did not finish; run it again")
     record = part_of(options.from_record, options.implementation)
     header, made = record.header, record.header.provenance
-    asked = {name: case.hash for name, case in header.cases.items()}
-    asked = {name: asked[name] for name in asked if name.partition("/")[0] != STORED}
+    asked = {
+        name: case.hash for name, case in header.cases.items() if name.partition("/")[0] != STORED
+    }
     every = {*header.cases, *(topic.id for topic in header.topics)}
     strangers = sorted({result.case for result in record.results} - every)
     suite = metadata.version("mha-conformance")

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -137,7 +138,7 @@ USUAL = tuple(
 AT_SIZE = 0.2
 """The share of problems at kernel sizes if none are declared."""
 KINDS = ({"keys"}, {"keys"}, {"queries"}, {"queries", "keys"}, {"heads"})
-"""What a problem at kernel sizes has many of."""
+"""What a problem at kernel sizes has many of; having only one keeps it as cheap as small ones."""
 WIDTH = 32
 """The width of the inputs at kernel sizes if the suite supplies the projections."""
 
@@ -310,18 +311,14 @@ class Drawer:
         return _sized(recipe.but(width=self._width(recipe.frame)), self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter accepts, with the indices of accepted variants.
-
-        Each variant of a feature in `FEATURES` is tried alone.
-        """
+        """Return the features that the adapter accepts alone, with the indices of variants."""
+        alone = partial(self._plain, query=3, key=5, size=4, frame=self._frames[-1])
         found: dict[str, list[int]] = {}
         for name, ways in FEATURES.items():
             for place in range(len(ways)):
-                for causal in CAUSAL:
-                    sizes = {"query": 3, "key": 5, "size": 4, "frame": self._frames[-1]}
-                    if self.takes(self._plain(causal=causal, features=((name, place),), **sizes)):
-                        found.setdefault(name, []).append(place)
-                        break
+                recipes = (alone(causal=causal, features=((name, place),)) for causal in CAUSAL)
+                if any(map(self.takes, recipes)):
+                    found.setdefault(name, []).append(place)
         return found
 
     def _some_features(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
@@ -393,11 +390,7 @@ class Drawer:
         return _fitting(recipe, MOST_COST_AT_SIZE if large else MOST_COST, None, random)
 
     def _at_size(self, recipe: Recipe, geometry: Geometry, random: np.random.Generator) -> Recipe:
-        """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles.
-
-        Usually, only one of query length, key length and number of heads is large, so that such
-        problems are as cheap as small ones.
-        """
+        """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles."""
         kind = _one(random, KINDS)
         query = self._edge(geometry.tiles[0], random) if "queries" in kind else self._short(random)
         key = self._edge(geometry.tiles[1], random) if "keys" in kind else self._short(random)
@@ -450,7 +443,7 @@ class Drawer:
                 scale=_often(random, None, list(SCALES)),
             )
             if self.takes(recipe):
-                return self._some_features(recipe, random) if self._features_taken else recipe
+                return self._some_features(recipe, random)
         return self._plain(frame=self._frames[0])
 
     def _regimes(self, recipe: Recipe) -> list[str]:
@@ -503,10 +496,7 @@ class Drawer:
 
 
 def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
-    """Return the recipe with its sizes replaced by sizes of a geometry.
-
-    Lengths and numbers of heads become the nearest ones that the geometry has.
-    """
+    """Return the recipe with the nearest sizes that the geometry has."""
     equal = recipe.frame.sharing == "self"
     key = recipe.query if equal else recipe.key
     query, key = geometry.lengths(recipe.query, key, equal=equal)
@@ -532,9 +522,8 @@ def _fitting(
 ) -> Recipe:
     """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
 
-    If that is impossible, the recipe is as cheap as the reductions can make it. Reduced sizes are
-    still sizes of the geometry, if there is one. The head size of a recipe with tiles is kept,
-    because kernels may have special code for it.
+    If that is impossible, the recipe is as cheap as possible. Reduced sizes are still sizes of the
+    geometry. With tiles, the head size is kept, because kernels may have special code for it.
     """
 
     def sized(recipe: Recipe, field: str, size: int) -> Recipe:
@@ -562,15 +551,13 @@ def _fitting(
 
 
 def _cost(recipe: Recipe) -> int:
-    """Return roughly how many multiplications an evaluation takes.
-
-    Estimating the noise of one number takes about as long as eight of them.
-    """
+    """Return roughly how many multiplications take as long as an evaluation."""
     heads = recipe.kv_heads * recipe.group
     lengths = recipe.batch * (recipe.query + recipe.shape.key_length)
     logits = recipe.batch * heads * recipe.query * recipe.shape.key_length
     width = heads * recipe.size
     projected = 4 * width * (lengths + (recipe.width or width))
+    # Estimating the noise of one number takes about as long as eight multiplications.
     return logits * (8 + recipe.size) + 8 * projected
 
 

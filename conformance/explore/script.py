@@ -70,7 +70,7 @@ def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case
         returned = "output" if gradient else deviation.array
         if returned == "weights" and len(deviation.index) == 3:
             returned = "averaged"
-        text += ["", *definition(problem, returned), "", *_want(deviation)]
+        text += ["", *_definition(problem, returned), "", *_want(deviation)]
         shown = 'f"got {got:.17g}, want {want:.17g}, apart {abs(got - want):.3g}"'
         holds = f"abs(got - want) <= {deviation.allowed:.3g}"
         otherwise = "more than rounding can explain"
@@ -116,7 +116,7 @@ def _want(deviation: Deviation) -> list[str]:
     at = _at(deviation.index)
     if not deviation.gradient_of:
         return [f"want = attention(n){at}"]
-    name = called(deviation.gradient_of)
+    name = _called(deviation.gradient_of)
     return [
         f'moved = {{**n, "{name}": n["{name}"].astype(complex)}}',
         f'moved["{name}"]{at} += {STEP}  # the imaginary part is the derivative, without rounding',
@@ -139,10 +139,7 @@ def _wrapped(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Call:
-    """Code lines that assign the implementation's result to `got`, and the imports they need.
-
-    `standalone` is False if the lines need this suite because the implementation does.
-    """
+    """Code that assigns the implementation's result to `got`; `standalone` if without the suite."""
 
     imports: Sequence[str]
     lines: Sequence[str]
@@ -150,10 +147,7 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a direct call of the library if the adapter has an example that allows it.
-
-    Otherwise, return a call through the adapter.
-    """
+    """Return a direct call of the library if the adapter has an example of one."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
@@ -185,8 +179,7 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
     if deviation.array == "weights" and not example.weights:
         raise Unsupported("the example has no weights")
     result = example.expression(masks, weights=deviation.array == "weights")
-    shared = _shared(trial)
-    names = [group[0] for group in shared]
+    shared, names = _shared(trial), problem.shape.distinct_inputs()
     given = ", ".join(["native", *names])
     ran = f"jax.jit(run)({given})" if framework == "jax" else result
     if deviation.gradient_of:
@@ -237,11 +230,7 @@ def _shared(trial: Trial) -> list[tuple[str, ...]]:
 def _gradient(
     adapter: Layer, example: Example, trial: Trial, deviation: Deviation, result: str
 ) -> list[str]:
-    """Return code lines that assign one element of a gradient to `got`.
-
-    Raises:
-        Unsupported: the example or the framework gives no access to this gradient.
-    """
+    """Return code lines that assign one element of a gradient to `got`, if that is possible."""
     framework, dtype, index = adapter.framework, trial.problem.dtype, deviation.index
     words, name = FRAMEWORKS[framework], deviation.gradient_of
     cotangent = words.array('n["cotangent"]', dtype)
@@ -255,7 +244,7 @@ def _gradient(
             raise Unsupported("the example names no parameter")
     got = f"got = {words.numpy.format('gradient')}{_at(index)}"
     if framework == "jax":
-        names = ["native", *(group[0] for group in _shared(trial))]
+        names = ["native", *trial.problem.shape.distinct_inputs()]
         number, part = (0, f'["{native}"]') if native else (names.index(name), "")
         return [
             f"loss = lambda *given: (run(*given) * {cotangent}).sum()",
@@ -297,14 +286,13 @@ def _native_index(
 
 
 def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return code that calls the implementation through its adapter."""
     problem, shape = trial.problem, trial.problem.shape
     sizes = [
         f"{field.name}={getattr(shape, field.name)!r},"
         for field in dataclasses.fields(shape)
         if getattr(shape, field.name) != field.default
     ]
-    weights = [f'{name}=n["{called(f"weights.{name}")}"],' for name in problem.weights.named()]
+    weights = [f'{name}=n["{_called(f"weights.{name}")}"],' for name in problem.weights.named()]
     inputs = [f'{name}=n["{group[0]}"],' for group in _shared(trial) for name in group]
     size = (shape.batch, shape.query_length, shape.output_width)
     cotangent = 'n["cotangent"]' if deviation.gradient_of else f"np.zeros({size})"
@@ -371,26 +359,21 @@ def _at(index: tuple[int, ...]) -> str:
 # Arrays and the definition as code
 
 
-def called(name: str) -> str:
-    """Return the name that the array with this canonical name has in a generated script."""
+def _called(name: str) -> str:
     return NAMES.get(name, name)
 
 
 def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
-    """Return the arrays of numbers that a generated script begins with, by their names in it.
-
-    The array `mask` combines all rules that block keys. Other arrays of integers or booleans are
-    not included.
-    """
+    """Return the arrays of floats that a generated script begins with, and its combined mask."""
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
-    found |= {called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
+    found |= {_called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
     if problem.allowed is not None:
         found["mask"] = problem.allowed
     if problem.attn_bias is not None:
         found["attn_bias"] = problem.attn_bias
     for name, array in problem.feature_arrays().items():
         if array.dtype.kind == "f":
-            found[called(name)] = array
+            found[_called(name)] = array
     if cotangent:
         found["cotangent"] = problem.cotangent
     return found
@@ -458,11 +441,10 @@ def _pieces(entry: str, room: int) -> list[str]:
     return pieces
 
 
-def definition(problem: Problem, returned: str) -> list[str]:
-    """Return the lines of a function `attention(n)` that computes the definition in plain NumPy.
+def _definition(problem: Problem, returned: str) -> list[str]:
+    """Return the code of a function `attention(n)` for the output, weights or averaged weights.
 
-    `returned` is "output", "weights" or "averaged" (weights averaged over heads). The function also
-    accepts complex numbers, so that a small imaginary step yields derivatives.
+    It also accepts complex numbers, so that a small imaginary step yields derivatives.
     """
     shape = problem.shape
     key = "query" if shape.sharing == "self" else "key"
@@ -555,7 +537,7 @@ def parameter(row: Parameter, shape: Shape) -> str:
     parts, stack = [], row.stack
     for name in row.names:
         sizes = dict(zip(left, shape.weight_shapes()[name], strict=True))
-        code = f'n["{called(f"weights.{name}")}"]'
+        code = f'n["{_called(f"weights.{name}")}"]'
         if row.interleaved and shape.group > 1:
             before = ":, " * left.index("heads")
             code += f"[{before}{row.order(shape).tolist()}]"
@@ -581,11 +563,7 @@ def parameter(row: Parameter, shape: Shape) -> str:
 
 
 def _laid_out(array: np.ndarray, problem: Problem) -> str:
-    """Return code for the array of a mask argument.
-
-    The code refers to the script's mask or bias if either has the same elements, and otherwise
-    contains all numbers.
-    """
+    """Return code for the array of a mask argument: the script's mask or bias, or all numbers."""
     known: list[tuple[str, np.ndarray]] = []
     if problem.allowed is not None:
         known = [("mask", problem.allowed), ("~mask", ~problem.allowed)]

@@ -59,6 +59,7 @@ class Search:
 
     Attributes:
         until: the deadline, on the clock of `time.monotonic`; it may be moved between two problems.
+        started: when the search was created, on the same clock; it may be moved likewise.
         drawn, answered: how many problems were drawn, and on how many the implementation was run.
         why_not: why the last unsupported problem is not supported; "" if there was none.
     """
@@ -226,10 +227,7 @@ def _sort(
     folder: Path,
     known: Known,
 ) -> None:
-    """Count the deviation in its class if `found` has that, or else add a new class for it.
-
-    No class is added if the deviation is `known` after shrinking, or if there are `MOST_CLASSES`.
-    """
+    """Count the deviation in its class, or add a new class unless there are too many."""
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return
     small = shrink(adapter, trial, deviation, until, modes=(trial.mode.name,))

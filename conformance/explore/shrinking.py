@@ -250,10 +250,7 @@ def _same_for_all(name: str) -> Move:
 
 
 def _less(axis: str) -> Move:
-    """Return a step that keeps some positions of an axis, as in `_declared` and `_kept`.
-
-    If all heads together become narrower, the step also tries narrower widths.
-    """
+    """Return a step that keeps some positions of an axis, and the widths that follow from it."""
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         shape = trial.problem.shape
@@ -406,10 +403,7 @@ def _with_arrays(trial: Trial, arrays: Mapping[str, Array], **fields: Any) -> Tr
 
 
 def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
-    """Return the problem rebuilt from these arrays, with fields of its shape replaced.
-
-    Arrays that the new shape does not have are omitted.
-    """
+    """Return the problem rebuilt from those of the arrays that its shape with `fields` has."""
     shape = dataclasses.replace(problem.shape, **fields)
     names = {*shape.distinct_inputs(), "cotangent"}
     names |= {f"weights.{name}" for name in shape.weight_shapes()}
@@ -445,16 +439,13 @@ def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
 
 
 def _kept(size: int) -> Iterator[list[int]]:
-    """Yield lists of positions to keep: single ones, beginnings, halves, and all but one.
-
-    Of single positions, the first and the last come first. Beginnings fill tiles, just exceed them,
-    or omit a part at the end.
-    """
+    """Yield lists of positions to keep: single ones, beginnings, halves, and all but one."""
     if size < 2:
         return
     for single in (0, size - 1, *range(1, min(size - 1, MOST_TRIED))):
         yield [single]
     if size > 16:
+        # Beginnings fill tiles, just exceed them, or omit a part at the end.
         powers = [2**power for power in range(1, size.bit_length())]
         wholes = {kept for power in powers for kept in (power, power + 1)}
         parts = {size - size // power for power in powers if power > 1}
@@ -497,11 +488,7 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
 
 
 def _narrowed(problem: Problem, before: Shape) -> Problem:
-    """Return the problem with widths cut to heads × head size, if they equalled that in `before`.
-
-    Raises:
-        ConformanceError: no width equalled heads × head size, or none has to be cut.
-    """
+    """Return the problem with widths that were heads × head size in `before` cut to that size."""
     whole, width = before.heads * before.head_size, problem.shape.heads * problem.shape.head_size
     widths = [field for field in _WIDTHS if getattr(before, field) == whole]
     if not widths or width >= whole:

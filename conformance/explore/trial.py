@@ -89,8 +89,8 @@ class Deviation:
         array: "output", "weights", "gradient.query", ...; for an exception, the name of the
             function that raised it; "" if the deviation is in no particular array.
         index: the element with the largest error.
-        ratio: the error of that element, in units of σ.
-        got, want, allowed: that element, its expected value, and the largest allowed difference.
+        ratio: the error of that element, in units of σ; `INFINITE` if it is infinite.
+        allowed: the largest allowed error of that element.
         text: a sentence that describes the deviation.
     """
 
@@ -99,8 +99,6 @@ class Deviation:
     array: str = ""
     index: tuple[int, ...] = ()
     ratio: float = INFINITE
-    got: float = np.nan
-    want: float = np.nan
     allowed: float = 0.0
     text: str = ""
 
@@ -257,10 +255,7 @@ def _raised(error: BaseException, text: str) -> Deviation:
 
 
 def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> Deviation | None:
-    """Return the deviation of a finding, or None if it turns out to be within the limit.
-
-    If `careful`, it is measured again with a more precise σ.
-    """
+    """Return the deviation of a finding, or None if it turns out to be within the limit."""
     if finding.requirement == "dtype.in-is-out":
         return Deviation(finding.requirement, "dtype", text=finding.detail)
     expectation = examination.suited_expectation
@@ -287,9 +282,7 @@ def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> 
     if error <= allowed:
         return None
     ratio = min(error / noise, INFINITE) if noise > 0 and math.isfinite(error) else INFINITE
-    return Deviation(
-        finding.requirement, kind, array, index, ratio, got, want, allowed, finding.detail
-    )
+    return Deviation(finding.requirement, kind, array, index, ratio, allowed, finding.detail)
 
 
 def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:
