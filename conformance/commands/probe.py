@@ -12,6 +12,7 @@ import msgspec
 
 from conformance.commands.shared import (
     Commands,
+    Struct,
     add_device,
     add_format,
     add_implementation,
@@ -143,7 +144,17 @@ def _probe(options: argparse.Namespace) -> int:
         if options.format != "json":
             _print(console, adapter, results, options)
     if options.format == "json":
-        print_json([_result(result) for result in every])
+        print_json(
+            [
+                printed(
+                    Result,
+                    result,
+                    findings=[_worded(Decided, finding) for finding in result.findings],
+                    entries=[_worded(Seen, entry) for entry in result.entries],
+                )
+                for result in every
+            ]
+        )
     verdicts = {finding.verdict for result in every for finding in result.findings}
     if not verdicts & {"conforms", "deviates", "observed"}:
         return ExitCode.NOTHING_VERIFIED
@@ -152,26 +163,11 @@ def _probe(options: argparse.Namespace) -> int:
     return ExitCode.DEVIATES if options.strict and "deviates" in verdicts else ExitCode.OK
 
 
-def _result(result: CaseResult) -> Result:
-    """Return the result in the form of the JSON output, with its phrases as English text."""
-    return printed(
-        Result,
-        result,
-        findings=[
-            printed(Decided, item, value=worded(item.value), cause=worded(item.cause))
-            for item in result.findings
-        ],
-        entries=[
-            printed(
-                Seen,
-                entry,
-                subject=worded(entry.subject),
-                value=worded(entry.value),
-                declared=worded(entry.declared),
-            )
-            for entry in result.entries
-        ],
-    )
+def _worded(struct: type[Struct], item: object) -> Struct:
+    """Return a struct with the item's fields, but with phrases as English text."""
+    fields = {name: getattr(item, name) for name in struct.__struct_fields__}
+    phrases = {name: worded(it) for name, it in fields.items() if isinstance(it, Phrase)}
+    return struct(**fields | phrases)
 
 
 def _run_experiments(adapter: Adapter, spec: str, options: argparse.Namespace) -> list[CaseResult]:
