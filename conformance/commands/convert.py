@@ -24,16 +24,11 @@ def add_parser(commands: Commands) -> None:
     convert.add_argument("weights", type=Path, help="the file to read: .safetensors")
     convert.add_argument("out", type=Path, help="the file to write")
     for option, dest, whose in (
-        ("from", "source", "implementation to convert from"),
-        ("to", "target", "one to convert to"),
+        ("--from", "source", "implementation to convert from"),
+        ("--to", "target", "one to convert to"),
     ):
-        convert.add_argument(
-            f"--{option}",
-            dest=dest,
-            required=True,
-            metavar="NAME",
-            help=f"{whose}: a built-in name, a title, or path/to/file.py:NAME",
-        )
+        text = f"{whose}: a built-in name, a title, or path/to/file.py:NAME"
+        convert.add_argument(option, dest=dest, required=True, metavar="NAME", help=text)
     convert.add_argument(
         "--heads", type=int, help="number of heads, if the tensors do not determine it"
     )

@@ -72,20 +72,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help=f"{IMPLEMENTATION}; all of the record, with --from-record. Without any, those that "
         "[tool.mha-conformance] of pyproject.toml names",
     )
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        action=Once,
-        metavar="FILE",
-        help="the file of known deviations (default: conformance.toml); without one, none is known",
-    )
-    parser.add_argument(
-        "--from-record",
-        type=Path,
-        action=Once,
-        metavar="FILE",
-        help="judge what this record holds instead of examining anything",
-    )
+    known = "the file of known deviations (default: conformance.toml); without one, none is known"
+    held = "judge what this record holds instead of examining anything"
+    for option, text in (("--baseline", known), ("--from-record", held)):
+        parser.add_argument(option, type=Path, action=Once, metavar="FILE", help=text)
     add_examination(parser)
     # Options that were not given are filled in from the settings.
     parser.set_defaults(device=None)

@@ -113,31 +113,19 @@ def add_parser(commands: Commands) -> None:
         versions="records of the same implementations with other versions of their libraries",
         large='records of level "large", a column of the table',
     )
+    names: dict[str, Any] = {"type": _names, "default": [], "metavar": "NAME,NAME"}
     for option, dest, meaning in (
-        ("expect", "expected", "records that must be there, by their file's name without .json"),
-        ("expect-versions", "expected_versions", "likewise, of those with other versions"),
+        ("--expect", "expected", "records that must be there, by their file's name without .json"),
+        ("--expect-versions", "expected_versions", "likewise, of those with other versions"),
     ):
-        publish.add_argument(
-            f"--{option}",
-            dest=dest,
-            type=_names,
-            default=[],
-            metavar="NAME,NAME",
-            help=meaning,
-        )
+        publish.add_argument(option, dest=dest, help=meaning, **names)
     add_run_file(publish)
-    publish.add_argument(
-        "--output",
-        type=Path,
-        default=Path("reports/published"),
-        help="folder of the records and the table (default: reports/published)",
-    )
-    publish.add_argument(
-        "--pages",
-        type=Path,
-        default=Path("docs/implementations"),
-        help="folder of the pages (default: docs/implementations)",
-    )
+    for option, default, meaning in (
+        ("--output", "reports/published", "folder of the records and the table"),
+        ("--pages", "docs/implementations", "folder of the pages"),
+    ):
+        text = f"{meaning} (default: {default})"
+        publish.add_argument(option, type=Path, default=Path(default), help=text)
     publish.add_argument(
         "--baseline",
         dest="baselines",

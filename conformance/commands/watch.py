@@ -21,11 +21,8 @@ from conformance.errors import ExitCode
 COMMANDS = ("run", "gate", "baseline", "probe", "explore", "reproduce", "heads", "long")
 """The commands that run in a watched process, because they may call an implementation."""
 
-_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP")
-    if name in vars(signal)
-]
+_NAMES = ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 def watched(run: Callable[[], int]) -> int:
