@@ -207,10 +207,11 @@ def _first(
         if new is not None:
             began = time.monotonic()
             small = _shrunk(adapter, trial, new, options)
+            # A deviation may turn out to be known once the problem is shrunk.
+            shrunk_is_known = is_known(small.trial, small.deviation)
             took = time.monotonic() - began
             search.started, search.until = search.started + took, search.until + took
-            # A deviation may turn out to be known once the problem is shrunk.
-            if not is_known(small.trial, small.deviation):
+            if not shrunk_is_known:
                 return small
     return None
 
