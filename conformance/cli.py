@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from conformance.commands import (
-    compare,
     completion,
     convert,
     explain,
@@ -22,7 +21,6 @@ from conformance.commands import (
     matrix,
     new_adapter,
     probe,
-    publish,
     report,
     run,
     watch,
@@ -35,8 +33,6 @@ COMMANDS = (
     gate,
     probe,
     report,
-    publish,
-    compare,
     matrix,
     new_adapter,
     heads,

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 
-from conformance.commands.formats import schema
+from conformance.commands.shared import schema
 from conformance.errors import BrokenRecord
 from conformance.records.record import read
 from conformance.records.schema1 import SCHEMA_1

@@ -18,7 +18,7 @@ from conformance.cases.casefile import KEY, Failure, load_case, read, store
 from conformance.cases.tensors import look
 from conformance.cli import main
 from conformance.errors import BrokenCase, ConformanceError, ExitCode
-from conformance.explore.recipe import Frame, Recipe
+from conformance.explore.drawing import Frame, Recipe
 
 HERE = Path(__file__).parent
 FOUND = Failure("fake", "float32", "default", "output.equals-definition", "off", {"numpy": "2"})

@@ -28,7 +28,7 @@ from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
-from conformance.explore.recipe import Recipe
+from conformance.explore.drawing import Recipe
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.running.ending import failure
 from conformance.running.session import Item, Session

@@ -21,8 +21,8 @@ from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.cli import COMMANDS, main
 from conformance.commands import listing
-from conformance.commands.formats import OUTPUTS, print_json
 from conformance.commands.listing import missing
+from conformance.commands.shared import OUTPUTS, print_json
 from conformance.errors import ExitCode
 from conformance.experiments import TOPICS
 from conformance.requirements import REQUIREMENTS

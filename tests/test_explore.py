@@ -17,12 +17,10 @@ from conformance.cases.casefile import load_case, store
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
 from conformance.errors import ExitCode, Unavailable
-from conformance.explore.drawing import Drawer
-from conformance.explore.recipe import FEATURES, MASKS, Frame, Recipe
+from conformance.explore.drawing import FEATURES, MASKS, Drawer, Frame, Recipe
 from conformance.explore.script import script
-from conformance.explore.search import Options, Search
+from conformance.explore.search import Options, Search, survey
 from conformance.explore.shrinking import shrink
-from conformance.explore.survey import survey
 from conformance.explore.trial import Trial, askable, deviations
 from conformance.records.exploration import read_exploration
 from conformance.running.known import similar

@@ -16,7 +16,7 @@ from records import looked_at, render_html
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
-from conformance.commands.heads import Question, ask
+from conformance.commands.heads import ask
 from conformance.commands.shared import replace_file
 from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
@@ -314,15 +314,20 @@ def test_a_figure_alone_has_paper_and_one_in_a_page_has_the_pages():
 # Asking
 
 
-def test_the_picture_is_what_the_implementation_answers():
-    seen = ask(Question(f"{MINIATURES}:Inverted", "mask/per-head/self"))
+def asked(spec, entry=""):
     (case,) = find_cases("mask/per-head/self")
-    (entry,) = seen.picture.entries
+    return ask(load(spec), case, entry=entry)
+
+
+def test_the_picture_is_what_the_implementation_answers():
+    seen = asked(f"{MINIATURES}:Inverted")
+    (case,) = find_cases("mask/per-head/self")
+    (entry,) = seen.entries
     blocked = ~case.problem("float32").allowed_in_full()[entry]
-    assert np.array_equal(seen.picture.blocked[0], blocked)
-    assert np.all(seen.picture.want[0][blocked] == 0)
-    assert seen.picture.leaks.any()
-    right = ask(Question(f"{MINIATURES}:Correct", "mask/per-head/self")).picture
+    assert np.array_equal(seen.blocked[0], blocked)
+    assert np.all(seen.want[0][blocked] == 0)
+    assert seen.leaks.any()
+    right = asked(f"{MINIATURES}:Correct")
     assert all(right.row(0, head).fits for head in range(3))
 
 
@@ -335,15 +340,15 @@ def doubles(tmp_path, monkeypatch):
 
 
 def test_averaged_weights_are_drawn_against_the_averaged_reference(doubles):
-    shown = ask(Question(f"{doubles}:Averaged", "mask/per-head/self", entry="all")).picture
+    shown = asked(f"{doubles}:Averaged", entry="all")
     assert shown.averaged
     assert shown.got.shape == (2, 1, 7, 7)
     assert all(shown.row(entry, 0).fits for entry in range(2))
 
 
 def test_the_first_mode_with_weights_is_drawn(doubles):
-    seen = ask(Question(f"{doubles}:Sometimes", "mask/per-head/self"))
-    assert seen.picture.subject.mode == "slow"
+    seen = asked(f"{doubles}:Sometimes")
+    assert seen.subject.mode == "slow"
 
 
 # The command

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conformance.cli import main
-from conformance.commands.settings import read_settings
+from conformance.commands.shared import read_settings
 from conformance.running import matrix, node
 
 ROOT = Path(__file__).parents[1]

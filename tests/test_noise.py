@@ -27,7 +27,7 @@ from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT32, DType
 from conformance.definition.expectation import expect, expect_carefully, solve
 from conformance.definition.features import Positions
 from conformance.definition.problem import Answer
-from conformance.explore.recipe import Frame, Recipe
+from conformance.explore.drawing import Frame, Recipe
 from conformance.records.numbers import LIMIT, ratios
 
 TF32 = DType("tf32", 11, 2.0**-126, 2.0**-24)

@@ -13,7 +13,7 @@ from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, re
 from schemas import RECORD, faults, record_faults
 
 from conformance.cli import main
-from conformance.commands.formats import schema
+from conformance.commands.shared import schema
 from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import RUN, Finding
 from conformance.records.phrase import Phrase

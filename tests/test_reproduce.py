@@ -21,8 +21,7 @@ from conformance.cases.catalogue import find_cases
 from conformance.cli import main
 from conformance.definition.expectation import expect
 from conformance.errors import ExitCode
-from conformance.explore.code import literal, parameter
-from conformance.explore.script import MOST_LINES, TooLong, script
+from conformance.explore.script import MOST_LINES, TooLong, literal, parameter, script
 from conformance.explore.trial import Deviation, Trial
 from conformance.records.numbers import LIMIT
 
@@ -266,7 +265,7 @@ def test_numbers_are_told_as_short_as_they_can_be(array, code):
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("array", ["output", "weights", "gradient.query", "gradient.weights.key"])
 def test_an_honest_layer_passes_its_script(array, tmp_path):
-    from conformance.explore.recipe import Frame, Recipe
+    from conformance.explore.drawing import Frame, Recipe
 
     recipe = Recipe(
         frame=Frame(bias=False), batch=1, query=2, kv_heads=1, size=1, causal="top-left"

@@ -8,11 +8,8 @@ from functools import partial
 from conformance.commands.shared import Commands
 from conformance.errors import ConformanceError, ExitCode
 
-SHELLS = ("bash", "zsh", "fish")
 COMPLETED = ("implementation", "case", "dtype", "experiment", "name")
 """The argparse destinations of the options and arguments whose values are completed."""
-
-MISSING = "completion needs argcomplete; pip install argcomplete"
 
 
 def add_parser(commands: Commands) -> None:
@@ -24,7 +21,7 @@ def add_parser(commands: Commands) -> None:
         '~/.zshrc, after compinit: eval "$(mha-conformance completion zsh)". For fish: '
         "mha-conformance completion fish > ~/.config/fish/completions/mha-conformance.fish",
     )
-    completion.add_argument("shell", choices=SHELLS)
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     completion.set_defaults(action=_completion)
 
 
@@ -32,7 +29,7 @@ def _completion(options: argparse.Namespace) -> int:
     try:
         import argcomplete
     except ImportError as error:
-        raise ConformanceError(MISSING) from error
+        raise ConformanceError("completion needs argcomplete; pip install argcomplete") from error
     print(argcomplete.shellcode(["mha-conformance"], shell=options.shell).rstrip())
     return ExitCode.OK
 
@@ -54,12 +51,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _values(dest: str, prefix: str, **_: object) -> list[str]:
-    """Return the known values of an option or argument; for implementations, also .py files.
-
-    Args:
-        dest: a name in `COMPLETED`.
-        prefix: what the user has typed so far; only the paths of files depend on it.
-    """
+    """Return the known values of one of `COMPLETED`; for implementations, also paths of files."""
     from argcomplete.completers import FilesCompleter
 
     from conformance.adapter.loading import registered

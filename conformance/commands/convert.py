@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.commands.shared import Commands, add_format
+from conformance.commands.shared import Commands, add_format, print_json
 from conformance.errors import ExitCode
 
 
@@ -23,14 +23,12 @@ def add_parser(commands: Commands) -> None:
     )
     convert.add_argument("weights", type=Path, help="the file to read: .safetensors")
     convert.add_argument("out", type=Path, help="the file to write")
-    for option, whose in (("from", "implementation to convert from"), ("to", "one to convert to")):
-        convert.add_argument(
-            f"--{option}",
-            dest={"from": "source", "to": "target"}[option],
-            required=True,
-            metavar="NAME",
-            help=f"{whose}: a built-in name, a title, or path/to/file.py:NAME",
-        )
+    for option, dest, whose in (
+        ("--from", "source", "implementation to convert from"),
+        ("--to", "target", "one to convert to"),
+    ):
+        text = f"{whose}: a built-in name, a title, or path/to/file.py:NAME"
+        convert.add_argument(option, dest=dest, required=True, metavar="NAME", help=text)
     convert.add_argument(
         "--heads", type=int, help="number of heads, if the tensors do not determine it"
     )
@@ -76,33 +74,23 @@ class Converted(msgspec.Struct, frozen=True):
 def _convert(options: argparse.Namespace) -> int:
     from conformance.porting.conversion import built_without_biases, convert_file
 
-    names = (
-        "source",
-        "target",
-        "heads",
-        "kv_heads",
-        "rotary_size",
-        "prefix",
-        "out_prefix",
-        "force",
+    shape = convert_file(
+        options.weights,
+        options.out,
+        source=options.source,
+        target=options.target,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        rotary_size=options.rotary_size,
+        prefix=options.prefix,
+        out_prefix=options.out_prefix,
+        force=options.force,
     )
-    asked = {name: getattr(options, name) for name in names}
-    shape = convert_file(options.weights, options.out, **asked)
     option = built_without_biases(options.target, shape)
     if options.format == "json":
-        from conformance.commands.formats import print_json
-
-        print_json(
-            Converted(
-                str(options.out),
-                options.source,
-                options.target,
-                shape.heads,
-                shape.kv_heads,
-                shape.head_size,
-                option or "",
-            )
-        )
+        sizes = (shape.heads, shape.kv_heads, shape.head_size)
+        names = (str(options.out), options.source, options.target)
+        print_json(Converted(*names, *sizes, build_with=option or ""))
         return ExitCode.OK
     shared = f", {shape.kv_heads} for key and value" if shape.kv_heads < shape.heads else ""
     print(f"{options.out}: {options.target}, {shape.heads} heads of size {shape.head_size}{shared}")

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import print_json, printed
-from conformance.commands.shared import Commands, add_format
+from conformance.commands.shared import Commands, add_format, print_json, printed
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.records.header import CaseInfo, Plane
 from conformance.text import heading, line, paragraph, plural, some
@@ -39,8 +38,7 @@ MOST_DRAWN = 32
 """Masks with more queries or keys than this are not drawn in a terminal."""
 
 MOST_PRINTED = 8
-"""If a name matches more cases, requirements and experiments than this, only ids and summaries are
-printed."""
+"""If a name matches more than this, only ids and summaries are printed."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -175,10 +173,7 @@ def explanation(name: str) -> Explanation:
 
 
 def _is_implementation(name: str) -> bool:
-    """Return whether this is an implementation's name or title, or looks like its location.
-
-    Nothing is loaded from a location.
-    """
+    """Return whether this is an implementation's name or title, or looks like its location."""
     from conformance.adapter.loading import find
 
     with suppress(ConformanceError):
@@ -187,7 +182,6 @@ def _is_implementation(name: str) -> bool:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """Print explanations of what the name matches, or summaries of it; return the exit code."""
     from rich.console import Console
 
     entries = explanation(options.name).entries
@@ -293,16 +287,17 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
     ]
 
 
-@cache
 def _noise(case: Case) -> dict[str, float]:
     """Return the median σ of the output in float32 and in bfloat16, by the name of the dtype."""
     import numpy as np
 
     from conformance.definition.expectation import expect
 
-    dtypes = ("float32", "bfloat16")
-    sigmas = {dtype: next(iter(expect(case.problem(dtype)).noise.values())) for dtype in dtypes}
-    return {dtype: float(np.median(sigma["output"])) for dtype, sigma in sigmas.items()}
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        sigmas = next(iter(expect(case.problem(dtype)).noise.values()))
+        found[dtype] = float(np.median(sigmas["output"]))
+    return found
 
 
 def _put(adapter: Adapter, problem: Problem) -> str:
@@ -404,34 +399,21 @@ def _draw(console: Console, plane: Plane) -> None:
 
 @cache
 def _adapters() -> tuple[Adapter, ...]:
-    """Return every registered adapter that can be loaded."""
     from conformance.adapter.loading import importable
 
     return tuple(importable())
 
 
-def _links(adapters: Iterable[Adapter]) -> dict[str, list[str]]:
-    """Return a mapping from each link to documentation to the names of adapters that give it."""
-    links: dict[str, list[str]] = {}
-    for adapter in adapters:
-        if adapter.documentation:
-            links.setdefault(adapter.documentation, []).append(adapter.name)
-    return links
-
-
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
     """Return the registered adapters grouped by the text that `says` returns for them."""
-    groups: dict[str, list[Adapter]] = {}
+    groups: dict[str, Documented] = {}
     for adapter in _adapters():
-        groups.setdefault(says(adapter), []).append(adapter)
-    return [
-        Documented(
-            [adapter.name for adapter in alike],
-            text,
-            _links(alike),
-        )
-        for text, alike in groups.items()
-    ]
+        text = says(adapter)
+        group = groups.setdefault(text, Documented([], text, {}))
+        group.implementations.append(adapter.name)
+        if adapter.documentation:
+            group.documentation.setdefault(adapter.documentation, []).append(adapter.name)
+    return list(groups.values())
 
 
 def _declared(id_: str) -> list[Documented]:
@@ -479,22 +461,18 @@ def _rows(adapter: Adapter) -> str:
 def _weights(adapter: Adapter) -> str:
     from conformance.requirements.probed import returned_weights
 
-    returned = adapter.returns_weights
-    return (
-        f"returns them {say(returned_weights(adapter, returned))}" if returned else "returns none"
-    )
+    if not adapter.returns_weights:
+        return "returns none"
+    return f"returns them {say(returned_weights(adapter, adapter.returns_weights))}"
 
 
 def _dropout(adapter: Adapter) -> str:
     return "active in " + ", ".join(adapter.dropout_modes) if adapter.dropout_modes else "has none"
 
 
+_MASK_EXPERIMENTS = ("masks", "same-mask", "pairs", "shapes", "coinciding-sizes")
 _SAYS: dict[Callable[[Adapter], str], tuple[str, ...]] = {
-    _masks: (
-        "mask.",
-        *(f"probe/{name}" for name in ("masks", "same-mask", "pairs", "shapes")),
-        "probe/coinciding-sizes",
-    ),
+    _masks: ("mask.", *(f"probe/{name}" for name in _MASK_EXPERIMENTS)),
     _rows: ("observed.fully-masked-row", "probe/masked-rows"),
     _causal: ("observed.causal-alignment", "probe/causal"),
     _weights: ("observed.returned-weights", "weights.", "probe/weights"),
@@ -502,5 +480,4 @@ _SAYS: dict[Callable[[Adapter], str], tuple[str, ...]] = {
     lambda adapter: ", ".join(mode.name for mode in adapter.modes): ("modes.",),
     _dropout: ("dropout.", "probe/dropout"),
 }
-"""For each function that describes a declaration: prefixes of the ids of those requirements and
-experiments to which the declaration is relevant."""
+"""For each function that describes a declaration: how the ids begin to which it is relevant."""

@@ -14,6 +14,7 @@ import msgspec
 from conformance.commands.shared import (
     Commands,
     add_device,
+    add_files,
     add_format,
     add_implementation,
     add_quiet,
@@ -21,9 +22,16 @@ from conformance.commands.shared import (
     be_quiet_and_single_threaded,
     check_writable,
     one_case,
+    print_json,
     replace_file,
 )
-from conformance.errors import ConformanceError, ExitCode, Unsupported, check_names
+from conformance.errors import (
+    ConformanceError,
+    ExitCode,
+    Unavailable,
+    Unsupported,
+    check_names,
+)
 from conformance.text import printable, stdout_to_stderr
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
 
     from conformance.adapter.base import Adapter
     from conformance.cases.case import Case
-    from conformance.explore.search import Search
+    from conformance.explore.search import Known, Options, Search
     from conformance.explore.shrinking import Small
     from conformance.explore.trial import Deviation, Trial
     from conformance.running.known import KnownDeviations
@@ -81,8 +89,6 @@ def _answering(action: Callable[[argparse.Namespace], int]) -> Callable[[argpars
         options.shown, options.files = [], []
         if options.format == "text":
             return action(options)
-        from conformance.commands.formats import print_json
-
         with stdout_to_stderr():
             code = action(options)
         print_json(Searched(options.shown, [str(path) for path in options.files], int(code)))
@@ -116,11 +122,10 @@ def add_parser(commands: Commands) -> None:
         metavar="FOLDER",
         help="where --every-mode keeps NAME.json and case files (default: explored)",
     )
-    search.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="known deviations, as for gate: what one of them explains is counted, and no finding",
+    add_files(
+        search,
+        baseline="known deviations, as for gate: what one of them explains is counted, and no "
+        "finding",
     )
     search.add_argument("--seed", type=int, default=0, help="equal seeds draw the same problems")
     search.add_argument("--examples", type=int, help="stop after this many problems")
@@ -155,83 +160,80 @@ def add_parser(commands: Commands) -> None:
 
 
 def _explore(options: argparse.Namespace) -> int:
-    """Search for a failing problem, shrink it, and write it as a case file and a script.
-
-    With --every-mode, call `_survey` instead. Return the exit code.
-    """
     if options.every_mode:
         return _survey(options)
     if len(options.implementation) > 1:
         raise ConformanceError("several implementations are explored with --every-mode only")
-    (options.implementation,) = options.implementation
-    adapter = _prepared(options)
-    from conformance.explore.search import MOST_EXAMPLES, Options, Search
+    (spec,) = options.implementation
+    adapter = _prepared(options, spec)
+    from conformance.explore.search import Search
     from conformance.progress import progress
 
     check_writable(options.output / f"NAME{SUFFIX}")
-    wanted = Options(
-        dtypes=options.dtype,
-        modes=options.mode,
-        device=options.device,
-        seed=options.seed,
-        examples=MOST_EXAMPLES if options.examples is None else options.examples,
-    )
     known = _known(options, adapter)
     adapter.prepare()
-    state = Search(adapter, wanted, time.monotonic() + options.seconds)
-    small, interrupted = None, False
+    search = Search(adapter, _extent(options), time.monotonic() + options.seconds)
+    found, interrupted = None, False
     try:
         with progress(f"searching {adapter.name}"):
-            small = _first(adapter, state, options, known)
+            found = _first(adapter, search, options, known or _is_never_known)
     except KeyboardInterrupt:
         interrupted = True
     except Unsupported as reason:
         print(f"{adapter.name}: nothing to search: {printable(str(reason))}")
         return ExitCode.NOTHING_VERIFIED
-    took = time.monotonic() - state.started
+    took = time.monotonic() - search.started
     print(
-        f"{adapter.name}: {state.answered} problems answered in {took:.0f} s, seed {options.seed}"
+        f"{adapter.name}: {search.answered} problems answered in {took:.0f} s, seed {options.seed}"
     )
     _print_known(known)
-    if small is not None:
-        return _write(adapter, options, small)
+    if found is not None:
+        return _write(adapter, spec, options, found)
     if interrupted:
         return ExitCode.INTERRUPTED
-    if not state.answered:
-        print(f"none of {state.drawn} could be expressed: {printable(state.why_not)}")
+    if not search.answered:
+        print(f"none of {search.drawn} could be expressed: {printable(search.why_not)}")
         return ExitCode.NOTHING_VERIFIED
     print("no deviation found")
     return ExitCode.OK
 
 
 def _first(
-    adapter: Adapter, search: Search, options: argparse.Namespace, known: KnownDeviations | None
+    adapter: Adapter, search: Search, options: argparse.Namespace, is_known: Known
 ) -> Small | None:
-    """Return the first deviation that is not `known`, or None if the search finds none.
-
-    Unless --no-shrink is given, the problem that shows the deviation is shrunk.
-    """
+    """Return the first deviation that is not known, shrunk, or None if the search finds none."""
     for trial, wrong in search:
-        new = next((one for one in wrong if known is None or not known(trial, one)), None)
+        new = next((one for one in wrong if not is_known(trial, one)), None)
         if new is not None:
             began = time.monotonic()
             small = _shrunk(adapter, trial, new, options)
             # A deviation may turn out to be known once the problem is shrunk.
-            is_known = known is not None and known(small.trial, small.deviation)
+            shrunk_is_known = is_known(small.trial, small.deviation)
             took = time.monotonic() - began
             search.started, search.until = search.started + took, search.until + took
-            if not is_known:
+            if not shrunk_is_known:
                 return small
     return None
 
 
-def _known(options: argparse.Namespace, adapter: Adapter) -> KnownDeviations | None:
-    """Return the known deviations of an implementation, or None if no baseline is given.
+def _extent(options: argparse.Namespace) -> Options:
+    from conformance.explore.search import MOST_EXAMPLES, Options
 
-    Raises:
-        BrokenBaseline: if the file is not a valid baseline.
-        ConformanceError: if there is no such file.
-    """
+    return Options(
+        dtypes=options.dtype,
+        modes=options.mode,
+        device=options.device,
+        seed=options.seed,
+        examples=MOST_EXAMPLES if options.examples is None else options.examples,
+    )
+
+
+def _is_never_known(trial: Trial, deviation: Deviation) -> bool:
+    return False
+
+
+def _known(options: argparse.Namespace, adapter: Adapter) -> KnownDeviations | None:
+    """Return the known deviations of an implementation, or None if no baseline is given."""
     if options.baseline is None:
         return None
     from conformance.reports.gate.baseline import read_baseline
@@ -249,31 +251,18 @@ def _print_known(known: KnownDeviations | None) -> None:
 
 
 def _survey(options: argparse.Namespace) -> int:
-    """Explore each mode of each implementation, save the deviations, and return the exit code.
-
-    If --mode is given, only those modes are explored.
-    """
-    from conformance.errors import Unavailable
-    from conformance.explore.search import MOST_EXAMPLES, Options
-    from conformance.explore.survey import survey
+    from conformance.explore.search import survey
     from conformance.progress import progress
 
     worst = ExitCode.OK
-    for name in options.implementation:
-        adapter = _prepared(argparse.Namespace(**{**vars(options), "implementation": name}))
-        wanted = Options(
-            dtypes=options.dtype,
-            modes=options.mode,
-            device=options.device,
-            seed=options.seed,
-            examples=MOST_EXAMPLES if options.examples is None else options.examples,
-        )
+    for spec in options.implementation:
+        adapter = _prepared(options, spec)
         known = _known(options, adapter)
-        aside = {} if known is None else {"known": known}
+        is_known = known or _is_never_known
         try:
             adapter.prepare()
             with progress(f"searching {adapter.name}"):
-                new = survey(adapter, wanted, options.seconds, options.record, **aside)
+                new = survey(adapter, _extent(options), options.seconds, options.record, is_known)
         except (Unsupported, Unavailable) as reason:
             print(f"{adapter.name}: nothing to search: {printable(str(reason))}")
             worst = max(worst, ExitCode.NOTHING_VERIFIED)
@@ -282,11 +271,8 @@ def _survey(options: argparse.Namespace) -> int:
         _print_known(known)
         options.files.append(options.record / f"{adapter.name}.json")
         for one in new:
-            options.shown.append(
-                Shown(
-                    adapter.name, one.nature[0], one.detail, one.dtype, one.modes[0], one.ratio, {}
-                )
-            )
+            about = (one.nature[0], one.detail, one.dtype, one.modes[0], one.ratio)
+            options.shown.append(Shown(adapter.name, *about, sizes={}))
             features = ", ".join(one.features) or "nothing special"
             print(printable(f"  {one.case}: {one.detail}, {one.dtype}, {one.modes[0]}: {features}"))
         if new:
@@ -295,11 +281,7 @@ def _survey(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    """Write a script that reproduces an implementation's worst deviation at one case, if any.
-
-    Return the exit code.
-    """
-    adapter = _prepared(options)
+    adapter = _prepared(options, options.implementation)
     from conformance.cases.casefile import read
     from conformance.explore.script import script
     from conformance.explore.trial import worst
@@ -328,41 +310,31 @@ def _reproduce(options: argparse.Namespace) -> int:
             "call were compared, and what needs several calls shows in mha-conformance run"
         )
         return ExitCode.OK
-    trial, deviation = failing
-    small = _shrunk(adapter, trial, deviation, options)
-    trial, deviation = small.trial, small.deviation
-    text = script(adapter, options.implementation, trial, deviation, case.id)
-    _print_deviation(options, adapter, trial, deviation)
-    _write_script(path, text)
-    options.files.append(path)
+    small = _shrunk(adapter, *failing, options)
+    text = script(adapter, options.implementation, small.trial, small.deviation, case.id)
+    _print_deviation(options, adapter, small)
+    _write_script(options, path, text)
     return ExitCode.DEVIATES
 
 
-def _prepared(options: argparse.Namespace) -> Adapter:
-    """Check the options, and return the loaded adapter.
-
-    Raises:
-        ConformanceError: if an option is wrong, or the implementation cannot be loaded.
-    """
+def _prepared(options: argparse.Namespace, spec: str) -> Adapter:
+    """Check the options, and return the loaded adapter."""
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
-    from conformance.definition.dtypes import dtype_of
+    from conformance.definition.dtypes import DTYPES
 
     if not 0 < options.seconds < float("inf"):
         raise ConformanceError(f"--seconds is {options.seconds:g}; say a number above 0")
-    adapter = load(options.implementation)
+    adapter = load(spec)
     check_names("mode", options.mode, (mode.name for mode in adapter.modes))
-    options.dtype = [dtype_of(name).name for name in options.dtype]
+    check_names("dtype", options.dtype, DTYPES)
     return adapter
 
 
 def _shrunk(
     adapter: Adapter, trial: Trial, deviation: Deviation, options: argparse.Namespace
 ) -> Small:
-    """Return the smallest failing problem found, in a mode and a dtype that the options allow.
-
-    With --no-shrink, that is the given problem.
-    """
+    """Return the smallest failing problem found; with --no-shrink, that is the given one."""
     from conformance.explore.shrinking import Small, shrink
     from conformance.progress import progress
 
@@ -376,56 +348,38 @@ def _shrunk(
     return small
 
 
-def _write(adapter: Adapter, options: argparse.Namespace, small: Small) -> ExitCode:
-    """Write the case file and, unless it is too long, the script for a failing problem.
-
-    Print a summary, and return the exit code.
-    """
-    from conformance.cases.casefile import Failure, store
+def _write(adapter: Adapter, spec: str, options: argparse.Namespace, small: Small) -> ExitCode:
+    """Write the case file and, unless it is too long, the script, and print a summary."""
     from conformance.explore.script import TooLong, script
     from conformance.records.findings import STORED
 
-    trial, deviation, spec = small.trial, small.deviation, options.implementation
-    kind = deviation.array or deviation.kind
-    name = _word(f"{adapter.name}-{kind}-{trial.problem.dtype}")
-    why = f"Found by a search: {deviation.requirement or 'it raises'}: {deviation.text}"
-    failure = Failure(
-        adapter.name,
-        trial.problem.dtype,
-        trial.mode.name,
-        deviation.requirement,
-        deviation.text,
-        adapter.versions(),
-    )
+    kind = small.deviation.array or small.deviation.kind
+    name = _word(f"{adapter.name}-{kind}-{small.trial.problem.dtype}")
     path = options.output / f"{name}{SUFFIX}"
-    case = store(path, name, trial.problem, why, failure)
-    _print_deviation(options, adapter, trial, deviation)
+    case = small.store(adapter, path, name)
+    _print_deviation(options, adapter, small)
     options.files.append(path)
     print(f"case: {path}: mha-conformance run {spec} --case-file {path} --case {STORED}/")
     try:
-        text = script(adapter, spec, trial, deviation, case.id)
+        text = script(adapter, spec, small.trial, small.deviation, case.id)
     except TooLong as error:
         print(f"no script: {error}")
     else:
-        path = options.output / f"{name}.py"
-        _write_script(path, text)
-        options.files.append(path)
+        _write_script(options, options.output / f"{name}.py", text)
     return ExitCode.DEVIATES
 
 
-def _print_deviation(
-    options: argparse.Namespace, adapter: Adapter, trial: Trial, deviation: Deviation
-) -> None:
-    from conformance.records.findings import INFINITE
+def _print_deviation(options: argparse.Namespace, adapter: Adapter, small: Small) -> None:
     from conformance.records.numbers import LIMIT
     from conformance.reports.wording import sigmas
 
-    shape = trial.problem.shape
+    deviation, shape = small.deviation, small.trial.problem.shape
     # The text of an exception begins with its type, which is the kind already.
     kind = deviation.requirement or deviation.kind
     text = printable(deviation.text.removeprefix(f"{kind}: "))
+    dtype, mode = small.trial.problem.dtype, small.trial.mode.name
     print(
-        f"{kind}: {text}, {trial.problem.dtype}, mode {trial.mode.name}"
+        f"{kind}: {text}, {dtype}, mode {mode}"
         + (f": {sigmas(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
     )
     sizes = {
@@ -437,17 +391,17 @@ def _print_deviation(
         "head size": shape.head_size,
     }
     print("smallest problem: " + ", ".join(f"{name} {size}" for name, size in sizes.items()))
-    ratio = deviation.ratio if deviation.index and deviation.ratio < INFINITE else None
-    names = (adapter.name, kind, text, trial.problem.dtype, trial.mode.name)
-    options.shown.append(Shown(*names, ratio, sizes))
+    ratio = deviation.finite_ratio if deviation.index else None
+    options.shown.append(Shown(adapter.name, kind, text, dtype, mode, ratio, sizes))
 
 
-def _write_script(path: Path, text: str) -> None:
+def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
     """Write the script, run it in a separate process, and print the outcome."""
     import subprocess
     import sys
 
     replace_file(path, text.encode())
+    options.files.append(path)
     try:
         ran = subprocess.run(
             [sys.executable, str(path)],
@@ -470,10 +424,7 @@ def _write_script(path: Path, text: str) -> None:
 
 
 def _word(text: str) -> str:
-    """Return the text in a form that is safe within a file name or a case name.
-
-    Return "case" if nothing of the text is left.
-    """
+    """Return the text as a name of files and cases; "case" if nothing of it is left."""
     from conformance.cases.casefile import is_name
 
     word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-")

@@ -6,8 +6,22 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.commands.run import add_examination, examine, print_standing, standing
-from conformance.commands.shared import IMPLEMENTATION, Commands, Once, add_format
+from conformance.commands.run import (
+    add_examination,
+    examine,
+    fill_in,
+    print_standing,
+    standing,
+)
+from conformance.commands.shared import (
+    BASELINE,
+    IMPLEMENTATION,
+    Commands,
+    Once,
+    add_format,
+    print_json,
+    read_settings,
+)
 from conformance.errors import ConformanceError, ExitCode
 
 if TYPE_CHECKING:
@@ -58,40 +72,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help=f"{IMPLEMENTATION}; all of the record, with --from-record. Without any, those that "
         "[tool.mha-conformance] of pyproject.toml names",
     )
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        action=Once,
-        metavar="FILE",
-        help="the file of known deviations (default: conformance.toml); without one, none is known",
-    )
-    parser.add_argument(
-        "--from-record",
-        type=Path,
-        action=Once,
-        metavar="FILE",
-        help="judge what this record holds instead of examining anything",
-    )
+    known = "the file of known deviations (default: conformance.toml); without one, none is known"
+    held = "judge what this record holds instead of examining anything"
+    for option, text in (("--baseline", known), ("--from-record", held)):
+        parser.add_argument(option, type=Path, action=Once, metavar="FILE", help=text)
     add_examination(parser)
-    # Options that were not given have to be recognisable, because the table of the project fills
-    # them in.
+    # Options that were not given are filled in from the settings.
     parser.set_defaults(device=None)
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from conformance.commands.settings import complete
     from conformance.reports.gate import gate
-    from conformance.reports.gate.baseline import read_baseline
     from conformance.reports.gate.judging import judge
     from conformance.text import relative
 
-    complete(options)
-    _check(options)
-    # Read the baseline first, so that an error in it is reported before anything is run.
-    baseline = read_baseline(options.baseline)
+    baseline = _completed(options)
     if options.format == "json":
         return _gate_for_programs(options, baseline)
-
     if options.from_record is None:
         record = standing(options)
         judgement = judge(baseline, record) if record is not None else None
@@ -108,14 +105,7 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
-    """Print the judgement as JSON, and nothing else, on stdout, and return the exit code.
-
-    If the run is interrupted or writes no record, nothing is printed on stdout.
-    """
-    import tempfile
-
-    from conformance.commands.formats import print_json
-    from conformance.records.record import read
+    """Print only the judgement on stdout, as JSON; without a record, print nothing there."""
     from conformance.reports.gate import answer
     from conformance.reports.gate.judging import judge
     from conformance.text import stdout_to_stderr
@@ -124,44 +114,47 @@ def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
     if record is None:
         # Everything else that is printed goes to stderr.
         options.format = "text"
-        with tempfile.TemporaryDirectory() as folder, stdout_to_stderr():
-            options.record = options.record or Path(folder) / "record.json"
-            code = examine(options, survey=True, baseline=options.baseline)
-            if options.written is None or code == ExitCode.INTERRUPTED:
-                return code
-            record = read(options.written)
+        with stdout_to_stderr():
+            record, code = _examined(options, baseline=options.baseline)
+        if record is None:
+            return code
     judgement = judge(baseline, record)
     print_json(answer(judgement))
     return judgement.exit_code
 
 
 def _update(options: argparse.Namespace) -> int:
-    import tempfile
-
-    from conformance.commands.settings import complete
-    from conformance.records.record import read
     from conformance.reports.gate import update
-    from conformance.reports.gate.baseline import read_baseline
     from conformance.text import relative
 
-    complete(options)
-    _check(options)
-    baseline = read_baseline(options.baseline)
+    baseline = _completed(options)
     if options.from_record is not None:
-        record = _given(options)
-        return update(baseline, record, options.reason, _judged(options))
+        return update(baseline, _given(options), options.reason, _judged(options))
     kept = options.record is not None
-    with tempfile.TemporaryDirectory() as folder:
-        options.record = options.record or Path(folder) / "record.json"
-        # `update` prints the summary.
-        code = examine(options, "--no-summary", survey=True)
-        if options.written is None or code == ExitCode.INTERRUPTED:
-            return code
-        record = read(options.written)
+    # `update` prints the summary.
+    record, code = _examined(options, "--no-summary")
+    if record is None:
+        return code
     if kept:
         print(f"record: {options.written}")
     judged = ["--from-record", relative(options.written)] if kept else []
     return update(baseline, record, options.reason, judged)
+
+
+def _examined(
+    options: argparse.Namespace, *more: str, baseline: Path | None = None
+) -> tuple[Record | None, int]:
+    """Run the suite; return the record, or None if the run was interrupted, and the exit code."""
+    import tempfile
+
+    from conformance.records.record import read
+
+    with tempfile.TemporaryDirectory() as folder:
+        options.record = options.record or Path(folder) / "record.json"
+        code = examine(options, *more, survey=True, baseline=baseline)
+        if options.written is None or code == ExitCode.INTERRUPTED:
+            return None, code
+        return read(options.written), code
 
 
 def _hash(name: str) -> str:
@@ -177,13 +170,9 @@ def _hash(name: str) -> str:
 
 
 def _given(options: argparse.Namespace) -> Record:
-    """Return the part of the record to judge: that about the named implementations, or all of it.
+    """Return the part of the record that is about the named implementations, or all of it.
 
-    Raises:
-        BrokenRecord: if the record cannot be read or has results of cases that it does not list, if
-            a later run did not finish, or if the record was made with other cases or another
-            version of the suite, whose cases may have been easier.
-        UnknownName: if the record has no implementation of one of the names.
+    A record that was made with other cases is refused, because those may have been easier.
     """
     from importlib import metadata
 
@@ -197,8 +186,9 @@ def _given(options: argparse.Namespace) -> Record:
         raise BrokenRecord(f"{options.from_record}: a later run did not finish; run it again")
     record = part_of(options.from_record, options.implementation)
     header, made = record.header, record.header.provenance
-    asked = {name: case.hash for name, case in header.cases.items()}
-    asked = {name: asked[name] for name in asked if name.partition("/")[0] != STORED}
+    asked = {
+        name: case.hash for name, case in header.cases.items() if name.partition("/")[0] != STORED
+    }
     every = {*header.cases, *(topic.id for topic in header.topics)}
     strangers = sorted({result.case for result in record.results} - every)
     suite = metadata.version("mha-conformance")
@@ -216,11 +206,19 @@ def _given(options: argparse.Namespace) -> Record:
 
 
 def _judged(options: argparse.Namespace) -> list[str]:
-    """Return the command-line arguments that name the implementations and the record."""
     return [*options.implementation, "--from-record", str(options.from_record)]
 
 
-def _check(options: argparse.Namespace) -> None:
+def _completed(options: argparse.Namespace) -> Baseline:
+    """Fill in options that were not given, check them, and return the baseline."""
+    from conformance.reports.gate.baseline import read_baseline
+
+    settings = read_settings()
+    options.baseline = options.baseline or Path(settings.baseline or BASELINE)
+    # With --from-record nothing is examined.
+    if options.from_record is None:
+        fill_in(options, settings)
+    options.device = options.device or "cpu"
     if options.from_record is None and not options.implementation:
         raise ConformanceError(
             "which implementation? name one, or a record with --from-record, or write "
@@ -230,3 +228,4 @@ def _check(options: argparse.Namespace) -> None:
         raise ConformanceError(
             f"nothing is run with --from-record; what is {' '.join(options.rest)} for?"
         )
+    return read_baseline(options.baseline)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from conformance.commands.shared import (
     check_writable,
     one_case,
     replace_file,
-    selected,
 )
 from conformance.errors import (
     ConformanceError,
@@ -57,37 +55,12 @@ def add_parser(commands: Commands) -> None:
     heads.set_defaults(action=_heads)
 
 
-@dataclass(frozen=True)
-class Question:
-    """What to draw, as given on the command line; mode "" is the first that returns weights."""
-
-    implementation: str
-    case: str
-    dtype: str = "float32"
-    mode: str = ""
-    device: str = "cpu"
-    entry: str = ""
-    """A batch entry, "all", or "" for the entry with the largest deviation."""
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """A picture, with the adapter and the case that it shows."""
-
-    picture: Picture
-    adapter: Adapter
-    case: Case
-
-
 def _heads(options: argparse.Namespace) -> int:
-    """Write the figure and print a summary; the exit code does not depend on what it shows.
-
-    Raises:
-        ConformanceError: as in `ask`, or if the file's suffix is not in `SUFFIXES`, the file cannot
-            be written, or the library for .png is missing; an existing file is left unchanged.
-    """
+    """Write the figure and print a summary; if that fails, an existing file is left unchanged."""
     be_quiet_and_single_threaded()
+    from conformance.adapter.loading import load
     from conformance.cases.description import describe
+    from conformance.definition.dtypes import DTYPES
     from conformance.frameworks.base import package_versions
     from conformance.reports.figures import again, page, png, renderer, sentences, svg
 
@@ -99,68 +72,69 @@ def _heads(options: argparse.Namespace) -> int:
     check_writable(output)
     if output.suffix == ".png":
         renderer()
-    seen = ask(selected(Question, options))
+    spec, case, entry = options.implementation, one_case(options.case), options.entry
+    if entry not in ("", "all") and not entry.isdecimal():
+        raise ConformanceError(f"--entry is {entry!r}; say a number, or all")
+    check_names("dtype", [options.dtype], DTYPES)
+    adapter = load(spec)
+    drawn = ask(adapter, case, options.dtype, options.mode, options.device, entry)
     if output.suffix == ".html":
-        versions = package_versions(("mha-conformance", "numpy")) | seen.adapter.versions()
-        command = again(seen.picture, options.implementation, output.name, options.entry)
-        content = page(seen.picture, describe(seen.case), command, versions).encode()
+        versions = package_versions(("mha-conformance", "numpy")) | adapter.versions()
+        command = again(drawn, spec, output.name, entry)
+        content = page(drawn, describe(case), command, versions).encode()
     else:
-        figure = svg(seen.picture)
+        figure = svg(drawn)
         content = png(figure) if output.suffix == ".png" else figure.encode()
     replace_file(output, content)
-    for line in sentences(seen.picture):
+    for line in sentences(drawn):
         print(line)
     print(f"drawn: {output}")
     return ExitCode.OK
 
 
-def ask(question: Question) -> Seen:
+def ask(
+    adapter: Adapter,
+    case: Case,
+    dtype: str = "float32",
+    mode: str = "",
+    device: str = "cpu",
+    entry: str = "",
+) -> Picture:
     """Run the case with the implementation, and return a picture of the attention weights.
 
+    Args:
+        mode: the name of a mode; "" for the first that returns weights.
+        entry: the number of a batch entry, "all", or "" for the entry with the largest error.
+
     Raises:
-        UnknownName: if there is no such implementation, case, dtype or mode.
-        ConformanceError: if the pattern matches several cases, the entry is neither "all" nor the
-            number of a batch entry, or the implementation cannot be loaded.
+        UnknownName: if there is no such mode.
+        ConformanceError: if there is no such entry.
         NothingToShow: if the implementation returns no weights, does not support the case or the
             dtype, or fails.
         Unavailable: if the framework or the device is missing.
     """
-    from conformance.adapter.loading import load
-    from conformance.definition.dtypes import dtype_of
     from conformance.reports.figures.picture import Subject, picture
     from conformance.requirements.examination import Examination
 
-    case = one_case(question.case)
-    if question.entry not in ("", "all") and not question.entry.isdecimal():
-        raise ConformanceError(f"--entry is {question.entry!r}; say a number, or all")
-    dtype = dtype_of(question.dtype).name
-    adapter = load(question.implementation)
-    mode = _mode(adapter, question.mode, dtype)
-    examination = Examination(adapter, case, dtype, question.device, mode)
+    chosen = _mode(adapter, mode, dtype)
+    examination = Examination(adapter, case, dtype, device, chosen)
     got = _weights(examination)
     expectation, problem = examination.suited_expectation, examination.problem
     note = "" if case.defined else "No definition settles this case; the reference has zeros here."
-    drawn = picture(
-        Subject(adapter.name, case.id, dtype, mode.name, question.device, note),
+    return picture(
+        Subject(adapter.name, case.id, dtype, chosen.name, device, note),
         got=got,
         want=expectation.arrays["weights"],
         noise=expectation.sigma["weights"],
         blocked=problem.blocked_for(got),
         underflow=problem.format.underflow,
-        entry=int(question.entry) if question.entry.isdecimal() else None,
-        every=question.entry == "all",
+        entry=int(entry) if entry.isdecimal() else None,
+        every=entry == "all",
     )
-    return Seen(drawn, adapter, case)
 
 
 def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
-    """Return the mode of this name or, for "", the first that returns weights in this dtype.
-
-    Raises:
-        UnknownName: if the adapter has no mode of this name.
-        NothingToShow: if the mode, or for "" every mode, does not return weights or does not
-            support the dtype.
-    """
+    """Return the mode of this name or, for "", the first that returns weights in this dtype."""
     check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
     with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]
     usable = [mode for mode in with_weights if mode.dtypes is None or dtype in mode.dtypes]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.commands.shared import Commands, add_repeatable, check_writable
+from conformance.commands.shared import Commands, add_files, add_repeatable, check_writable
 from conformance.errors import ExitCode
 from conformance.text import printable
 
@@ -26,16 +26,10 @@ def add_parser(commands: Commands) -> None:
         "tricks, for which the score is 0.",
     )
     judge.add_argument(
-        "candidate",
-        nargs="+",
-        metavar="FILE:NAME",
-        help="a function in a file; or a folder",
+        "candidate", nargs="+", metavar="FILE:NAME", help="a function in a file; or a folder"
     )
     judge.add_argument(
-        "--level",
-        default="core",
-        choices=("core", "full"),
-        help="for a loop, or for a merge",
+        "--level", default="core", choices=("core", "full"), help="for a loop, or for a merge"
     )
     add_repeatable(
         judge,
@@ -73,9 +67,7 @@ def add_parser(commands: Commands) -> None:
         metavar="CLUSTER",
         help="ray or ray://HOST:PORT: a cluster, as for matrix, whose nodes have this suite",
     )
-    judge.add_argument(
-        "--output", type=Path, metavar="FILE", help="append verdicts to FILE, one a line"
-    )
+    add_files(judge, output="append verdicts to FILE, one a line")
     judge.set_defaults(action=_judge)
 
 
@@ -89,23 +81,15 @@ def _judge(options: argparse.Namespace) -> int:
     if options.output is not None:
         check_writable(options.output)
     task = Task(
-        options.level,
-        tuple(options.chapter),
-        tuple(options.dtype),
-        not options.no_gradients,
-        tuple(options.case),
+        level=options.level,
+        chapters=tuple(options.chapter),
+        dtypes=tuple(options.dtype),
+        gradients=not options.no_gradients,
+        cases=tuple(options.case),
     )
     limits = Limits(seconds=options.seconds, memory=options.memory, processes=options.processes)
-    how = Options(
-        task,
-        options.token,
-        options.own_work,
-        options.blind,
-        options.hints,
-        options.isolation,
-        options.framework,
-        limits,
-    )
+    names = ("token", "own_work", "blind", "hints", "isolation", "framework")
+    how = Options(task, limits=limits, **{name: getattr(options, name) for name in names})
     rulings = set()
     many = len(options.candidate) > 1 or Path(options.candidate[0]).is_dir()
     for verdict in judged(options.candidate, how, options.jobs, options.on):

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import OUTPUTS, print_json, printed, schema
-from conformance.commands.shared import Commands, add_format
+from conformance.commands.shared import (
+    OUTPUTS,
+    Commands,
+    add_format,
+    print_json,
+    printed,
+    schema,
+)
 from conformance.errors import ConformanceError, ExitCode
 from conformance.text import printable
 
@@ -150,7 +156,6 @@ def listing(what: str) -> Listing:
 
 
 def _implementation(name: str, place: str) -> ListedImplementation:
-    """Return how an implementation is listed; if its adapter fails to load, the title says why."""
     from conformance.adapter.loading import load
 
     try:
@@ -187,9 +192,9 @@ def missing(adapter: Adapter) -> list[str]:
 
 
 def _lacking(implementation: ListedImplementation) -> str:
-    lacking = [name for name in implementation.missing if name != implementation.framework]
     if implementation.installed:
         return ""
+    lacking = [name for name in implementation.missing if name != implementation.framework]
     return f" ({', '.join(lacking)} not installed)" if lacking else " (not installed)"
 
 
@@ -211,11 +216,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table on a terminal; elsewhere, print complete rows with tabs between the cells.
-
-    On a terminal, if the first cells need more than half of the width, the other cells of each row
-    are printed below its first cell.
-    """
+    """Print a table on a terminal; elsewhere, print complete rows with tabs between the cells."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -228,7 +229,7 @@ def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
             print("\t".join(row))
         return
     if max((len(row[0]) for row in cells), default=0) > console.width // 2:
-        # The names are so long that a sentence does not fit beside them.
+        # A sentence does not fit beside such long names, so it is printed below.
         for name, *others in cells:
             console.print(Text(name, "bold"), soft_wrap=True)
             console.print(Padding(Text(" · ".join(others)), (0, 0, 0, 4)))

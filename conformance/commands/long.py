@@ -14,14 +14,17 @@ import msgspec
 from conformance.commands.shared import (
     Commands,
     add_device,
+    add_files,
     add_format,
     add_implementation,
     add_quiet,
     add_repeatable,
     check_writable,
+    print_json,
     replace_file,
 )
-from conformance.errors import ConformanceError, ExitCode, check_names
+from conformance.errors import ConformanceError, ExitCode, Unavailable, check_names
+from conformance.text import printable, stdout_to_stderr
 
 if TYPE_CHECKING:
     from conformance.records.long import Climb, Step
@@ -51,7 +54,7 @@ def add_parser(commands: Commands) -> None:
     long.add_argument(
         "--seconds", type=float, help="begin nothing that ends later, for each implementation"
     )
-    long.add_argument("--plot", type=Path, metavar="FILE", help="draw error over length, as .svg")
+    add_files(long, plot="draw error over length, as .svg")
     long.add_argument(
         "--record", type=Path, metavar="FOLDER", help="keep the results there, as NAME.json"
     )
@@ -62,14 +65,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _long(options: argparse.Namespace) -> int:
-    """Examine implementations, print a line for each problem, and return the exit code.
-
-    Deviations do not affect the exit code.
-
-    Raises:
-        ConformanceError: if a length, a size or a name is invalid, an implementation cannot be
-            loaded, or a file cannot be written.
-    """
+    """Examine implementations; deviations do not affect the exit code."""
     options.steps = _lengths(options.lengths)
     options.memory = _bytes(options.memory_limit) if options.memory_limit else None
     if options.plot is not None:
@@ -83,14 +79,10 @@ def _long(options: argparse.Namespace) -> int:
 
         check_folder(options.record / "NAME.json")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from conformance.text import stdout_to_stderr
-
     as_json = options.format == "json"
     with stdout_to_stderr() if as_json else nullcontext():
         climbs = [_climbed(spec, options) for spec in options.implementation]
     if as_json:
-        from conformance.commands.formats import print_json
-
         print_json(climbs)
     if options.plot is not None:
         from conformance.reports.figures.lengths import plot
@@ -107,20 +99,17 @@ def _long(options: argparse.Namespace) -> int:
 def _climbed(spec: str, options: argparse.Namespace) -> Climb:
     """Examine one implementation, print each result as soon as it is known, and return them all."""
     from conformance.adapter.loading import load
-    from conformance.definition.dtypes import dtype_of
-    from conformance.errors import Unavailable
+    from conformance.definition.dtypes import DTYPES as KNOWN_DTYPES
     from conformance.long.ladder import DTYPES, Ladder, Limits, Sizes, lengths
     from conformance.progress import progress
     from conformance.records.long import SCHEMA, Climb
     from conformance.records.record import write_document
     from conformance.running.provenance import describe, header_of
-    from conformance.text import printable
 
     adapter = load(spec)
     check_names("mode", options.mode, (mode.name for mode in adapter.modes))
-    dtypes = tuple(dtype_of(name).name for name in options.dtype) or tuple(
-        name for name in DTYPES if name in adapter.dtypes
-    )
+    check_names("dtype", options.dtype, KNOWN_DTYPES)
+    dtypes = options.dtype or [name for name in DTYPES if name in adapter.dtypes]
     sizes = Sizes.of(adapter.geometry, options.head_size, options.tile)
     described = describe([(adapter, spec)], options.device)
     header = header_of([adapter], described, [], options.device, "", command="")
@@ -180,7 +169,6 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
 def line(step: Step) -> str:
     """Return a line of text that describes the result of one problem."""
     from conformance.long.ladder import array_name
-    from conformance.text import printable
 
     sizes = f"{step.queries:>9,} × {step.keys:<9,}"
     text = f"{step.dtype:8s} {sizes} {step.problem:11s} {step.verdict}"

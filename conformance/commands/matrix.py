@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conformance.commands.shared import Commands
+from conformance.commands.shared import Commands, read_settings
 from conformance.errors import ConformanceError, ExitCode
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the parser of `matrix`."""
+    """Add the parser of this command to `commands`."""
     matrix = commands.add_parser(
         "matrix",
         help="run the environments of tox, here or on a Ray cluster",
@@ -33,33 +33,20 @@ def add_parser(commands: Commands) -> None:
         help="tox, on this machine (the default); ray, on the cluster that RAY_ADDRESS names or "
         "on one that is begun here; ray://HOST:PORT, on that cluster",
     )
-    matrix.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with tox: run so many environments at once (default: 1)",
-    )
-    matrix.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes for each environment or shard, for which Ray reserves a CPU each; tox.ini "
-        "finds the number in the variable WORKERS (default: 1)",
-    )
-    matrix.add_argument(
-        "--shards",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with Ray: divide each environment into so many parts, and join their records",
-    )
+    for option, meaning in (
+        ("jobs", "with tox: run so many environments at once (default: 1)"),
+        (
+            "workers",
+            "processes for each environment or shard, for which Ray reserves a CPU each; tox.ini "
+            "finds the number in the variable WORKERS (default: 1)",
+        ),
+        ("shards", "with Ray: divide each environment into so many parts, and join their records"),
+    ):
+        matrix.add_argument(f"--{option}", type=int, default=1, metavar="N", help=meaning)
     matrix.set_defaults(action=_matrix, passes_on=True)
 
 
 def _matrix(options: argparse.Namespace) -> int:
-    from conformance.commands.settings import read_settings
     from conformance.running.matrix import (
         Cluster,
         environments,
@@ -82,9 +69,8 @@ def _matrix(options: argparse.Namespace) -> int:
     if not is_cluster:
         code = run_here(chosen, options.rest, root, jobs=options.jobs, workers=options.workers)
         return code if code in {*ExitCode} else ExitCode.INCOMPLETE
-    arguments = tuple(options.rest)
-    resources = settings.resources
-    cluster = Cluster(options.on, options.shards, options.workers, resources, arguments)
+    size = (options.shards, options.workers)
+    cluster = Cluster(options.on, *size, settings.resources, tuple(options.rest))
     return run_on_cluster(chosen, cluster, root, _say)
 
 

@@ -41,9 +41,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def _new(options: argparse.Namespace) -> int:
+    installed = next((name for name in FRAMEWORKS if find_spec(name)), "numpy")
     new = NewAdapter(
         options.name or _asked("name", "my_attention"),
-        options.framework or _asked("framework", _installed(), tuple(FRAMEWORKS)),
+        options.framework or _asked("framework", installed, tuple(FRAMEWORKS)),
         options.kind or _asked("kind", KINDS[0], KINDS),
     )
     written = write(new, options.output)
@@ -59,11 +60,7 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> str:
-    """Return a value that the user enters at a prompt.
-
-    Raises:
-        ConformanceError: if stdin is not a terminal, or ends before a value is entered.
-    """
+    """Return a value that the user enters at a prompt."""
     if not sys.stdin.isatty():
         told = f"--{what} {' or '.join(choices)}" if choices else f"a name, such as {default}"
         raise ConformanceError(f"new-adapter: which {what}? say {told}")
@@ -73,19 +70,6 @@ def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> s
         return Prompt.ask(what, choices=list(choices) if choices else None, default=default)
     except EOFError as error:
         raise ConformanceError(f"new-adapter: which {what}?") from error
-
-
-def _source() -> str:
-    """Return the URL of the suite's repository from the metadata of the installed package."""
-    from importlib import metadata
-
-    links = metadata.metadata("mha-conformance").get_all("Project-URL") or []
-    named = dict(link.split(", ", 1) for link in links)
-    return named["Source"]
-
-
-def _installed() -> str:
-    return next((name for name in FRAMEWORKS if find_spec(name)), "numpy")
 
 
 BUILDS = {
@@ -138,6 +122,8 @@ class NewAdapter:
 
     def files(self) -> dict[str, str]:
         """Return the text of every file to write, by file name."""
+        from importlib import metadata
+
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
         environment = Environment(
@@ -147,6 +133,7 @@ class NewAdapter:
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
+        links = metadata.metadata("mha-conformance").get_all("Project-URL") or []
         templates = {
             f"{self.module}.py": f"{self.kind}.py.j2",
             f"test_{self.module}.py": "test.py.j2",
@@ -162,7 +149,7 @@ class NewAdapter:
             "library": FRAMEWORKS[self.framework],
             "packages": "" if self.framework == "numpy" else f" {self.framework}",
             "baseline": " --baseline conformance.toml",
-            "source": _source(),
+            "source": dict(link.split(", ", 1) for link in links)["Source"],
         }
         return {
             name: environment.get_template(template).render(values)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import print_json, printed
 from conformance.commands.shared import (
     Commands,
+    Struct,
     add_device,
     add_format,
     add_implementation,
     add_quiet,
     add_repeatable,
+    print_json,
+    printed,
 )
 from conformance.errors import ConformanceError, ExitCode, check_names
 from conformance.records.findings import CaseResult, Entry
@@ -119,7 +121,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    """Check all names, run the experiments, print cards or JSON, and return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rich.console import Console
 
@@ -143,7 +144,17 @@ def _probe(options: argparse.Namespace) -> int:
         if options.format != "json":
             _print(console, adapter, results, options)
     if options.format == "json":
-        print_json([_result(result) for result in every])
+        print_json(
+            [
+                printed(
+                    Result,
+                    result,
+                    findings=[_worded(Decided, finding) for finding in result.findings],
+                    entries=[_worded(Seen, entry) for entry in result.entries],
+                )
+                for result in every
+            ]
+        )
     verdicts = {finding.verdict for result in every for finding in result.findings}
     if not verdicts & {"conforms", "deviates", "observed"}:
         return ExitCode.NOTHING_VERIFIED
@@ -152,26 +163,11 @@ def _probe(options: argparse.Namespace) -> int:
     return ExitCode.DEVIATES if options.strict and "deviates" in verdicts else ExitCode.OK
 
 
-def _result(result: CaseResult) -> Result:
-    """Return the result in the form of the JSON output, with its phrases as English text."""
-    return printed(
-        Result,
-        result,
-        findings=[
-            printed(Decided, item, value=worded(item.value), cause=worded(item.cause))
-            for item in result.findings
-        ],
-        entries=[
-            printed(
-                Seen,
-                entry,
-                subject=worded(entry.subject),
-                value=worded(entry.value),
-                declared=worded(entry.declared),
-            )
-            for entry in result.entries
-        ],
-    )
+def _worded(struct: type[Struct], item: object) -> Struct:
+    """Return a struct with the item's fields, but with phrases as English text."""
+    fields = {name: getattr(item, name) for name in struct.__struct_fields__}
+    phrases = {name: worded(it) for name, it in fields.items() if isinstance(it, Phrase)}
+    return struct(**fields | phrases)
 
 
 def _run_experiments(adapter: Adapter, spec: str, options: argparse.Namespace) -> list[CaseResult]:
@@ -260,7 +256,6 @@ def _of_this_process(spec: str, only: tuple[str, ...]) -> tuple[Adapter, Session
 def _print(
     console: Console, adapter: Adapter, results: Sequence[CaseResult], options: argparse.Namespace
 ) -> None:
-    """Print the card of one implementation."""
     from rich.markup import escape
 
     from conformance.experiments import EXPERIMENTS
@@ -296,7 +291,6 @@ def _print(
 
 
 def _values(results: Sequence[CaseResult]) -> Values:
-    """Return the entries of all results, keyed by subject, then by value, then by mode."""
     values: Values = {}
     for result in results:
         for entry in result.entries:
@@ -312,11 +306,7 @@ def _is_reversed(entry: Entry) -> bool:
 
 
 def _table(values: Values, entries: Sequence[Entry], *, evidence: bool) -> Table:
-    """Return a table with a row for each subject and value.
-
-    If a subject has different values in different modes, each row names its modes. With `evidence`,
-    each row also has the evidence.
-    """
+    """Return a table of each subject and value, with the modes if a subject has several values."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,20 +1,37 @@
-"""`mha-conformance report`, `join` and `begin`: render reports, join records, begin a run."""
+"""`mha-conformance report`, `publish`, `compare`, `join` and `begin`: what is made of records."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from conformance.commands.shared import Commands, add_files, add_quiet, add_run_file, selected
+from conformance.commands.shared import (
+    Commands,
+    add_files,
+    add_format,
+    add_quiet,
+    add_records,
+    add_run_file,
+    check_writable,
+    known_deviations,
+    print_json,
+    replace_file,
+    selected,
+)
 from conformance.errors import ConformanceError, ExitCode
+from conformance.records.header import Implementation
+
+RECORDS = "record files or folders of them"
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the parsers of `report`, `join` and `begin`."""
+    """Add the parsers of these commands to `commands`."""
     report = commands.add_parser(
         "report", help="join records into a report: JSON, Markdown and HTML"
     )
-    report.add_argument("records", nargs="*", type=Path, help="record files or folders of them")
+    report.add_argument("records", nargs="*", type=Path, help=RECORDS)
     report.add_argument(
         "--output",
         type=Path,
@@ -56,13 +73,9 @@ def add_parser(commands: Commands) -> None:
         metavar="RECORD",
         help="an earlier record, or a folder of them: summary and annotations tell what changed",
     )
-    report.add_argument(
-        "--versions",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="RECORD",
-        help="records, or folders of them, of the same implementations with other versions of "
+    add_records(
+        report,
+        versions="records, or folders of them, of the same implementations with other versions of "
         "their libraries: what changed between which versions",
     )
     add_quiet(report)
@@ -89,6 +102,72 @@ def add_parser(commands: Commands) -> None:
     )
     begin.set_defaults(action=_begin)
 
+    publish = commands.add_parser(
+        "publish",
+        help="keep records, compressed, with a table of them and a page for each implementation",
+        description="Without records, render the pages again from those that are kept.",
+    )
+    publish.add_argument("records", nargs="*", type=Path, help=RECORDS)
+    add_records(
+        publish,
+        versions="records of the same implementations with other versions of their libraries",
+        large='records of level "large", a column of the table',
+    )
+    names: dict[str, Any] = {"type": _names, "default": [], "metavar": "NAME,NAME"}
+    for option, dest, meaning in (
+        ("--expect", "expected", "records that must be there, by their file's name without .json"),
+        ("--expect-versions", "expected_versions", "likewise, of those with other versions"),
+    ):
+        publish.add_argument(option, dest=dest, help=meaning, **names)
+    add_run_file(publish)
+    for option, default, meaning in (
+        ("--output", "reports/published", "folder of the records and the table"),
+        ("--pages", "docs/implementations", "folder of the pages"),
+    ):
+        text = f"{meaning} (default: {default})"
+        publish.add_argument(option, type=Path, default=Path(default), help=text)
+    publish.add_argument(
+        "--baseline",
+        dest="baselines",
+        nargs="+",
+        type=Path,
+        default=[Path("reports/baselines")],
+        metavar="FILE",
+        help="known deviations, by file or folder (default: reports/baselines)",
+    )
+    publish.add_argument(
+        "--add",
+        action="store_true",
+        help="keep what is published beside these records, instead of replacing all of it",
+    )
+    add_quiet(publish)
+    publish.set_defaults(action=_publish)
+
+    compare = commands.add_parser(
+        "compare",
+        help="what changed between two records, regressions first",
+        description="Print what changed from one record to another, even if implementations, "
+        "cases or modes were added or removed. Exit code 0: nothing is worse; 1: something is "
+        "worse, or no longer answered; 2: a record cannot be read; 3: the two have nothing in "
+        "common. New items that deviate are printed, but do not count as worse.",
+    )
+    compare.add_argument("before", type=Path, help="a record, or a folder of records")
+    compare.add_argument("after", type=Path, help="a later record, or a folder of records")
+    add_format(compare, "compare")
+    add_files(
+        compare,
+        html="also write a page with both side by side",
+        comment="also write a comment for a pull request, in Markdown",
+    )
+    compare.add_argument(
+        "--page", default="", metavar="URL", help="the report's address, for links of the comment"
+    )
+    compare.set_defaults(action=_compare)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
 
 def _report(options: argparse.Namespace) -> int:
     outputs = ("junit", "badge", "history", "summary", "annotations")
@@ -101,7 +180,6 @@ def _report(options: argparse.Namespace) -> int:
     if not chosen and options.baseline is not None and not options.baseline.exists():
         raise ConformanceError(f"{options.baseline}: no such file, nothing is known yet")
     if chosen:
-        from conformance.commands.settings import known_deviations
         from conformance.reports.ci import Outputs, write_outputs
 
         options.baseline = options.baseline or known_deviations()
@@ -113,15 +191,9 @@ def _report(options: argparse.Namespace) -> int:
     from conformance.reports.publishing.pages import read_baselines
     from conformance.reports.writing import write
 
-    report = write(
-        options.records,
-        output,
-        options.expect,
-        options.run,
-        options.html,
-        options.versions,
-        None if options.baseline is None else read_baselines([options.baseline]),
-    )
+    baselines = None if options.baseline is None else read_baselines([options.baseline])
+    records, expected, run = options.records, options.expect, options.run
+    report = write(records, output, expected, run, options.html, options.versions, baselines)
     return report or code
 
 
@@ -155,3 +227,52 @@ def _begin(options: argparse.Namespace) -> int:
         file.write_text(run + "\n", encoding="utf-8")
     print(f"run {run}")
     return ExitCode.OK
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from conformance.reports.publishing import Wanted, publish
+
+    options.translator = _translations
+    return publish(selected(Wanted, options))
+
+
+def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
+    """Return how masks are translated between the mask arguments of these implementations."""
+    from msgspec import convert
+    from msgspec.structs import asdict
+
+    from conformance.adapter.arguments import MaskArgument
+    from conformance.porting.masks import answers
+
+    return answers(
+        (key, mask.name, convert(asdict(mask) | {"axes": tuple(mask.axes)}, MaskArgument))
+        for key, implementation in declared.items()
+        for mask in implementation.masks
+    )
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from conformance.reports.changes import compare, load_side, show
+
+    for file in filter(None, (options.html, options.comment)):
+        check_writable(file)
+    if options.page and options.comment is None:
+        raise ConformanceError("--page is for links of a comment; add --comment FILE")
+    changes = compare(load_side(options.before), load_side(options.after))
+    if options.html:
+        from conformance.reports.page.html import render_changes
+
+        replace_file(options.html, render_changes(changes).encode())
+    if options.comment:
+        from conformance.reports.ci.comment import comment
+
+        replace_file(options.comment, comment(changes, options.page).encode())
+    if options.format == "json":
+        print_json(changes)
+    else:
+        show(Console(highlight=False), changes)
+    if not changes.common:
+        return ExitCode.NOTHING_VERIFIED
+    return ExitCode.DEVIATES if changes.anything_worse else ExitCode.OK

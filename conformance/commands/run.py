@@ -13,31 +13,30 @@ from conformance.commands.shared import (
     IMPLEMENTATION,
     Commands,
     Once,
+    Settings,
     add_format,
     add_quiet,
+    print_json,
+    read_settings,
 )
-from conformance.errors import PYTEST_CODES, ExitCode, NothingRun
+from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
 from conformance.running import OPTIONS
 
 if TYPE_CHECKING:
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
 
-WITHOUT = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
-QUICK = ("-q", "--assert=plain", "--capture=sys", *(f"-pno:{plugin}" for plugin in WITHOUT))
-"""pytest arguments that disable features which cost as much per test as a small attention call."""
+SLOW = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
+"""Plugins of pytest that cost as much per test as a small attention call."""
 
-NO_HYPOTHESIS = "-pno:hypothesispytest"
-"""The pytest argument without which all of Hypothesis, if it is installed, would be imported for
-its part of the summary, although no test of the suite uses it."""
-
+UNUSED = "hypothesispytest"
+"""A plugin that would import all of Hypothesis for its part of the summary."""
 
 _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
     "case-file": {"type": Path},
 }
-"""What differs from `OPTIONS` on the command line: there, these options are paths. In pytest they
-are strings, which xdist can send to workers."""
+"""What differs from `OPTIONS`: in pytest, paths are strings, which xdist can send to workers."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -73,9 +72,14 @@ def add_examination(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from conformance.commands.settings import complete_run
-
-    complete_run(options)
+    if not options.implementation:
+        fill_in(options, read_settings())
+        if not options.implementation:
+            raise ConformanceError(
+                "which implementation? name one, or write implementations in "
+                "[tool.mha-conformance] of pyproject.toml"
+            )
+    options.device = options.device or "cpu"
     record = None if options.strict or options.verbose else standing(options)
     if record is None:
         return examine(options, survey=not options.strict)
@@ -90,8 +94,19 @@ def _run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def fill_in(options: argparse.Namespace, settings: Settings) -> None:
+    """Set implementations and options of `add_examination` that are not given from the settings."""
+    options.implementation = options.implementation or settings.implementations
+    options.case = options.case or settings.cases
+    options.dtype = options.dtype or settings.dtypes
+    options.mode = options.mode or settings.modes
+    options.level = options.level or settings.level
+    options.device = options.device or settings.device
+    if settings.record is not None:
+        options.record = options.record or Path(settings.record)
+
+
 def _print_summary(outcome: Outcome, code: ExitCode) -> None:
-    from conformance.commands.formats import print_json
     from conformance.running.ending import summary
 
     print_json(summary(outcome, code))
@@ -188,7 +203,8 @@ def examine(
     arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
     # By name, because PYTEST_DISABLE_PLUGIN_AUTOLOAD may be set.
     arguments += ["-p", "mha-conformance"]
-    arguments += ["--rootdir", str(SUITE.parent), *QUICK, NO_HYPOTHESIS, *_for_pytest(options)]
+    arguments += ["--rootdir", str(SUITE.parent), "-q", "--assert=plain", "--capture=sys"]
+    arguments += [*(f"-pno:{plugin}" for plugin in (*SLOW, UNUSED)), *_for_pytest(options)]
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
@@ -222,10 +238,7 @@ def examine(
 
 
 def _interruptible(arguments: list[str], plugins: list[object]) -> int:
-    """Run pytest, and return its exit code.
-
-    After an interruption, that is `INTERRUPTED` even if pytest fails to print the traceback.
-    """
+    """Run pytest, and return its exit code, also if it fails to print a KeyboardInterrupt."""
     import pytest
 
     try:
@@ -253,10 +266,7 @@ def _for_pytest(options: argparse.Namespace) -> list[str]:
 
 
 def _check_names(options: argparse.Namespace) -> None:
-    """Load implementations and case files before pytest starts, so that each error is one line.
-
-    Isolated implementations are loaded in processes of their own.
-    """
+    """Load implementations and case files before pytest starts, so that each error is one line."""
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
     from conformance.running.run import exit_raises, is_isolated, limits_of

@@ -1,20 +1,57 @@
-"""Options and small functions that several commands share."""
+"""What several commands share: options, writing files, JSON output and the project's settings.
+
+The settings are the table `[tool.mha-conformance]` of a project, which has values for options that
+are not given on the command line. The JSON output of every command is a msgspec struct or a list of
+structs, so each schema is derived from the type of the output and always agrees with it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import pkgutil
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from conformance.errors import ConformanceError
+import msgspec
+
+from conformance.errors import ConformanceError, UnknownName, check_names
+from conformance.running import DEVICES, LEVELS
 
 if TYPE_CHECKING:
     from conformance.cases.case import Case
 
+T = TypeVar("T")
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 IMPLEMENTATION = "a built-in name, path/to/file.py:NAME or package.module:NAME"
+
+FILE = Path("pyproject.toml")
+BASELINE = "conformance.toml"
+"""The default file of known deviations."""
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+OUTPUTS = {
+    "record": ("conformance.records.record:Record", "everything that one run found"),
+    "report": ("conformance.reports.model:Report", "records, joined into a report"),
+    "list": ("conformance.commands.listing:Listing", "what mha-conformance list prints"),
+    "explain": ("conformance.commands.explain:Explanation", "what mha-conformance explain prints"),
+    "run": ("conformance.running.ending:Summary", "what mha-conformance run prints"),
+    "probe": ("conformance.commands.probe:Results", "what mha-conformance probe prints"),
+    "gate": ("conformance.reports.gate:Gate", "what mha-conformance gate prints"),
+    "convert": ("conformance.commands.convert:Converted", "what mha-conformance convert prints"),
+    "long": ("conformance.records.long:Climbs", "what mha-conformance long prints"),
+    "explore": ("conformance.commands.explore:Searched", "what mha-conformance explore prints"),
+    "reproduce": ("conformance.commands.explore:Searched", "what mha-conformance reproduce prints"),
+    "compare": ("conformance.reports.changes:Changes", "what mha-conformance compare prints"),
+}
+"""For each output, its type as "module:NAME" and a description."""
+
+
+# Options
 
 
 def add_implementation(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -23,9 +60,9 @@ def add_implementation(parser: argparse.ArgumentParser, *, several: bool = False
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add --device."""
+    """Add --device, which takes "cpu" or "gpu"."""
     parser.add_argument(
-        "--device", choices=("cpu", "gpu"), default="cpu", help="where to run (default: cpu)"
+        "--device", choices=DEVICES, default="cpu", help="where to run (default: cpu)"
     )
 
 
@@ -42,7 +79,7 @@ def add_repeatable(parser: argparse.ArgumentParser, **helps: str) -> None:
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """Add --quiet."""
+    """Add --quiet, for commands that show their progress."""
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="no progress, only what was found"
     )
@@ -52,6 +89,14 @@ def add_files(parser: argparse._ActionsContainer, **helps: str) -> None:
     """For each name in `helps`, add an option that takes a file, with that help text."""
     for option, meaning in helps.items():
         parser.add_argument(f"--{option}", type=Path, metavar="FILE", help=meaning)
+
+
+def add_records(parser: argparse.ArgumentParser, **helps: str) -> None:
+    """For each name in `helps`, add an option that takes records, with that help text."""
+    for option, meaning in helps.items():
+        parser.add_argument(
+            f"--{option}", nargs="+", type=Path, default=[], metavar="RECORD", help=meaning
+        )
 
 
 def add_run_file(parser: argparse.ArgumentParser) -> None:
@@ -65,13 +110,62 @@ def add_run_file(parser: argparse.ArgumentParser) -> None:
     )
 
 
-Struct = TypeVar("Struct")
-
-
-def selected(struct: type[Struct], options: argparse.Namespace) -> Struct:
+def selected(struct: type[T], options: argparse.Namespace) -> T:
     """Return an instance of a dataclass whose fields are the options with the same names."""
     names = struct.__dataclass_fields__  # type: ignore[attr-defined]
     return struct(**{name: getattr(options, name) for name in names})
+
+
+class Once(argparse.Action):
+    """An action that stores a value, and refuses a second one instead of replacing the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value, or exit with an error if the option was given before."""
+        given = vars(namespace).setdefault("given", set())
+        if self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class _Schema(argparse.Action):
+    """An action that prints a JSON schema and exits, even if required arguments are missing."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
+    ) -> None:
+        assert isinstance(self.const, str)
+        print_json(schema(self.const))
+        parser.exit()
+
+
+def add_format(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add --format, --json and --schema; `output` is a key of `OUTPUTS`."""
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="for people or for programs (default: text)",
+    )
+    parser.add_argument(
+        "--json", dest="format", action="store_const", const="json", help="as --format json"
+    )
+    parser.add_argument(
+        "--schema",
+        action=_Schema,
+        nargs=0,
+        const=output,
+        help="print the JSON schema of --format json, and nothing else",
+    )
+
+
+# Inputs and outputs
 
 
 def be_quiet_and_single_threaded() -> None:
@@ -132,52 +226,86 @@ def _unwritable(path: Path, error: OSError) -> ConformanceError:
     return ConformanceError(f"{path}: cannot be written ({error.strerror}); name another place")
 
 
-class Once(argparse.Action):
-    """An action that stores a value, and refuses a second one instead of replacing the first."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        """Store the value, or exit with an error if the option was given before."""
-        given = vars(namespace).setdefault("given", set())
-        if self.dest in given:
-            parser.error(f"{option_string} is given twice")
-        given.add(self.dest)
-        setattr(namespace, self.dest, values)
+def printed(struct: type[Struct], item: object, **others: object) -> Struct:
+    """Return a struct with the fields `others`, and all other fields copied from the item."""
+    names = (name for name in struct.__struct_fields__ if name not in others)
+    return struct(**{name: getattr(item, name) for name in names}, **others)
 
 
-class _Schema(argparse.Action):
-    """An action that prints a JSON schema and exits, even if required arguments are missing."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
-    ) -> None:
-        from conformance.commands.formats import print_json, schema
-
-        assert isinstance(self.const, str)
-        print_json(schema(self.const))
-        parser.exit()
+def schema(name: str) -> dict[str, Any]:
+    """Return the JSON schema of one of `OUTPUTS`."""
+    place, description = OUTPUTS[name]
+    output = msgspec.json.schema(pkgutil.resolve_name(place))
+    about = {"title": f"mha-conformance {name}", "description": description}
+    return {"$schema": DIALECT, **about, **output}
 
 
-def add_format(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add --format, --json and --schema; `output` is a key of `formats.OUTPUTS`."""
-    parser.add_argument(
-        "--format",
-        choices=("text", "json"),
-        default="text",
-        help="for people or for programs (default: text)",
+def print_json(output: object) -> None:
+    """Print an output to stdout as indented JSON, in which unprintable characters are escaped."""
+    encoded = msgspec.json.format(msgspec.json.encode(output), indent=1).decode()
+    # JSON does not escape C1 control characters and bidirectional marks, which affect terminals.
+    escaped = (
+        char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in encoded
     )
-    parser.add_argument(
-        "--json", dest="format", action="store_const", const="json", help="as --format json"
-    )
-    parser.add_argument(
-        "--schema",
-        action=_Schema,
-        nargs=0,
-        const=output,
-        help="print the JSON schema of --format json, and nothing else",
-    )
+    print("".join(escaped))
+
+
+# Settings
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The keys of the table; each is an option or argument of a command, apart from `resources`.
+
+    Attributes:
+        resources: the resources that `matrix` reserves on a Ray cluster, by environment and name.
+    """
+
+    implementations: list[str] = []
+    cases: list[str] = []
+    dtypes: list[str] = []
+    modes: list[str] = []
+    level: str | None = None
+    device: str = "cpu"
+    baseline: str = ""
+    record: str | None = None
+    resources: dict[str, dict[str, float]] = {}
+
+
+def read_settings(path: Path = FILE) -> Settings:
+    """Return the settings of this file, or the defaults if there is no such file or table.
+
+    Raises:
+        ConformanceError: if the file cannot be read or is not TOML, a key is unknown, or a value is
+            wrong.
+    """
+    import tomllib
+
+    from conformance.definition.dtypes import DTYPES
+
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Settings()
+    except (OSError, ValueError) as error:
+        raise ConformanceError(f"{path}: cannot be read: {error}") from error
+    tool = document.get("tool", {})
+    table: Any = tool.get("mha-conformance", {}) if isinstance(tool, dict) else {}
+    try:
+        check_names("key", table, Settings.__struct_fields__)
+        settings = msgspec.convert(table, Settings)
+        check_names("dtype", settings.dtypes, DTYPES)
+        check_names("level", [settings.level] if settings.level is not None else [], LEVELS)
+        check_names("device", [settings.device], DEVICES)
+    except (UnknownName, msgspec.ValidationError) as error:
+        raise ConformanceError(f"{path}: [tool.mha-conformance]: {error}") from error
+    return settings
+
+
+def known_deviations() -> Path | None:
+    """Return the path of the baseline that `gate` reads without --baseline.
+
+    Return None if the table names no baseline and the default file does not exist.
+    """
+    named = read_settings().baseline
+    path = Path(named or BASELINE)
+    return path if named or path.exists() else None

@@ -21,11 +21,8 @@ from conformance.errors import ExitCode
 COMMANDS = ("run", "gate", "baseline", "probe", "explore", "reproduce", "heads", "long")
 """The commands that run in a watched process, because they may call an implementation."""
 
-_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP")
-    if name in vars(signal)
-]
+_NAMES = ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 def watched(run: Callable[[], int]) -> int:
@@ -106,10 +103,7 @@ def _follow(parent: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Wait until the child ends, and return its exit code, which is negative for a signal.
-
-    Meanwhile, pass signals on to the child, unless a terminal has sent them to it too.
-    """
+    """Wait until the child ends, pass signals on to it, and return its exit code or -signal."""
     while True:
         number, sender = _signal()
         if number == signal.SIGCHLD:
@@ -124,11 +118,11 @@ def _wait(child: int) -> int:
 def _signal() -> tuple[int, int]:
     """Wait for a signal, and return its number and the id of the process that sent it.
 
-    The id is 0 if the signal comes from a terminal, which sends it to the child as well. Platforms
-    without `sigwaitinfo` do not tell the id; there, it is 0 for SIGINT and 1 for other signals.
+    The id is 0 if the signal comes from a terminal, which sends it to the child as well.
     """
     if hasattr(signal, "sigwaitinfo"):
         info = signal.sigwaitinfo(_SIGNALS)
         return info.si_signo, info.si_pid
+    # Only a terminal usually sends SIGINT.
     number = signal.sigwait(_SIGNALS)
     return number, 0 if number == signal.SIGINT else 1

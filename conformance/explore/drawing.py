@@ -1,6 +1,11 @@
-"""Draw recipes: mostly small problems, some at the sizes of real kernels, with features combined.
+"""Draw recipes of problems: mostly small ones, some at the sizes of real kernels.
 
-Only combinations of features that the adapter accepts are used: its own `check` is called with a
+A `Recipe` consists of the names and sizes that determine all numbers of a problem. A search draws
+recipes instead of arrays, so that it can change one thing at a time. Numbers, masks, biases and
+regimes are drawn as in the catalogue, for which the estimates of noise are known to be realistic;
+their combinations and sizes are new.
+
+Only combinations of features that the adapter accepts are drawn: its own `check` is called with a
 small problem of each combination, and the result is cached. Sizes are drawn next. They are limited,
 because a search needs many problems and large ones are slow. For an implementation that declares a
 `Geometry`, only sizes of that geometry are drawn.
@@ -12,28 +17,105 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from conformance.adapter.base import Adapter
-from conformance.definition.geometry import Geometry, Pair
-from conformance.definition.problem import Causal
-from conformance.errors import ConformanceError, Unsupported
-from conformance.explore.recipe import (
-    BIASES,
-    FEATURES,
-    MASKS,
-    REGIMES,
-    SCALES,
-    SCORES,
-    SHARINGS,
-    WIDTHS,
-    Frame,
-    Recipe,
+from conformance.cases import patterns
+from conformance.cases.case import (
+    BiasPattern,
+    FeaturePattern,
+    Pattern,
+    Regime,
+    assembled,
+    draw,
+    on_tiles,
+    rounded,
 )
+from conformance.definition.dtypes import BoolArray
+from conformance.definition.geometry import Geometry, Pair
+from conformance.definition.problem import (
+    Causal,
+    Problem,
+    Score,
+    Shape,
+    Sharing,
+    causal_mask,
+)
+from conformance.errors import ConformanceError, Unsupported
 
 T = TypeVar("T")
+
+Widths = Literal["equal", "memory", "free"]
+
+SCORES: tuple[Score, ...] = ("scaled-dot", "additive")
+SHARINGS: tuple[Sharing, ...] = ("self", "memory", "separate")
+WIDTHS: tuple[Widths, ...] = ("equal", "memory", "free")
+
+MASKS: dict[str, Pattern | None] = {
+    "none": None,
+    "padding": patterns.key_padding,
+    "left-padding": patterns.left_padding,
+    "shared": patterns.shared,
+    "per-batch": patterns.per_batch,
+    "per-head": patterns.per_head,
+    "one-key": patterns.one_allowed_key,
+    "over-keys": patterns.over_keys,
+    "over-keys-per-head": patterns.keys_per_head,
+    "heads-only": patterns.heads_only,
+    "blocked-start": patterns.blocked_start,
+    "block-diagonal": patterns.block_diagonal,
+    "sliding-window": patterns.sliding_window,
+    "prefix": patterns.prefix_lm,
+    "everything": patterns.everything,
+    "whole-tiles": patterns.whole_tiles,
+}
+BIASES: dict[str, BiasPattern | None] = {
+    "none": None,
+    "shared": patterns.bias_shared,
+    "per-head": patterns.bias_per_head,
+    "in-full": patterns.bias_in_full,
+    "alibi": patterns.alibi,
+    "over-keys": patterns.bias_over_keys,
+    "over-queries": patterns.bias_over_queries,
+    "per-entry": patterns.bias_per_entry,
+}
+REGIMES: dict[str, Regime | None] = {
+    "none": None,
+    "all-positive": patterns.all_positive,
+    "outliers": patterns.outliers,
+    "small-values": patterns.small_values,
+    "large-logits": patterns.large_logits,
+    "huge-logits": patterns.huge_logits,
+    "constant-rows": patterns.constant_rows,
+    "repeated-maxima": patterns.repeated_maxima,
+}
+FEATURES: dict[str, tuple[FeaturePattern, ...]] = {
+    "window": (
+        patterns.window,
+        patterns.window_tight,
+        patterns.window_before,
+        patterns.window_nothing_before,
+        patterns.window_nothing_after,
+    ),
+    "soft cap": (patterns.soft_cap,),
+    "sinks": (patterns.sinks,),
+    "alibi": (patterns.slopes, patterns.slopes_of_alibi),
+    "rotary": (
+        patterns.rotary_halves,
+        patterns.rotary_interleaved,
+        patterns.rotary_partial,
+        patterns.rotary_far,
+    ),
+    "query/key norm": (patterns.norm,),
+    "lengths": (patterns.key_lengths, patterns.key_lengths_from_queries),
+    "segments": (patterns.segments, patterns.two_segments),
+}
+"""The ways to draw each feature; a recipe names one by the feature and its index here."""
+SCALES = (None, 0.75, 0.125, 2.0, 1.0, 0.0, -0.5, -1.5)
 
 MOST_SEEDS = 2**16
 MOST_REFUSED = 1000
@@ -56,20 +138,144 @@ USUAL = tuple(
 AT_SIZE = 0.2
 """The share of problems at kernel sizes if none are declared."""
 KINDS = ({"keys"}, {"keys"}, {"queries"}, {"queries", "keys"}, {"heads"})
-"""What a problem at kernel sizes has many of."""
+"""What a problem at kernel sizes has many of; having only one keeps it as cheap as small ones."""
 WIDTH = 32
 """The width of the inputs at kernel sizes if the suite supplies the projections."""
 
 MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
 """The highest costs of small problems, of those at kernel sizes, and of a few of the latter."""
 LARGE = 0.06
-"""The share of problems for which the next higher limit holds. Each takes about as long as four
-others."""
+"""The share of problems for which the next higher limit holds; each takes as long as four others.
+"""
 
 FEATURED = 0.4
 """The probability with which each of the features that an adapter accepts is added to a problem."""
 
 CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """Properties that an implementation may require regardless of the sizes."""
+
+    score: Score = "scaled-dot"
+    sharing: Sharing = "self"
+    widths: Widths = "equal"
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One problem, described by keys of `MASKS`, `BIASES`, `REGIMES` and `FEATURES`, and numbers.
+
+    `frame.widths` specifies which widths differ from heads × head size: none for "equal", those of
+    key and value for "memory", and all for "free". A key width that differs exceeds heads × head
+    size by `extra`. `size` is the head size of queries and keys, and `value_size` that of values. A
+    `width` other than 0 is the width of all inputs and of the output. If `tiles` are given, masks
+    end around their edges.
+    """
+
+    frame: Frame = Frame()
+    batch: int = 2
+    query: int = 3
+    key: int = 3
+    kv_heads: int = 2
+    group: int = 1
+    size: int = 3
+    value_size: int = 0
+    """The head size of values; 0 stands for `size`."""
+    extra: int = 1
+    width: int = 0
+    tiles: Pair | None = None
+    mask: str = "none"
+    bias: str = "none"
+    causal: Causal | None = None
+    scale: float | None = None
+    features: tuple[tuple[str, int], ...] = ()
+    regime: str = "none"
+    seed: int = 0
+
+    def but(self, **changes: Any) -> Recipe:
+        """Return a copy of the recipe in which the given fields are replaced."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the problem; raises `WrongShape` if the sizes do not fit together."""
+        frame, heads = self.frame, self.kv_heads * self.group
+        width = heads * self.size
+        free = frame.widths == "free"
+        key_width = width if frame.widths == "equal" else width + self.extra
+        output_width = width + 3 * free
+        query_width = key_width if free and frame.sharing == "self" else width + 2 * free
+        if self.width:
+            query_width = key_width = output_width = self.width
+        separate = not self.width and frame.sharing == "separate" and frame.widths != "equal"
+        return Shape(
+            batch=self.batch,
+            query_length=self.query,
+            key_length=self.query if frame.sharing == "self" else self.key,
+            heads=heads,
+            kv_heads=self.kv_heads,
+            head_size=self.size,
+            value_head_size=self.value_size or self.size,
+            query_width=query_width,
+            key_width=key_width,
+            value_width=key_width + separate,
+            output_width=output_width,
+            bias=frame.bias,
+            score=frame.score,
+            sharing=frame.sharing,
+        )
+
+    def problem(self, dtype: str) -> Problem:
+        """Return the problem, with every number rounded to the dtype."""
+        shape = self.shape
+        random = np.random.Generator(np.random.PCG64(self.seed))
+        drawn = draw(shape, random)
+        mask, bias, regime = MASKS[self.mask], BIASES[self.bias], REGIMES[self.regime]
+        if mask is not None and self.tiles is not None:
+            mask = on_tiles(mask, self.tiles)
+        allowed = None if mask is None else _usable(mask(shape, random), shape, self.causal)
+        added = None if bias is None else bias(shape, random)
+        if regime is not None:
+            # A small problem may be unable to have huge logits; it becomes NaN and is skipped.
+            with np.errstate(all="ignore"):
+                regime(shape, drawn, random)
+        fields: dict[str, Any] = {}
+        for name, place in self.features:
+            fields |= FEATURES[name][place](shape, self.causal, random)
+        exact = assembled(
+            shape,
+            drawn,
+            mask=allowed,
+            attn_bias=added,
+            causal=self.causal,
+            scale=self.scale,
+            **fields,
+        )
+        return rounded(_visible(exact) if fields else exact, dtype)
+
+
+def _visible(problem: Problem) -> Problem:
+    """Return the problem with the mask lifted for queries that would otherwise see no key."""
+    if problem.mask is None:
+        return problem
+    hidden = ~problem.allowed_in_full().any(axis=-1, keepdims=True)
+    return problem.replace(mask=problem.mask | hidden) if hidden.any() else problem
+
+
+def _usable(mask: BoolArray, shape: Shape, causal: Causal | None) -> BoolArray:
+    """Return the mask, but let fully masked queries attend to the last causally allowed key."""
+    visible = np.ones((1, 1, 1, shape.key_length), np.bool_)
+    if causal is not None:
+        visible = causal_mask(shape, causal)
+    empty = ~(mask & visible).any(axis=-1, keepdims=True)
+    if not empty.any():
+        return mask
+    last = visible & ~np.roll(visible, -1, axis=-1)
+    last[..., -1] = visible[..., -1]
+    return mask | (empty & last)
 
 
 class Drawer:
@@ -97,35 +303,29 @@ class Drawer:
             raise Unsupported("it takes none of the plainest problems")
         self._features_taken = self._declared() if adapter.features else {}
 
-    def _plain(self, **features: object) -> Recipe:
+    def _plain(self, **features: Any) -> Recipe:
         """Return a recipe with these features, at small sizes or the nearest that are declared."""
-        recipe = dataclasses.replace(Recipe(), **features)  # type: ignore[arg-type]
+        recipe = Recipe(**features)
         if self._geometry is None:
             return recipe
-        recipe = dataclasses.replace(recipe, width=self._width(recipe.frame))
-        return _sized(recipe, self._geometry)
+        return _sized(recipe.but(width=self._width(recipe.frame)), self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter accepts, with the indices of accepted variants.
-
-        Each variant of a feature in `FEATURES` is tried alone.
-        """
+        """Return the features that the adapter accepts alone, with the indices of variants."""
+        alone = partial(self._plain, query=3, key=5, size=4, frame=self._frames[-1])
         found: dict[str, list[int]] = {}
         for name, ways in FEATURES.items():
             for place in range(len(ways)):
-                for causal in CAUSAL:
-                    sizes = {"query": 3, "key": 5, "size": 4, "frame": self._frames[-1]}
-                    if self.takes(self._plain(causal=causal, features=((name, place),), **sizes)):
-                        found.setdefault(name, []).append(place)
-                        break
+                recipes = (alone(causal=causal, features=((name, place),)) for causal in CAUSAL)
+                if any(map(self.takes, recipes)):
+                    found.setdefault(name, []).append(place)
         return found
 
     def _some_features(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
         """Return the recipe with random features added, as far as the adapter accepts them."""
         for name, places in self._features_taken.items():
             if random.random() < FEATURED:
-                more = (*recipe.features, (name, _one(random, places)))
-                with_it = dataclasses.replace(recipe, features=more)
+                with_it = recipe.but(features=(*recipe.features, (name, _one(random, places))))
                 if self.takes(with_it):
                     recipe = with_it
         return recipe
@@ -140,22 +340,20 @@ class Drawer:
         An unexpected exception in `check` counts as acceptance.
         """
         if recipe not in self._taken:
+            self._taken[recipe] = True
             try:
                 self._adapter.check(recipe.problem(self._dtype))
             except (Unsupported, ConformanceError):
                 self._taken[recipe] = False
             except Exception:
                 # A bug in the adapter's check is a finding, so the search has to reach it.
-                self._taken[recipe] = True
-            else:
-                self._taken[recipe] = True
+                pass
         return self._taken[recipe]
 
     def draw(self, random: np.random.Generator) -> Recipe:
         """Return a random recipe with features that the adapter accepts."""
         recipe = self._features(random)
-        recipe = dataclasses.replace(
-            recipe,
+        recipe = recipe.but(
             batch=int(random.integers(1, 4)),
             kv_heads=self._heads(random),
             group=recipe.group if recipe.group in (1, *self._groups) else _one(random, GROUPS),
@@ -172,12 +370,12 @@ class Drawer:
             recipe = self._at_size(recipe, geometry, random)
         if recipe.causal == "bottom-right" and recipe.shape.key_length < recipe.query:
             # Some queries would have no visible key.
-            recipe = dataclasses.replace(recipe, causal=None)
+            recipe = recipe.but(causal=None)
         if recipe.mask != "none" and recipe.shape.key_length < 2:
-            recipe = dataclasses.replace(recipe, mask="none")
+            recipe = recipe.but(mask="none")
         if recipe.features and recipe.shape.key_length < recipe.query:
             # Windows and lengths could leave queries beyond the last key without a visible key.
-            recipe = dataclasses.replace(recipe, query=recipe.key, key=recipe.query)
+            recipe = recipe.but(query=recipe.key, key=recipe.query)
         return recipe
 
     def _small(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
@@ -187,18 +385,12 @@ class Drawer:
         if recipe.causal == "bottom-right" and key < query:
             query, key = key, query
         value_size = int(random.integers(1, 9)) if recipe.value_size else 0
-        recipe = dataclasses.replace(
-            recipe, query=query, key=key, size=self._size(random), value_size=value_size
-        )
+        recipe = recipe.but(query=query, key=key, size=self._size(random), value_size=value_size)
         large = random.random() < LARGE
         return _fitting(recipe, MOST_COST_AT_SIZE if large else MOST_COST, None, random)
 
     def _at_size(self, recipe: Recipe, geometry: Geometry, random: np.random.Generator) -> Recipe:
-        """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles.
-
-        Usually, only one of query length, key length and number of heads is large, so that such
-        problems are as cheap as small ones.
-        """
+        """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles."""
         kind = _one(random, KINDS)
         query = self._edge(geometry.tiles[0], random) if "queries" in kind else self._short(random)
         key = self._edge(geometry.tiles[1], random) if "keys" in kind else self._short(random)
@@ -218,8 +410,7 @@ class Drawer:
             scale *= 2.0 ** round(math.log2(4 / size) / 2)
         if recipe.causal == "bottom-right" and key < query:
             query = key
-        recipe = dataclasses.replace(
-            recipe,
+        recipe = recipe.but(
             frame=frame,
             width=self._width(frame),
             query=query,
@@ -233,8 +424,7 @@ class Drawer:
         large = random.random() < LARGE
         most = MOST_COST_IF_LARGE if large else MOST_COST_AT_SIZE
         # Large heads or multiples make everything costly, but three tiles are always possible.
-        least = dataclasses.replace(recipe, batch=1, query=1, kv_heads=1, group=1)
-        least = dataclasses.replace(least, key=3 * geometry.tiles[1] + 1)
+        least = recipe.but(batch=1, query=1, key=3 * geometry.tiles[1] + 1, kv_heads=1, group=1)
         if self._geometry is not None:
             least = _sized(least, self._geometry)
         most = max(most, _cost(least))
@@ -253,7 +443,7 @@ class Drawer:
                 scale=_often(random, None, list(SCALES)),
             )
             if self.takes(recipe):
-                return self._some_features(recipe, random) if self._features_taken else recipe
+                return self._some_features(recipe, random)
         return self._plain(frame=self._frames[0])
 
     def _regimes(self, recipe: Recipe) -> list[str]:
@@ -306,10 +496,7 @@ class Drawer:
 
 
 def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
-    """Return the recipe with its sizes replaced by sizes of a geometry.
-
-    Lengths and numbers of heads become the nearest ones that the geometry has.
-    """
+    """Return the recipe with the nearest sizes that the geometry has."""
     equal = recipe.frame.sharing == "self"
     key = recipe.query if equal else recipe.key
     query, key = geometry.lengths(recipe.query, key, equal=equal)
@@ -320,8 +507,7 @@ def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
         # Prefer a pair whose sizes differ exactly if those of the recipe do.
         pairs = [pair for pair in geometry.pairs if (pair[0] != pair[1]) == wants_other]
         sizes = (pairs or geometry.pairs)[0]
-    return dataclasses.replace(
-        recipe,
+    return recipe.but(
         query=query,
         key=key,
         kv_heads=kv_heads,
@@ -336,14 +522,12 @@ def _fitting(
 ) -> Recipe:
     """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
 
-    If that is impossible, the recipe is as cheap as the reductions can make it. Reduced sizes are
-    still sizes of the geometry, if there is one. The head size of a recipe with tiles is kept,
-    because kernels may have special code for it.
+    If that is impossible, the recipe is as cheap as possible. Reduced sizes are still sizes of the
+    geometry. With tiles, the head size is kept, because kernels may have special code for it.
     """
 
     def sized(recipe: Recipe, field: str, size: int) -> Recipe:
-        changed: dict[str, Any] = {field: size}
-        recipe = dataclasses.replace(recipe, **changed)
+        recipe = recipe.but(**{field: size})
         return recipe if geometry is None else _sized(recipe, geometry)
 
     recipe = sized(recipe, "kv_heads", max(1, min(recipe.kv_heads, MOST_HEADS // recipe.group)))
@@ -367,15 +551,13 @@ def _fitting(
 
 
 def _cost(recipe: Recipe) -> int:
-    """Return roughly how many multiplications an evaluation takes.
-
-    Estimating the noise of one number takes about as long as eight of them.
-    """
+    """Return roughly how many multiplications take as long as an evaluation."""
     heads = recipe.kv_heads * recipe.group
     lengths = recipe.batch * (recipe.query + recipe.shape.key_length)
     logits = recipe.batch * heads * recipe.query * recipe.shape.key_length
     width = heads * recipe.size
     projected = 4 * width * (lengths + (recipe.width or width))
+    # Estimating the noise of one number takes about as long as eight multiplications.
     return logits * (8 + recipe.size) + 8 * projected
 
 

@@ -9,36 +9,46 @@ nothing but the library and NumPy, unless the adapter has no example of a direct
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.base import Adapter
 from conformance.adapter.code import FRAMEWORKS, Example, lines
 from conformance.adapter.native import Layer
+from conformance.adapter.parameters import Parameter
 from conformance.definition.features import NO_WINDOW
-from conformance.definition.problem import Problem, Weights
+from conformance.definition.problem import Problem, Shape, Weights
 from conformance.errors import ConformanceError, Unsupported
-from conformance.explore.code import (
-    WIDTH,
-    called,
-    definition,
-    enclosed,
-    laid_out,
-    literal,
-    numbers,
-    packed,
-    parameter,
-    written,
-)
 from conformance.explore.trial import Deviation, Trial
 from conformance.records.findings import INFINITE
 from conformance.text import printable
 
 MOST_LINES = 40
 STEP = "1e-30j"
+WIDTH = 100
+"""The maximum length of a line of generated code."""
+
+NAMES = {
+    "weights.query": "Wq",
+    "weights.key": "Wk",
+    "weights.value": "Wv",
+    "weights.output": "Wo",
+    "weights.query_bias": "bq",
+    "weights.key_bias": "bk",
+    "weights.value_bias": "bv",
+    "weights.output_bias": "bo",
+    "weights.score": "u",
+    "norm.query": "gq",
+    "norm.key": "gk",
+}
+"""The names of weights and gains in a generated script; all other arrays keep theirs."""
 
 
 class TooLong(ConformanceError):
@@ -54,13 +64,13 @@ def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case
     problem, shape = trial.problem, trial.problem.shape
     gradient = bool(deviation.gradient_of)
     call = _call(adapter, trial, deviation, spec)
-    arrays = written(numbers(problem, cotangent=gradient))
+    arrays = _written(_numbers(problem, cotangent=gradient))
     text = [*_header(adapter, spec, trial, deviation, case, call), *call.imports, "", *arrays]
     if gradient or deviation.array in ("output", "weights"):
         returned = "output" if gradient else deviation.array
         if returned == "weights" and len(deviation.index) == 3:
             returned = "averaged"
-        text += ["", *definition(problem, returned), "", *_want(deviation)]
+        text += ["", *_definition(problem, returned), "", *_want(deviation)]
         shown = 'f"got {got:.17g}, want {want:.17g}, apart {abs(got - want):.3g}"'
         holds = f"abs(got - want) <= {deviation.allowed:.3g}"
         otherwise = "more than rounding can explain"
@@ -106,7 +116,7 @@ def _want(deviation: Deviation) -> list[str]:
     at = _at(deviation.index)
     if not deviation.gradient_of:
         return [f"want = attention(n){at}"]
-    name = called(deviation.gradient_of)
+    name = _called(deviation.gradient_of)
     return [
         f'moved = {{**n, "{name}": n["{name}"].astype(complex)}}',
         f'moved["{name}"]{at} += {STEP}  # the imaginary part is the derivative, without rounding',
@@ -129,10 +139,7 @@ def _wrapped(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Call:
-    """Code lines that assign the implementation's result to `got`, and the imports they need.
-
-    `standalone` is False if the lines need this suite because the implementation does.
-    """
+    """Code that assigns the implementation's result to `got`; `standalone` if without the suite."""
 
     imports: Sequence[str]
     lines: Sequence[str]
@@ -140,18 +147,13 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a direct call of the library if the adapter has an example that allows it.
-
-    Otherwise, return a call through the adapter.
-    """
+    """Return a direct call of the library if the adapter has an example of one."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
         if example is not None and example.load:
-            try:
+            with suppress(Unsupported):
                 return _own_call(adapter, example, trial, deviation)
-            except Unsupported:
-                pass
     return _call_through_adapter(adapter, trial, deviation, spec)
 
 
@@ -170,15 +172,14 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
             masks[name] = repr(value)
         else:
             dtype = problem.dtype if value.dtype == np.float64 else ""
-            code = laid_out(value, problem)
+            code = _laid_out(value, problem)
             if value.dtype.kind not in "fb" or value.dtype == np.float32:
                 code += f'.astype("{value.dtype}")'
             masks[name] = words.array(code, dtype)
     if deviation.array == "weights" and not example.weights:
         raise Unsupported("the example has no weights")
     result = example.expression(masks, weights=deviation.array == "weights")
-    shared = _shared(trial)
-    names = [group[0] for group in shared]
+    shared, names = _shared(trial), problem.shape.distinct_inputs()
     given = ", ".join(["native", *names])
     ran = f"jax.jit(run)({given})" if framework == "jax" else result
     if deviation.gradient_of:
@@ -191,7 +192,7 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
         end = [f"got = tuple({ran}.shape)"]
     shape = problem.shape
     rows = [f'"{row.native}": {parameter(row, shape)},' for row in adapter.table(shape).rows]
-    made = enclosed("native = {", rows, "}")
+    made = _enclosed("native = {", rows, "}")
     build, load = lines(example.build), lines(example.load)
     if framework == "jax":
         arrays = ", ".join(["native", *(f'n["{name}"]' for name in names)])
@@ -229,11 +230,7 @@ def _shared(trial: Trial) -> list[tuple[str, ...]]:
 def _gradient(
     adapter: Layer, example: Example, trial: Trial, deviation: Deviation, result: str
 ) -> list[str]:
-    """Return code lines that assign one element of a gradient to `got`.
-
-    Raises:
-        Unsupported: the example or the framework gives no access to this gradient.
-    """
+    """Return code lines that assign one element of a gradient to `got`, if that is possible."""
     framework, dtype, index = adapter.framework, trial.problem.dtype, deviation.index
     words, name = FRAMEWORKS[framework], deviation.gradient_of
     cotangent = words.array('n["cotangent"]', dtype)
@@ -247,7 +244,7 @@ def _gradient(
             raise Unsupported("the example names no parameter")
     got = f"got = {words.numpy.format('gradient')}{_at(index)}"
     if framework == "jax":
-        names = ["native", *(group[0] for group in _shared(trial))]
+        names = ["native", *trial.problem.shape.distinct_inputs()]
         number, part = (0, f'["{native}"]') if native else (names.index(name), "")
         return [
             f"loss = lambda *given: (run(*given) * {cotangent}).sum()",
@@ -289,27 +286,18 @@ def _native_index(
 
 
 def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return code that calls the implementation through its adapter."""
     problem, shape = trial.problem, trial.problem.shape
     sizes = [
         f"{field.name}={getattr(shape, field.name)!r},"
         for field in dataclasses.fields(shape)
         if getattr(shape, field.name) != field.default
     ]
-    weights = [f'{name}=n["{called(f"weights.{name}")}"],' for name in problem.weights.named()]
+    weights = [f'{name}=n["{_called(f"weights.{name}")}"],' for name in problem.weights.named()]
     inputs = [f'{name}=n["{group[0]}"],' for group in _shared(trial) for name in group]
     size = (shape.batch, shape.query_length, shape.output_width)
     cotangent = 'n["cotangent"]' if deviation.gradient_of else f"np.zeros({size})"
     inputs += [f'dtype="{problem.dtype}",', f"cotangent={cotangent},"]
-    if problem.mask is not None:
-        inputs.append("mask=mask,")
-    if problem.causal is not None:
-        inputs.append(f'causal="{problem.causal}",')
-    if problem.attn_bias is not None:
-        inputs.append('attn_bias=n["attn_bias"],')
-    if problem.scale is not None:
-        inputs.append(f"scale={problem.scale!r},")
-    inputs += _features(problem)
+    inputs += _optional_arguments(problem)
     place = [mode.name for mode in adapter.modes].index(trial.mode.name)
     if deviation.kind == "dtype":
         got = 'dtypes["output"]'
@@ -317,11 +305,9 @@ def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, 
         got = f'arrays()["{deviation.array}"]{_at(deviation.index)}'
     else:
         got = "output.shape"
-    lines = [
+    text = [
         "problem = Problem(",
-        *packed(
-            ["shape=Shape(", *sizes, "),", "weights=Weights(", *weights, "),", *inputs], "    "
-        ),
+        *_packed(["shape=Shape(", *sizes, "),", "weights=Weights(", *weights, "),", *inputs]),
         ")",
         f"adapter = load({spec!r})",
         f"got = adapter.run(problem, Call(adapter.modes[{place}])).{got}",
@@ -332,23 +318,25 @@ def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, 
         "from conformance.adapter.loading import load",
         "from conformance.definition.problem import Weights",
     ]
-    if any("=features." in line for line in lines):
+    if any("=features." in line for line in text):
         imports.insert(3, "from conformance.definition import features")
-    return _Call(imports, lines, standalone=False)
+    return _Call(imports, text, standalone=False)
 
 
-def _features(problem: Problem) -> list[str]:
-    """Return the keyword arguments of `Problem` that define its features, as code."""
-    arguments = []
-    if problem.window != NO_WINDOW:
-        arguments.append(f"window={problem.window!r},")
-    if problem.soft_cap is not None:
-        arguments.append(f"soft_cap={problem.soft_cap!r},")
-    arguments += [
-        f'{name}=n["{name}"],' for name in ("sinks", "slopes") if getattr(problem, name) is not None
-    ]
-    if problem.rotary is not None:
-        arguments.append(f"rotary=features.{problem.rotary!r},")
+def _optional_arguments(problem: Problem) -> list[str]:
+    """Return the keyword arguments of `Problem` for its masks and features, as code."""
+    present = {
+        "mask=mask,": problem.mask is not None,
+        f'causal="{problem.causal}",': problem.causal is not None,
+        'attn_bias=n["attn_bias"],': problem.attn_bias is not None,
+        f"scale={problem.scale!r},": problem.scale is not None,
+        f"window={problem.window!r},": problem.window != NO_WINDOW,
+        f"soft_cap={problem.soft_cap!r},": problem.soft_cap is not None,
+        'sinks=n["sinks"],': problem.sinks is not None,
+        'slopes=n["slopes"],': problem.slopes is not None,
+        f"rotary=features.{problem.rotary!r},": problem.rotary is not None,
+    }
+    arguments = [argument for argument, there in present.items() if there]
     if problem.norm is not None:
         gains = 'query=n["gq"], key=n["gk"]'
         arguments.append(f"norm=features.Norm({gains}, epsilon={problem.norm.epsilon!r}),")
@@ -366,3 +354,226 @@ def _features(problem: Problem) -> list[str]:
 
 def _at(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]" if index else ""
+
+
+# Arrays and the definition as code
+
+
+def _called(name: str) -> str:
+    return NAMES.get(name, name)
+
+
+def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
+    """Return the arrays of floats that a generated script begins with, and its combined mask."""
+    found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
+    found |= {_called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
+    if problem.allowed is not None:
+        found["mask"] = problem.allowed
+    if problem.attn_bias is not None:
+        found["attn_bias"] = problem.attn_bias
+    for name, array in problem.feature_arrays().items():
+        if array.dtype.kind == "f":
+            found[_called(name)] = array
+    if cotangent:
+        found["cotangent"] = problem.cotangent
+    return found
+
+
+def literal(array: np.ndarray) -> str:
+    """Return Python code for an array: nested lists of exact numbers, or a call of `np.zeros`.
+
+    Booleans are written as 0 and 1.
+    """
+    if not array.any() and array.size > 3:
+        return f"np.zeros({tuple(array.shape)})"
+    return _nested(array.astype(int).tolist() if array.dtype == np.bool_ else array.tolist())
+
+
+def _nested(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_nested, value))}]"
+    if isinstance(value, int):
+        return str(value)
+    assert isinstance(value, float)
+    if math.isinf(value):
+        return "-np.inf" if value < 0 else "np.inf"
+    return repr(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
+
+
+def _written(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Return code that assigns the mask to `mask`, and a dictionary of the other arrays to `n`."""
+    entries = [f"{name}={literal(array)}," for name, array in arrays.items() if name != "mask"]
+    text = _enclosed("n = dict(", entries, ")")
+    text.append("n = {name: np.array(numbers, float) for name, numbers in n.items()}")
+    if "mask" in arrays:
+        text += _enclosed("mask = np.array(", [f"{literal(arrays['mask'])},", "bool"], ")")
+    return text
+
+
+def _enclosed(before: str, entries: Sequence[str], after: str) -> list[str]:
+    """Return code lines with the entries between two brackets, on a single line if they fit."""
+    whole = before + " ".join(entries).rstrip(",") + after
+    return [whole] if len(whole) <= WIDTH else [before, *_packed(entries), after]
+
+
+def _packed(entries: Sequence[str]) -> list[str]:
+    """Return indented lines filled with entries; an entry that is too long is broken at commas."""
+    indent = "    "
+    packed: list[str] = []
+    for entry in entries:
+        for place, piece in enumerate(_pieces(entry, WIDTH - len(indent))):
+            if place == 0 and packed and len(packed[-1]) + 1 + len(piece) <= WIDTH:
+                packed[-1] += f" {piece}"
+            else:
+                packed.append(indent + piece)
+    return packed
+
+
+def _pieces(entry: str, room: int) -> list[str]:
+    if len(entry) <= room:
+        return [entry]
+    pieces = [""]
+    for word in re.split(r"(?<=,) ", entry):
+        if pieces[-1] and len(pieces[-1]) + 1 + len(word) > room:
+            pieces.append(word)
+        else:
+            pieces[-1] = f"{pieces[-1]} {word}".lstrip()
+    return pieces
+
+
+def _definition(problem: Problem, returned: str) -> list[str]:
+    """Return the code of a function `attention(n)` for the output, weights or averaged weights.
+
+    It also accepts complex numbers, so that a small imaginary step yields derivatives.
+    """
+    shape = problem.shape
+    key = "query" if shape.sharing == "self" else "key"
+    value = key if shape.sharing != "separate" else "value"
+    text = []
+    for letter, source in (("q", "query"), ("k", key), ("v", value)):
+        line = f'    {letter} = np.einsum("bse,ehd->bhsd", n["{source}"], n["W{letter}"])'
+        text.append(line + (f' + n["b{letter}"][:, None]' if shape.bias else ""))
+    if problem.norm is not None:
+        for x, gain in (("q", "gq"), ("k", "gk")):
+            root = f"np.sqrt(({x} * {x}).mean(-1, keepdims=True) + {problem.norm.epsilon!r})"
+            text.append(f'    {x} = {x} / {root} * n["{gain}"]  # the RMS norm')
+    if problem.rotary is not None:
+        text.append("    q, k = turned(q, at_query), turned(k, at_key)")
+    if shape.group > 1:
+        text.append(f"    k, v = k.repeat({shape.group}, axis=1), v.repeat({shape.group}, axis=1)")
+    if shape.score == "additive":
+        inner = "np.tanh(q[:, :, :, None] + k[:, :, None])"
+        logits = f'np.einsum("bhqkd,hd->bhqk", {inner}, n["u"])'
+    else:
+        logits = 'np.einsum("bhqd,bhkd->bhqk", q, k)'
+    if problem.scale is not None:
+        logits += f" * {problem.scale!r}"
+    elif shape.score != "additive" and shape.head_size != 1:
+        logits += f" / np.sqrt({shape.head_size})"
+    text.append(f"    logits = {logits}")
+    if problem.soft_cap is not None:
+        text.append(f"    logits = {problem.soft_cap!r} * np.tanh(logits / {problem.soft_cap!r})")
+    if problem.slopes is not None:
+        distance = "abs(at_query[:, None, :, None] - at_key[:, None, None])"
+        text.append(f'    logits = logits - n["slopes"][:, None, None] * {distance}')
+    if problem.attn_bias is not None:
+        text.append('    logits = logits + n["attn_bias"]')
+    if problem.allowed is not None:
+        text.append("    logits = np.where(mask, logits, -np.inf)")
+    if problem.sinks is None:
+        text += [
+            "    powers = np.exp(logits - logits.real.max(axis=-1, keepdims=True))",
+            "    weights = powers / powers.sum(axis=-1, keepdims=True)  # the softmax",
+        ]
+    else:
+        text += [
+            "    peak = logits.real.max(axis=-1, keepdims=True)",
+            "    powers = np.exp(logits - peak)",
+            "    weights = powers / (powers.sum(-1, keepdims=True) + "
+            'np.exp(n["sinks"][:, None, None] - peak))',
+        ]
+    bias = ' + n["bo"]' if shape.bias else ""
+    end = {
+        "output": f'np.einsum("bhqk,bhkd,hde->bqe", weights, v, n["Wo"]){bias}',
+        "weights": "weights",
+        "averaged": "weights.mean(axis=1)",
+    }[returned]
+    if returned != "output":
+        text = [line for line in text if not line.startswith("    v = ")]
+        text = [line.replace("k, v = ", "k = ").split(", v.repeat")[0] for line in text]
+    before = _placed(problem)
+    return [*before, "def attention(n):  # the definition", *text, f"    return {end}"]
+
+
+def _placed(problem: Problem) -> list[str]:
+    """Return the lines that assign the positions and define the rotation, if they are used."""
+    rotary = problem.rotary
+    if rotary is None and problem.slopes is None:
+        return []
+    sides = (problem.position_of_queries, problem.position_of_keys)
+    at = ", ".join(f"np.array({literal(np.ascontiguousarray(side))})" for side in sides)
+    text = [f"at_query, at_key = {at}"]
+    if rotary is None:
+        return text
+    half = rotary.size // 2
+    one, other, axis = f":{half}", f"{half}:{rotary.size}", -2
+    if rotary.pairs == "interleaved":
+        one, other, axis = f":{rotary.size}:2", f"1:{rotary.size}:2", -1
+    return [
+        *text,
+        "def turned(x, at):  # rotary embedding",
+        f"    a, b, rest = x[..., {one}], x[..., {other}], x[..., {rotary.size}:]",
+        f"    rates = {float(rotary.base)!r} ** (-np.arange({half}) / {half})",
+        "    c, s = (f(at[:, None, :, None] * rates) for f in (np.cos, np.sin))",
+        f"    pairs = np.stack([a * c - b * s, b * c + a * s], axis={axis})",
+        f"    return np.concatenate([pairs.reshape(*x.shape[:-1], {rotary.size}), rest], axis=-1)",
+    ]
+
+
+def parameter(row: Parameter, shape: Shape) -> str:
+    """Return a Python expression for a native parameter, computed from the dictionary `n`."""
+    canonical, native = layouts.sides(row.pattern)
+    left, right = layouts.axes(canonical), layouts.axes(native)
+    parts, stack = [], row.stack
+    for name in row.names:
+        sizes = dict(zip(left, shape.weight_shapes()[name], strict=True))
+        code = f'n["{_called(f"weights.{name}")}"]'
+        if row.interleaved and shape.group > 1:
+            before = ":, " * left.index("heads")
+            code += f"[{before}{row.order(shape).tolist()}]"
+        order = [left.index(axis) for axis in right]
+        if order != sorted(order):
+            code += f".transpose({', '.join(map(str, order))})"
+        reshaped = layouts.shape(native, sizes)
+        if row.grouped and stack is not None:
+            each = reshaped[stack] // shape.kv_heads
+            reshaped = (*reshaped[:stack], shape.kv_heads, each, *reshaped[stack + 1 :])
+        if reshaped != tuple(sizes[axis] for axis in right):
+            code += f".reshape({', '.join(map(str, reshaped))})"
+        parts.append(code)
+    if stack is None:
+        return parts[0]
+    axis = stack + row.grouped
+    joined = f"np.concatenate([{', '.join(parts)}]{f', axis={axis}' if axis else ''})"
+    if not row.grouped:
+        return joined
+    # Merge the axis of the groups with the next one; `reshaped` is the shape of the last part.
+    whole = (*reshaped[:stack], -1, *reshaped[stack + 2 :])
+    return f"{joined}.reshape({', '.join(map(str, whole))})"
+
+
+def _laid_out(array: np.ndarray, problem: Problem) -> str:
+    """Return code for the array of a mask argument: the script's mask or bias, or all numbers."""
+    known: list[tuple[str, np.ndarray]] = []
+    if problem.allowed is not None:
+        known = [("mask", problem.allowed), ("~mask", ~problem.allowed)]
+    if problem.attn_bias is not None:
+        known.append(('n["attn_bias"]', problem.attn_bias))
+    for code, canonical in known:
+        if canonical.dtype == array.dtype and canonical.size == array.size:
+            if canonical.shape == array.shape and (canonical == array).all():
+                return code
+            if (canonical.reshape(array.shape) == array).all():
+                shaped = f"({code})" if code.startswith("~") else code
+                return f"{shaped}.reshape({', '.join(map(str, array.shape))})"
+    return f"np.array({literal(array)}{', bool' if array.dtype == np.bool_ else ''})"

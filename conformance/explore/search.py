@@ -1,26 +1,45 @@
-"""Draw problems until the time is up, and find those that an implementation gets wrong.
+"""Draw problems until the time is up, and collect those that an implementation gets wrong.
 
 For a given seed, problem number n is the same in every search with the same dtypes and modes,
 however long the search runs.
+
+`survey` searches in every mode and reports each class of deviations once. A problem that has been
+shrunk has only the features and sizes that its deviation needs. Any other problem that has all of
+these and deviates in the same way is assumed to show the same defect. This may hide a second defect
+behind the first, but one defect is not reported again for every problem.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.base import Adapter
+from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.explore.drawing import Drawer
-from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
-from conformance.frameworks import LACKS
+from conformance.explore.shrinking import shrink
+from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations, ways
+from conformance.records.exploration import SCHEMA, Exploration, Found, read_exploration
+from conformance.records.record import write_document
 
 MOST_EXAMPLES = 10**6
 MOST_DRAWN = 20
 """The most problems to draw for each that is requested; some are not supported."""
+
+SIZES = ("batch", "query_length", "key_length", "kv_heads", "heads", "head_size")
+
+MOST_CLASSES = 20
+"""The most classes of deviations to collect for one implementation; more can wait."""
+
+Known = Callable[[Trial, Deviation], bool]
+"""A function that returns whether a deviation is already known, and thus not a finding."""
 
 
 @dataclass(frozen=True)
@@ -33,26 +52,6 @@ class Options:
     seed: int = 0
     examples: int = MOST_EXAMPLES
 
-    def ways(self, adapter: Adapter) -> list[tuple[str, Mode]]:
-        """Return the pairs of dtype and mode to search, in the order of `ORDER` and of the modes.
-
-        Raises:
-            Unavailable: the adapter has no such pair.
-        """
-        lacking = LACKS.get(adapter.framework, ())
-        ways = [
-            (dtype, mode)
-            for dtype in ORDER
-            if dtype in adapter.dtypes and dtype not in lacking
-            if not self.dtypes or dtype in self.dtypes
-            for mode in adapter.modes
-            if (not self.modes or mode.name in self.modes)
-            and (mode.dtypes is None or dtype in mode.dtypes)
-        ]
-        if not ways:
-            raise Unavailable(f"{adapter.name} has no such dtype and mode together")
-        return ways
-
 
 @dataclass
 class Search:
@@ -60,6 +59,7 @@ class Search:
 
     Attributes:
         until: the deadline, on the clock of `time.monotonic`; it may be moved between two problems.
+        started: when the search was created, on the same clock; it may be moved likewise.
         drawn, answered: how many problems were drawn, and on how many the implementation was run.
         why_not: why the last unsupported problem is not supported; "" if there was none.
     """
@@ -79,14 +79,16 @@ class Search:
             Unsupported: the adapter supports none of the simplest problems.
             Unavailable: the framework or the device is missing, or no dtype and mode fit.
         """
-        ways = self.options.ways(self.adapter)
-        drawer = Drawer(self.adapter, ways[0][0], few_shapes=self.adapter.compiles)
+        pairs = ways(self.adapter, self.options.dtypes, self.options.modes)
+        if not pairs:
+            raise Unavailable(f"{self.adapter.name} has no such dtype and mode together")
+        drawer = Drawer(self.adapter, pairs[0][0], few_shapes=self.adapter.compiles)
         while self.answered < self.options.examples and time.monotonic() < self.until:
             if self.drawn > MOST_DRAWN * self.options.examples:
                 return
             random = np.random.default_rng((self.options.seed, self.drawn))
             self.drawn += 1
-            dtype, mode = ways[int(random.integers(len(ways)))]
+            dtype, mode = pairs[int(random.integers(len(pairs)))]
             try:
                 with np.errstate(all="ignore"):
                     trial = Trial(drawer.draw(random).problem(dtype), mode, self.options.device)
@@ -102,3 +104,170 @@ class Search:
             self.answered += 1
             if wrong:
                 yield trial, wrong
+
+
+def features(problem: Problem) -> frozenset[str]:
+    """Return the features of a problem that a deviation may depend on."""
+    shape = problem.shape
+    present = {
+        "mask": problem.mask is not None,
+        "bias": problem.attn_bias is not None,
+        f"causal {problem.causal}": problem.causal is not None,
+        "scale": problem.scale is not None,
+        "grouped heads": shape.group > 1,
+        "value heads": shape.value_head_size != shape.head_size,
+        shape.score: shape.score != "scaled-dot",
+    }
+    return frozenset(name for name, there in present.items() if there) | set(problem.features)
+
+
+@dataclass(frozen=True)
+class Class:
+    """The properties that all problems showing the same deviation share.
+
+    Attributes:
+        dtype: the dtype of the smallest problem. A deviation in float32 is expected in every dtype.
+        nature: the requirement that is not met and how; for an exception, its type and the name of
+            the function that raised it.
+        features, sizes: the features and sizes of the smallest problem.
+    """
+
+    dtype: str
+    nature: tuple[str, ...]
+    features: frozenset[str]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trial: Trial, deviation: Deviation) -> Class:
+        """Return the class of a deviation, with the problem of the trial as its smallest one."""
+        problem, kind = trial.problem, deviation.kind
+        nature = (deviation.requirement, kind) if deviation.requirement else (kind, deviation.array)
+        sizes = tuple(getattr(problem.shape, name) for name in SIZES)
+        return cls(problem.dtype, nature, features(problem), sizes)
+
+    @classmethod
+    def found(cls, one: Found) -> Class:
+        """Return the class that an entry of a record describes."""
+        return cls(one.dtype, tuple(one.nature), frozenset(one.features), tuple(one.sizes))
+
+    def includes(self, other: Class) -> bool:
+        """Return whether every problem of the other class also belongs to this one."""
+        return (
+            self.nature == other.nature
+            and self.dtype in (other.dtype, ORDER[0])
+            and self.features <= other.features
+            and all(map(int.__le__, self.sizes, other.sizes))
+        )
+
+
+def survey(
+    adapter: Adapter,
+    options: Options,
+    seconds: float,
+    folder: Path,
+    known: Known = lambda trial, deviation: False,
+) -> list[Found]:
+    """Explore each mode for some seconds, write NAME.json and case files, and return new findings.
+
+    Findings of earlier explorations in NAME.json are kept. For each class of deviations, shrinking
+    a problem takes at most half of `seconds` in addition. A deviation that is `known`, either as
+    drawn or after shrinking, is not kept.
+
+    Raises:
+        Unsupported: the adapter supports none of the simplest problems.
+        Unavailable: the framework or the device is missing.
+        ConformanceError: the record cannot be read or written.
+    """
+    path = folder / f"{adapter.name}.json"
+    earlier = read_exploration(path).found if path.exists() else []
+    found = [msgspec.structs.replace(one, times=0) for one in earlier]
+    before = {one.case for one in found}
+    answered: dict[str, int] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for mode in adapter.modes:
+        if options.modes and mode.name not in options.modes:
+            continue
+        wanted = dataclasses.replace(options, modes=(mode.name,))
+        search = Search(adapter, wanted, time.monotonic() + seconds)
+        try:
+            for trial, wrong in search:
+                began = time.monotonic()
+                new = next((one for one in wrong if not known(trial, one)), None)
+                if new is not None:
+                    _sort(adapter, trial, new, found, began + seconds / 2, folder, known)
+                search.until += time.monotonic() - began
+        except Unavailable:
+            if not answered:
+                raise
+            continue
+        answered[mode.name] = search.answered
+    exploration = Exploration(
+        schema=SCHEMA,
+        implementation=adapter.name,
+        versions=adapter.versions(),
+        device=options.device,
+        seed=options.seed,
+        seconds=seconds,
+        answered=answered,
+        found=found,
+    )
+    try:
+        write_document(path, exploration)
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
+    return [one for one in found if one.case not in before]
+
+
+def _sort(
+    adapter: Adapter,
+    trial: Trial,
+    deviation: Deviation,
+    found: list[Found],
+    until: float,
+    folder: Path,
+    known: Known,
+) -> None:
+    """Count the deviation in its class, or add a new class unless there are too many."""
+    if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
+        return
+    small = shrink(adapter, trial, deviation, until, modes=(trial.mode.name,))
+    trial, deviation = small.trial, small.deviation
+    # A deviation that looked new because of its size may belong to a known class once shrunk.
+    if _counted(trial, deviation, found) or known(trial, deviation):
+        return
+    numbers = (int(one.case.rpartition("-")[2].partition(".")[0]) for one in found)
+    number = max(numbers, default=0) + 1
+    file = f"{adapter.name}-{number}.case"
+    small.store(adapter, folder / file, f"found-{number}")
+    its = Class.of(trial, deviation)
+    # Conversely, earlier findings that have more features may belong to the new class.
+    narrower = [one for one in found if its.includes(Class.found(one))]
+    for one in narrower:
+        found.remove(one)
+        (folder / one.case).unlink(missing_ok=True)
+    found.append(
+        Found(
+            dtype=its.dtype,
+            nature=list(its.nature),
+            features=sorted(its.features),
+            sizes=list(its.sizes),
+            modes=[trial.mode.name],
+            array=deviation.array,
+            detail=deviation.text,
+            ratio=deviation.finite_ratio,
+            times=1 + sum(one.times for one in narrower),
+            case=file,
+            since=adapter.versions(),
+        )
+    )
+
+
+def _counted(trial: Trial, deviation: Deviation, found: list[Found]) -> bool:
+    """Count the deviation in the known class that includes it; return whether there is one."""
+    own = Class.of(trial, deviation)
+    for place, one in enumerate(found):
+        if Class.found(one).includes(own):
+            modes = [*one.modes, *({trial.mode.name} - {*one.modes})]
+            found[place] = msgspec.structs.replace(one, times=one.times + 1, modes=modes)
+            return True
+    return False

@@ -15,26 +15,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conformance.adapter.base import Adapter
-from conformance.cases.case import assembled, rounded
+from conformance.cases.case import StoredCase, assembled, rounded
+from conformance.cases.casefile import Failure, store
 from conformance.definition.dtypes import Array
-from conformance.definition.features import NO_WINDOW, Norm, Positions, Segments, Window
+from conformance.definition.features import NO_WINDOW, Window
 from conformance.definition.problem import INPUT_AXES, WEIGHT_AXES, Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
-from conformance.explore.recipe import SHARINGS
+from conformance.explore.drawing import SHARINGS
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
 
 MOST_ELEMENTS = 64
 """The elements of arrays larger than this are not simplified one by one."""
 
 MOST_TRIED = 8
-"""The most positions of an axis to try as the only one removed, or as the only one kept; the last
-position is always among the latter."""
+"""The most positions of an axis to try as the only one removed or, with the last, the only kept."""
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
@@ -55,8 +55,7 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "positions.query": ("batch", "query_length"),
     "positions.key": ("batch", "key_length"),
 }
-"""For each array, the fields of `Shape` that give the sizes of its axes. Axes of the mask and the
-bias may also have size 1."""
+"""The fields of `Shape` that give the sizes of each array's axes; masks and biases may have 1."""
 
 _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "lengths": ("query_length", "key_length"),
@@ -82,8 +81,6 @@ FEATURES = (
 UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
 """The units to whose multiples numbers are rounded, the simplest first."""
 
-NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
-
 _MOVE_WIDTHS = frozenset({"kv_heads", "group", "head_size", "value_head_size"})
 """Axes whose sizes determine the widths if an implementation requires it."""
 
@@ -98,6 +95,24 @@ class Small:
     trial: Trial
     deviation: Deviation
     finished: bool
+
+    def store(self, adapter: Adapter, path: Path, name: str) -> StoredCase:
+        """Write the problem to a case file that tells how it fails, and return the case.
+
+        Raises:
+            ConformanceError: the name is not allowed, or the file cannot be written.
+        """
+        problem, deviation = self.trial.problem, self.deviation
+        failure = Failure(
+            implementation=adapter.name,
+            dtype=problem.dtype,
+            mode=self.trial.mode.name,
+            requirement=deviation.requirement,
+            told=deviation.text,
+            versions=adapter.versions(),
+        )
+        why = f"Found by a search: {deviation.requirement or 'it raises'}: {deviation.text}"
+        return store(path, name, problem, why, failure)
 
 
 def shrink(
@@ -158,10 +173,11 @@ def _mode(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 
 def _without(name: str) -> Move:
+    nothing = NO_WINDOW if name == "window" else None
+
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         there = getattr(trial.problem, name)
-        nothing = NO_WINDOW if name == "window" else None
-        if there is not nothing and (name != "window" or there != nothing):
+        if there is not None and (name != "window" or there != NO_WINDOW):
             yield trial.with_problem(trial.problem.replace(**{name: nothing}))
 
     return move
@@ -211,13 +227,13 @@ def _simpler_rotary(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 def _biases(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     if trial.problem.shape.bias:
-        yield _with_arrays(trial, bias=False)
+        yield _with_arrays(trial, {}, bias=False)
 
 
 def _sharing(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     for sharing in SHARINGS[: SHARINGS.index(trial.problem.shape.sharing)]:
         with suppress(ConformanceError):
-            yield _with_arrays(trial, sharing=sharing)
+            yield _with_arrays(trial, {}, sharing=sharing)
 
 
 def _same_for_all(name: str) -> Move:
@@ -234,10 +250,7 @@ def _same_for_all(name: str) -> Move:
 
 
 def _less(axis: str) -> Move:
-    """Return a step that keeps some positions of an axis, as in `_declared` and `_kept`.
-
-    If all heads together become narrower, the step also tries narrower widths.
-    """
+    """Return a step that keeps some positions of an axis, and the widths that follow from it."""
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         shape = trial.problem.shape
@@ -383,17 +396,14 @@ def _arrays(problem: Problem) -> dict[str, Any]:
     return arrays | {n: getattr(problem, n) for n in reversed(problem.shape.distinct_inputs())}
 
 
-def _with_arrays(trial: Trial, arrays: Mapping[str, Array] = NO_ARRAYS, **fields: Any) -> Trial:
+def _with_arrays(trial: Trial, arrays: Mapping[str, Array], **fields: Any) -> Trial:
     """Return the trial with `arrays` and fields of the shape replaced."""
     problem = trial.problem
     return trial.with_problem(_rebuilt(problem, {**_arrays(problem), **arrays}, **fields))
 
 
 def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
-    """Return the problem rebuilt from these arrays, with fields of its shape replaced.
-
-    Arrays that the new shape does not have are omitted.
-    """
+    """Return the problem rebuilt from those of the arrays that its shape with `fields` has."""
     shape = dataclasses.replace(problem.shape, **fields)
     names = {*shape.distinct_inputs(), "cotangent"}
     names |= {f"weights.{name}" for name in shape.weight_shapes()}
@@ -410,30 +420,15 @@ def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Prob
 
 def _features(problem: Problem, arrays: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """Return the fields for a problem's features, rebuilt from these arrays for a new shape."""
-
-    def whole(name: str) -> Any:
-        # Simpler numbers are floats.
-        return arrays[name].astype(np.int64) if name in arrays else None
-
-    rotary, norm = problem.rotary, problem.norm
-    if rotary is not None:
+    fields: dict[str, Any] = {name: getattr(problem, name) for name in FEATURES}
+    if (rotary := problem.rotary) is not None:
         size = min(rotary.size, shape.head_size // 2 * 2)
-        rotary = dataclasses.replace(rotary, size=size) if size else None
-    if norm is not None:
-        norm = Norm(query=arrays["norm.query"], key=arrays["norm.key"], epsilon=norm.epsilon)
-    fields: dict[str, Any] = {
-        "window": problem.window,
-        "soft_cap": problem.soft_cap,
-        "rotary": rotary,
-        "norm": norm,
-        "sinks": arrays.get("sinks"),
-        "slopes": arrays.get("slopes"),
-        "query_lengths": whole("query_lengths"),
-        "key_lengths": whole("key_lengths"),
-    }
-    for name, kind in (("segments", Segments), ("positions", Positions)):
-        query, key = whole(f"{name}.query"), whole(f"{name}.key")
-        fields[name] = None if query is None else kind(query=query, key=key)
+        fields["rotary"] = dataclasses.replace(rotary, size=size) if size else None
+    for name, before in problem.feature_arrays().items():
+        # Simpler numbers are floats, but lengths, segments and positions are integers.
+        array = arrays[name].astype(before.dtype)
+        feature, _, side = name.partition(".")
+        fields[feature] = dataclasses.replace(fields[feature], **{side: array}) if side else array
     return fields
 
 
@@ -444,16 +439,13 @@ def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
 
 
 def _kept(size: int) -> Iterator[list[int]]:
-    """Yield lists of positions to keep: single ones, beginnings, halves, and all but one.
-
-    Of single positions, the first and the last come first. Beginnings fill tiles, just exceed them,
-    or omit a part at the end.
-    """
+    """Yield lists of positions to keep: single ones, beginnings, halves, and all but one."""
     if size < 2:
         return
     for single in (0, size - 1, *range(1, min(size - 1, MOST_TRIED))):
         yield [single]
     if size > 16:
+        # Beginnings fill tiles, just exceed them, or omit a part at the end.
         powers = [2**power for power in range(1, size.bit_length())]
         wholes = {kept for power in powers for kept in (power, power + 1)}
         parts = {size - size // power for power in powers if power > 1}
@@ -496,11 +488,7 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
 
 
 def _narrowed(problem: Problem, before: Shape) -> Problem:
-    """Return the problem with widths cut to heads × head size, if they equalled that in `before`.
-
-    Raises:
-        ConformanceError: no width equalled heads × head size, or none has to be cut.
-    """
+    """Return the problem with widths that were heads × head size in `before` cut to that size."""
     whole, width = before.heads * before.head_size, problem.shape.heads * problem.shape.head_size
     widths = [field for field in _WIDTHS if getattr(before, field) == whole]
     if not widths or width >= whole:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from conformance.definition.attention import forward
 from conformance.definition.expectation import CAREFUL, Expectation, expect
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
+from conformance.frameworks import LACKS
 from conformance.records.findings import INFINITE, STORED, Finding
 from conformance.records.numbers import LIMIT
 from conformance.requirements import REQUIREMENTS
@@ -33,8 +34,7 @@ MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"
 of them does not meet a requirement on single elements either."""
 
 OF_FEATURES = "gradient.features-equal-definition"
-"""The requirement on the gradients of features. A search checks it on every problem with features
-that have gradients."""
+"""The requirement that a search checks on every problem with features that have gradients."""
 
 LOOKED_AT = tuple(
     item
@@ -89,8 +89,8 @@ class Deviation:
         array: "output", "weights", "gradient.query", ...; for an exception, the name of the
             function that raised it; "" if the deviation is in no particular array.
         index: the element with the largest error.
-        ratio: the error of that element, in units of σ.
-        got, want, allowed: that element, its expected value, and the largest allowed difference.
+        ratio: the error of that element, in units of σ; `INFINITE` if it is infinite.
+        allowed: the largest allowed error of that element.
         text: a sentence that describes the deviation.
     """
 
@@ -99,8 +99,6 @@ class Deviation:
     array: str = ""
     index: tuple[int, ...] = ()
     ratio: float = INFINITE
-    got: float = np.nan
-    want: float = np.nan
     allowed: float = 0.0
     text: str = ""
 
@@ -108,6 +106,11 @@ class Deviation:
     def gradient_of(self) -> str:
         """The array whose gradient is wrong; "" if the deviation is not in a gradient."""
         return self.array.removeprefix("gradient.") if self.array.startswith("gradient.") else ""
+
+    @property
+    def finite_ratio(self) -> float | None:
+        """The ratio, or None if it is infinite."""
+        return self.ratio if self.ratio < INFINITE else None
 
     @property
     def nature(self) -> tuple[str, str, str]:
@@ -192,8 +195,26 @@ def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
     return dataclasses.replace(rough, noise=noise)
 
 
+def ways(
+    adapter: Adapter, dtypes: Collection[str] = (), modes: Collection[str] = ()
+) -> list[tuple[str, Mode]]:
+    """Return the pairs of dtype and mode that an adapter has, in the order of `ORDER` and modes.
+
+    Only pairs of the given dtypes and the modes with the given names are returned; empty `dtypes`
+    or `modes` stand for all of them.
+    """
+    lacking = LACKS.get(adapter.framework, ())
+    return [
+        (dtype, mode)
+        for dtype in ORDER
+        if dtype in adapter.dtypes and dtype not in lacking and (not dtypes or dtype in dtypes)
+        for mode in adapter.modes
+        if (not modes or mode.name in modes) and (mode.dtypes is None or dtype in mode.dtypes)
+    ]
+
+
 def worst(
-    adapter: Adapter, case: Case, dtypes: Sequence[str], modes: Sequence[str], device: str
+    adapter: Adapter, case: Case, dtypes: Collection[str], modes: Collection[str], device: str
 ) -> tuple[tuple[Trial, Deviation] | None, int]:
     """Return the worst deviation over dtypes and modes, with its trial, and the number of answers.
 
@@ -202,17 +223,14 @@ def worst(
     """
     best: tuple[Trial, Deviation] | None = None
     answered = 0
-    for dtype in [d for d in ORDER if d in adapter.dtypes and (not dtypes or d in dtypes)]:
-        for mode in adapter.modes:
-            if (modes and mode.name not in modes) or (mode.dtypes and dtype not in mode.dtypes):
-                continue
-            try:
-                wrong = examined(Examination(adapter, case, dtype, device, mode))
-            except Unsupported:
-                continue
-            answered += 1
-            if wrong and (best is None or wrong[0].ratio > best[1].ratio):
-                best = Trial(case.problem(dtype), mode, device), wrong[0]
+    for dtype, mode in ways(adapter, dtypes, modes):
+        try:
+            wrong = examined(Examination(adapter, case, dtype, device, mode))
+        except Unsupported:
+            continue
+        answered += 1
+        if wrong and (best is None or wrong[0].ratio > best[1].ratio):
+            best = Trial(case.problem(dtype), mode, device), wrong[0]
     return best, answered
 
 
@@ -237,10 +255,7 @@ def _raised(error: BaseException, text: str) -> Deviation:
 
 
 def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> Deviation | None:
-    """Return the deviation of a finding, or None if it turns out to be within the limit.
-
-    If `careful`, it is measured again with a more precise σ.
-    """
+    """Return the deviation of a finding, or None if it turns out to be within the limit."""
     if finding.requirement == "dtype.in-is-out":
         return Deviation(finding.requirement, "dtype", text=finding.detail)
     expectation = examination.suited_expectation
@@ -267,9 +282,7 @@ def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> 
     if error <= allowed:
         return None
     ratio = min(error / noise, INFINITE) if noise > 0 and math.isfinite(error) else INFINITE
-    return Deviation(
-        finding.requirement, kind, array, index, ratio, got, want, allowed, finding.detail
-    )
+    return Deviation(finding.requirement, kind, array, index, ratio, allowed, finding.detail)
 
 
 def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:

@@ -25,7 +25,7 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A class of deviations.
 
     Attributes:
-        dtype, nature, features, sizes: the fields of `conformance.explore.classes.Class`.
+        dtype, nature, features, sizes: the fields of `conformance.explore.search.Class`.
         modes: the modes in which the deviation was observed.
         array: the array that deviates, or "" if none does; for an exception, the name of the
             function that raised it.

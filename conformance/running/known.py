@@ -21,7 +21,7 @@ from conformance.adapter.base import Adapter
 from conformance.cases.catalogue import catalogue
 from conformance.causes.diagnose import explain
 from conformance.definition.problem import Problem
-from conformance.explore.classes import features
+from conformance.explore.search import features
 from conformance.explore.trial import LOOKED_AT, Deviation, Trial
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.records.numbers import LIMIT

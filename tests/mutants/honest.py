@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter.base import Mode
-from conformance.explore.recipe import BIASES, MASKS, REGIMES, SCALES, Frame, Recipe
+from conformance.explore.drawing import BIASES, MASKS, REGIMES, SCALES, Frame, Recipe
 from mutants.attention import Array, Attention
 from mutants.contestant import Contestant
 
