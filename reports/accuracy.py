@@ -13,9 +13,8 @@ import numpy as np
 from conformance.records.findings import INFINITE, PREFIX, Figures
 from conformance.records.numbers import ACCURACY, LIMIT, UNDERFLOW, Array, ratios
 from conformance.records.record import PICTURED
-from conformance.reports.columns import Part
 from conformance.reports.model import Accuracy, Apart, Column, Loaded, Pair, Spread
-from conformance.reports.totals import Located
+from conformance.reports.tables import Located, Part
 
 # Against the reference
 

@@ -17,7 +17,6 @@ import numpy as np
 from conformance.records.findings import PREFIX, CaseResult, Entry, Topic
 from conformance.records.header import MaskInfo
 from conformance.records.phrase import Phrase
-from conformance.reports.columns import Part
 from conformance.reports.model import (
     Argument,
     Card,
@@ -31,7 +30,7 @@ from conformance.reports.model import (
     Subject,
     Variant,
 )
-from conformance.reports.totals import by_key
+from conformance.reports.tables import Part, by_key
 from conformance.words import say
 
 # What experiments showed

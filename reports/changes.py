@@ -16,6 +16,7 @@ from rich.console import Console
 
 from conformance.errors import BrokenRecord
 from conformance.records.findings import (
+    BAD,
     RUN,
     VERDICTS,
     CaseResult,
@@ -28,7 +29,7 @@ from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record, read
 from conformance.reports.load import find_records
 from conformance.reports.model import Counts
-from conformance.reports.totals import BAD, Group, Located, by_key, grouped, item_counts
+from conformance.reports.tables import Group, Located, by_key, grouped, item_counts
 from conformance.reports.wording import again, measured
 from conformance.text import heading, line, paragraph, plural, some
 from conformance.words import say

@@ -7,17 +7,16 @@ Records made before features existed contain nothing about them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from conformance.records.findings import CaseResult, count
+from conformance.records.findings import count
 from conformance.records.header import Implementation
 from conformance.records.phrase import Phrase
 from conformance.reports.cards import Shown, taking
-from conformance.reports.columns import Part
-from conformance.reports.model import Card, Column, Counts, Feature, Variant
-from conformance.reports.totals import worst_verdict
+from conformance.reports.model import Card, Column, Feature, Variant
+from conformance.reports.tables import Part, by_key, worst_verdict
 
 
 class Family(NamedTuple):
@@ -42,6 +41,9 @@ class Family(NamedTuple):
     subject: str = ""
 
 
+_FEWER = "lengths.fewer-queries"
+
+
 def _own_key(card: Card) -> list[Shown]:
     """Return whether a window counts the query's own key, and how windows are aligned."""
     found: dict[Phrase, None] = {}
@@ -50,7 +52,7 @@ def _own_key(card: Card) -> list[Shown]:
         if subject.phrase.id != "window.alone":
             continue
         for item in subject.observed:
-            if subject.phrase.part("lengths").id == "lengths.fewer-queries":
+            if subject.phrase.part("lengths").id == _FEWER:
                 aligned[item.phrase.part("alignment")] = None
             with suppress(ValueError):
                 asked = int(subject.phrase.name("value").strip("()").partition(",")[0])
@@ -66,21 +68,13 @@ FAMILIES = (
         "Soft cap",
         frozenset({"soft cap"}),
         seen=tuple(
-            map(taking, ("soft-cap.formula", "soft-cap.beside-mask", "soft-cap.beside-bias"))
+            taking(f"soft-cap.{name}") for name in ("formula", "beside-mask", "beside-bias")
         ),
         subject="soft-cap",
     ),
     Family("Sinks", frozenset({"sinks"}), seen=(taking("sinks.units"),)),
-    Family(
-        "ALiBi",
-        frozenset({"alibi"}),
-        seen=(taking("alibi.bias", lengths=["lengths.fewer-queries"]),),
-    ),
-    Family(
-        "Rotary",
-        frozenset({"rotary"}),
-        seen=(taking("rotary.turns", size=["rotary.all"]),),
-    ),
+    Family("ALiBi", frozenset({"alibi"}), seen=(taking("alibi.bias", lengths=[_FEWER]),)),
+    Family("Rotary", frozenset({"rotary"}), seen=(taking("rotary.turns", size=["rotary.all"]),)),
     Family("Query/key norm", frozenset({"query/key norm"})),
     Family(
         "Lengths",
@@ -105,31 +99,25 @@ def features(
     """Return the results for every feature of every column, in the order of the columns."""
     by_column = {part.key: part for part in parts}
     own_cards = {card.column: card for card in cards}
-    return [
-        feature
-        for column in columns
-        for feature in _of(by_column[column.key], own_cards.get(column.key))
-    ]
+    found = []
+    for column in columns:
+        part = by_column[column.key]
+        card = own_cards.get(column.key) or Card(column.key, [])
+        verdicts = _verdicts(part)
+        found += [
+            Feature(
+                column=part.key,
+                feature=family.name,
+                declared=_declared(part.implementation, family, card),
+                items=count(verdicts[family.name]),
+                seen=_seen(family, card),
+            )
+            for family in FAMILIES
+        ]
+    return found
 
 
-def _of(part: Part, card: Card | None) -> list[Feature]:
-    of_case = {name: frozenset(one.features) for name, one in part.record.header.cases.items()}
-    asked = [_chapters(result) for result in part.results]
-    return [
-        Feature(
-            column=part.key,
-            feature=family.name,
-            declared=_declared(part.implementation, family, card),
-            items=_items(part.results, asked, family, of_case),
-            seen=[] if card is None else _seen(family, card),
-        )
-        for family in FAMILIES
-    ]
-
-
-def _declared(
-    implementation: Implementation, family: Family, card: Card | None
-) -> list[str] | None:
+def _declared(implementation: Implementation, family: Family, card: Card) -> list[str] | None:
     """Return the declared arguments of a feature.
 
     If the record does not list declared features, return the arguments that experiments tried, or
@@ -138,7 +126,7 @@ def _declared(
     if implementation.features is None:
         tried = {
             subject.phrase.name("argument"): None
-            for chapter in (card.chapters if card else ())
+            for chapter in card.chapters
             for subject in chapter.subjects
             if subject.phrase.id.partition(".")[0] == family.subject
         }
@@ -151,43 +139,31 @@ def _declared(
     ]
 
 
-_CHAPTERS = frozenset(family.chapter for family in FAMILIES if family.chapter)
-
-
-def _chapters(result: CaseResult) -> dict[str, list[str]]:
-    """Return an item's verdicts on requirements that are about a single feature, by chapter."""
-    found: dict[str, list[str]] = {}
-    for finding in result.findings:
-        chapter = finding.requirement.partition(".")[0]
-        if chapter in _CHAPTERS:
-            found.setdefault(chapter, []).append(finding.verdict)
-    return found
-
-
-def _items(
-    results: Iterable[CaseResult],
-    asked: Iterable[Mapping[str, Sequence[str]]],
-    family: Family,
-    of_case: Mapping[str, frozenset[str]],
-) -> Counts:
-    """Count the items of a feature by verdict.
+def _verdicts(part: Part) -> dict[str, list[str]]:
+    """Return the verdict of each item of each feature.
 
     If the case of an item has the feature, the item's own verdict counts; if only requirements
     about the feature were checked on the item, the worst verdict of these counts.
     """
-    verdicts: list[str] = []
-    for result, chapters in zip(results, asked, strict=True):
-        if of_case.get(result.case, frozenset()) & family.parts:
-            verdicts.append(result.verdict)
-        elif about := chapters.get(family.chapter):
-            verdicts.append(worst_verdict(count(about)))
-    return count(verdicts)
+    of_case = {name: frozenset(one.features) for name, one in part.record.header.cases.items()}
+    verdicts: dict[str, list[str]] = {family.name: [] for family in FAMILIES}
+    for result in part.results:
+        has = of_case.get(result.case, frozenset())
+        chapters = by_key(result.findings, lambda one: one.requirement.partition(".")[0])
+        for family in FAMILIES:
+            if has & family.parts:
+                verdicts[family.name].append(result.verdict)
+            elif family.chapter and family.chapter in chapters:
+                about = count(finding.verdict for finding in chapters[family.chapter])
+                verdicts[family.name].append(worst_verdict(about))
+    return verdicts
 
 
 def _seen(family: Family, card: Card) -> list[Variant]:
-    return [
-        Variant(item.value, 1, item.where if len(shown) > 1 else "", item.phrase)
-        for take in family.seen
-        for shown in [[item for item in take(card) if item.phrase.id not in _NOTHING]]
-        for item in shown
-    ]
+    found = []
+    for take in family.seen:
+        shown = [item for item in take(card) if item.phrase.id not in _NOTHING]
+        for item in shown:
+            where = item.where if len(shown) > 1 else ""
+            found.append(Variant(item.value, 1, where, item.phrase))
+    return found

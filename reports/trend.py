@@ -14,15 +14,14 @@ from typing import Any
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from conformance.records.findings import PREFIX, CaseResult
+from conformance.records.findings import PREFIX, WRONG, CaseResult
 from conformance.records.phrase import Part as PhrasePart
 from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
 from conformance.reports.changes import answers, differing_entries, matched
-from conformance.reports.columns import Part, parts_of
 from conformance.reports.model import Change, Loaded, Point, Trend
-from conformance.reports.totals import WRONG, by_key, finding_counts
+from conformance.reports.tables import Part, by_key, finding_counts, parts_of
 from conformance.words import say
 
 _PLATFORM = ("numpy", "python")

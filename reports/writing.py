@@ -12,15 +12,6 @@ from conformance.progress import progress
 from conformance.records.findings import verified
 from conformance.reports.accuracy import accuracy, apart, exchanged, limit, pairs
 from conformance.reports.cards import conventions, experiment_cards, handed
-from conformance.reports.columns import (
-    columns,
-    findings_of,
-    parts_of,
-    requirements_of,
-    sources,
-    topics_of,
-)
-from conformance.reports.deviations import deviations, not_verified, unsupported
 from conformance.reports.features import features
 from conformance.reports.gate.baseline import Baseline
 from conformance.reports.gate.judging import knower
@@ -28,12 +19,22 @@ from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import SCHEMA, Loaded, Report
 from conformance.reports.page.html import figures, render_html
 from conformance.reports.page.markdown import render_markdown
-from conformance.reports.totals import matrix, totals
+from conformance.reports.tables import (
+    columns,
+    deviations,
+    located,
+    matrix,
+    open_questions,
+    parts_of,
+    requirements_of,
+    sources,
+    topics_of,
+    totals,
+    unsupported,
+)
 from conformance.reports.trend import timelines, trends
 from conformance.reports.wording import counts_text
 from conformance.text import printable
-
-NO_BASELINE = Baseline(Path(), "", ())
 
 
 def build(
@@ -57,8 +58,10 @@ def build(
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
     parts = parts_of(records)
-    shown, seen = columns(parts), findings_of(parts)
-    knows_of = {part.key: knower(baseline or NO_BASELINE, part.record) for part in parts}
+    shown = columns(parts)
+    seen = [one for part in parts for one in located(part.results, part.key)]
+    baseline = baseline or Baseline(Path(), "", ())
+    knows_of = {part.key: knower(baseline, part.record) for part in parts}
     known = {one: entry for one in seen if one.wrong and (entry := knows_of[one.column](one))}
     origins = sources(records)
     requirements = requirements_of(records)
@@ -82,7 +85,7 @@ def build(
         apart=apart(shown, answers, allowed),
         deviations=deviations(shown, seen, requirements, known),
         unsupported=unsupported(shown, seen),
-        not_verified=not_verified(shown, origins, seen, expected, [*problems, *mismatches]),
+        not_verified=open_questions(shown, origins, seen, expected, [*problems, *mismatches]),
         sources=origins,
         trends=trends(parts, earlier),
         timelines=timelines(parts, versions),
@@ -124,23 +127,20 @@ def write(
         problems = [*loaded.problems, *refused]
         report = build(loaded.current, expected, problems, loaded.earlier, others, baseline)
         page = render_html(report, figures(report, loaded.current), loaded.current).encode()
-    if not loaded.current:
-        for line in [*_summary(report), _nothing(records)]:
-            print(printable(line))
-        return outcome(report)
     files: dict[Path, bytes] = {}
-    if output is not None:
+    if output is not None and loaded.current:
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
         files = {
             output.with_name(output.name + ".html"): page,
             output.with_name(output.name + ".md"): render_markdown(report).encode(),
             output.with_name(output.name + ".json"): encoded + b"\n",
         }
-    if html is not None:
+    if html is not None and loaded.current:
         files[html] = page
     for path, content in files.items():
         write_file(path, content)
-    for line in [*_summary(report), f"report: {', '.join(map(str, files))}"]:
+    last = f"report: {', '.join(map(str, files))}" if loaded.current else _nothing(records)
+    for line in [*_summary(report), last]:
         print(printable(line))
     return outcome(report)
 

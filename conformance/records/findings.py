@@ -33,6 +33,11 @@ VERIFIED: frozenset[str] = frozenset({"conforms", "deviates", "observed", "error
 NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable", "not-run"})
 """The verdicts of items that were planned but could not be checked."""
 
+BAD = ("deviates", "error", "timed-out", "crashed")
+"""The verdicts that fail a run, from least to most severe."""
+
+WRONG = frozenset({"deviates", "error"})
+"""The verdicts that are evidence of something wrong."""
 
 RUN = "run"
 """The value of `Finding.requirement` for items without an outcome: the process died or hung, the

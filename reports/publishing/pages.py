@@ -24,13 +24,12 @@ from conformance.records.long import Climb
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports import wording
 from conformance.reports.cards import glances_of
-from conformance.reports.columns import Part, parts_of
 from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
 from conformance.reports.gate.judging import knower
 from conformance.reports.model import Column, Loaded, Point, Report, Trend
 from conformance.reports.page.markdown import fenced, prose, render, text
 from conformance.reports.publishing.sizes import PLOT, Large, Length
-from conformance.reports.totals import Group, by_key, grouped, located
+from conformance.reports.tables import Group, Part, by_key, grouped, located, parts_of
 
 # Deviations by kind
 
