@@ -331,19 +331,20 @@ def matrix(
     columns: Sequence[Column], seen: Iterable[Located], requirements: Sequence[RequirementInfo]
 ) -> list[Row]:
     """Return one row for each given requirement, then one for each other that has findings."""
-    findings = by_key(seen, lambda one: (one.requirement, one.column))
+    verdicts: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in seen:
+        verdicts[one.finding.requirement, one.column].append(one.finding.verdict)
     rows = [
         Row(item.id, item.chapter, item.level, item.sentence, item.why, []) for item in requirements
     ]
-    for name in sorted({name for name, _ in findings} - {row.requirement for row in rows}):
+    for name in sorted({name for name, _ in verdicts} - {row.requirement for row in rows}):
         sentence = "The record does not say what this requirement is."
         if name == RUN:
             sentence = "Items without an outcome: the process died, or the run ended before them."
         rows.append(Row(name, name.split(".")[0], "", sentence, "", []))
     for row in rows:
         for column in columns:
-            own = findings.get((row.requirement, column.key), [])
-            counts = count(one.finding.verdict for one in own)
+            counts = count(verdicts.get((row.requirement, column.key), ()))
             row.cells.append(Cell(column.key, counts, worst_verdict(counts)))
     return rows
 

@@ -36,7 +36,6 @@ MOST_BYTES = 512 * 2**20
 MOST_PLANNED = 10**8
 """The most items that a run may plan; more would take years."""
 
-
 PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
 """The names of the arrays stored for drawing attention weights that deviate."""
 
@@ -197,7 +196,14 @@ def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
     The arrays are given by "item id|array". The result is the record, completed by the name of the
     file of arrays and its digest.
     """
-    exchange, digest = _save_arrays(path, arrays) if arrays else ("", "")
+    exchange = digest = ""
+    if arrays:
+        from safetensors.numpy import save as packed
+
+        content = packed({n: np.ascontiguousarray(arrays[n], np.float64) for n in sorted(arrays)})
+        file = path.with_suffix(".safetensors")
+        file.write_bytes(content)
+        exchange, digest = file.name, hashlib.sha256(content).hexdigest()
     record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
     save(path, record)
     journal_path(path).unlink(missing_ok=True)
@@ -421,12 +427,3 @@ def _text(path: Path) -> bytes:
     if not inflate.eof:
         raise BrokenRecord(f"{path}: is cut off")
     return text
-
-
-def _save_arrays(record: Path, arrays: Mapping[str, Array]) -> tuple[str, str]:
-    from safetensors.numpy import save as packed
-
-    content = packed({n: np.ascontiguousarray(arrays[n], np.float64) for n in sorted(arrays)})
-    file = record.with_suffix(".safetensors")
-    file.write_bytes(content)
-    return file.name, hashlib.sha256(content).hexdigest()
