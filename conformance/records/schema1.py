@@ -93,9 +93,9 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
     entries = []
     differing = []
     for entry in result.get("entries", []):
-        subject = _phrase(entry["subject"], f"subject {experiment}")
+        subject = parsed(entry["subject"], f"subject {experiment}")
         values = {
-            name: _builtins(_value(experiment, entry[name], subject.id))
+            name: _builtins(value(experiment, entry[name], subject.id))
             for name in entry.keys() & {"value", "declared"}
         }
         entries.append(entry | {"subject": _builtins(subject)} | values)
@@ -108,7 +108,7 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
 def _finding(finding: dict[str, Any], differing: tuple[Part, ...]) -> dict[str, Any]:
     phrases = {}
     if "value" in finding:
-        phrases["value"] = _phrase(finding["value"], f"observed {finding['requirement']}")
+        phrases["value"] = parsed(finding["value"], f"observed {finding['requirement']}")
     if "cause" in finding:
         phrases["cause"] = old_cause(finding["cause"], differing)
     if "where" in finding:
@@ -125,8 +125,11 @@ def _builtins(phrase: Phrase) -> dict[str, Any]:
 
 
 @cache
-def _phrase(text: str, kind: str) -> Phrase:
-    """Return the phrase for a sentence of a kind, such as "subject masks"."""
+def parsed(text: str, kind: str) -> Phrase:
+    """Return the phrase for a sentence of a kind, such as "subject masks".
+
+    It has the id "text" if no template of this kind matches, and is empty if the text is.
+    """
     return _or_text(_read(text, kind), text)
 
 
@@ -134,12 +137,15 @@ def _or_text(phrase: Phrase | None, text: str) -> Phrase:
     return phrase or (Phrase("text", {"text": text}) if text else NOTHING)
 
 
-def _value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for a value in a card entry; `about` is the id of its subject."""
+def value(experiment: str, text: str, about: str) -> Phrase:
+    """Return the phrase for the sentence of a value in a card entry.
+
+    `experiment` is the name of the experiment, and `about` the id of the entry's subject.
+    """
     if text == "refused":
         return Phrase("refused")
     own = f"value {about}"
-    return _phrase(text, own if own in _frozen().phrases else f"value {experiment}")
+    return parsed(text, own if own in _frozen().phrases else f"value {experiment}")
 
 
 @cache
@@ -305,7 +311,7 @@ def _one(kind: str) -> Reader:
 
 
 def _any(kind: str) -> Callable[[str], Phrase]:
-    return lambda text: _phrase(text, kind)
+    return lambda text: parsed(text, kind)
 
 
 def _several(separator: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -352,7 +358,7 @@ def _meaning(text: str) -> Phrase | None:
     form = match and _read(match[2], "mask form")
     if not match or not form:
         return None
-    meaning = _phrase(match[3], "meaning")
+    meaning = parsed(match[3], "meaning")
     return Phrase("mask.means", {"argument": match[1], "form": form, "meaning": meaning})
 
 
