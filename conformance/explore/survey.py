@@ -17,14 +17,14 @@ from conformance.explore.classes import Class
 from conformance.explore.search import Options, Search
 from conformance.explore.shrinking import Small, shrink
 from conformance.explore.trial import Deviation, Trial
-from conformance.records.exploration import (
-    SCHEMA,
+from conformance.records.findings import INFINITE
+from conformance.records.record import (
+    EXPLORATION,
     Exploration,
     Found,
     read_exploration,
+    write_document,
 )
-from conformance.records.findings import INFINITE
-from conformance.records.record import write_document
 
 MOST_CLASSES = 20
 """The most classes of deviations to collect for one implementation; more can wait."""
@@ -74,7 +74,7 @@ def survey(
             continue
         answered[name] = search.answered
     exploration = Exploration(
-        SCHEMA,
+        EXPLORATION,
         adapter.name,
         adapter.versions(),
         options.device,

@@ -20,10 +20,9 @@ import psutil
 
 from conformance.errors import ConformanceError
 from conformance.progress import progress
-from conformance.records.exploration import Exploration, read_exploration
 from conformance.records.header import processor
 from conformance.records.long import as_record
-from conformance.records.record import Record
+from conformance.records.record import Exploration, Record, read_exploration
 from conformance.reports.figures.lengths import plot
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import Loaded

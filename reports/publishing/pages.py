@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from conformance.records.exploration import Exploration
 from conformance.records.findings import VERIFIED
 from conformance.records.header import Implementation
 from conformance.records.long import Climb
 from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.record import Exploration
 from conformance.reports import wording
 from conformance.reports.cards import glances_of
 from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
