@@ -24,7 +24,6 @@ from conformance.records.findings import (
     Topic,
     count,
     gravity,
-    not_verified,
     verified,
 )
 from conformance.records.header import Header, Implementation, KnownDeviation, RequirementInfo
@@ -277,7 +276,8 @@ def _column(part: Part, group: str, variant: str) -> Column:
 def _standing(findings: Counts, complete: bool) -> Standing:
     if any(findings.get(verdict) for verdict in WRONG):
         return "deviates"
-    if complete and verified(findings) and not not_verified(findings):
+    is_open = any(findings.get(verdict) for verdict in NOT_VERIFIED)
+    if complete and verified(findings) and not is_open:
         return "conforms"
     return "not verified"
 
@@ -485,7 +485,7 @@ def _unanswered(
     ]
 
 
-def open_questions(
+def not_verified(
     columns: Sequence[Column],
     sources: Sequence[Source],
     seen: Iterable[Located],

@@ -10,29 +10,13 @@ import msgspec
 from conformance.errors import ConformanceError, ExitCode
 from conformance.progress import progress
 from conformance.records.findings import verified
-from conformance.reports.accuracy import accuracy, apart, exchanged, limit, pairs
-from conformance.reports.cards import conventions, experiment_cards, handed
-from conformance.reports.features import features
+from conformance.reports import accuracy, cards, tables, trend
 from conformance.reports.gate.baseline import Baseline
 from conformance.reports.gate.judging import knower
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import SCHEMA, Loaded, Report
 from conformance.reports.page.html import figures, render_html
 from conformance.reports.page.markdown import render_markdown
-from conformance.reports.tables import (
-    columns,
-    deviations,
-    located,
-    matrix,
-    open_questions,
-    parts_of,
-    requirements_of,
-    sources,
-    topics_of,
-    totals,
-    unsupported,
-)
-from conformance.reports.trend import timelines, trends
 from conformance.reports.wording import counts_text
 from conformance.text import printable
 
@@ -57,38 +41,37 @@ def build(
     """
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
-    parts = parts_of(records)
-    shown = columns(parts)
-    seen = [one for part in parts for one in located(part.results, part.key)]
+    parts, sources = tables.parts_of(records), tables.sources(records)
+    columns, requirements = tables.columns(parts), tables.requirements_of(records)
+    seen = [one for part in parts for one in tables.located(part.results, part.key)]
     baseline = baseline or Baseline(Path(), "", ())
     knows_of = {part.key: knower(baseline, part.record) for part in parts}
     known = {one: entry for one in seen if one.wrong and (entry := knows_of[one.column](one))}
-    origins = sources(records)
-    requirements = requirements_of(records)
-    answers, mismatches = exchanged(records, parts)
-    measured = accuracy(shown, seen)
-    cards = experiment_cards(parts, shown, topics_of(records))
-    allowed = limit(measured)
+    answers, mismatches = accuracy.exchanged(records, parts)
+    problems = [*problems, *mismatches]
+    measured = accuracy.accuracy(columns, seen)
+    limit = accuracy.limit(measured)
+    own_cards = cards.experiment_cards(parts, columns, tables.topics_of(records))
     return Report(
         schema=SCHEMA,
-        created=max((source.provenance.created for source in origins), default=""),
-        limit=allowed,
-        totals=totals(shown, origins, seen),
-        columns=shown,
-        conventions=conventions(parts, shown),
-        cards=cards,
-        handed=handed(parts, shown),
-        features=features(parts, shown, cards),
-        matrix=matrix(shown, seen, requirements),
+        created=max((source.provenance.created for source in sources), default=""),
+        limit=limit,
+        totals=tables.totals(columns, sources, seen),
+        columns=columns,
+        conventions=cards.conventions(parts, columns),
+        cards=own_cards,
+        handed=cards.handed(parts, columns),
+        features=cards.features(parts, columns, own_cards),
+        matrix=tables.matrix(columns, seen, requirements),
         accuracy=measured,
-        pairs=pairs(shown, answers),
-        apart=apart(shown, answers, allowed),
-        deviations=deviations(shown, seen, requirements, known),
-        unsupported=unsupported(shown, seen),
-        not_verified=open_questions(shown, origins, seen, expected, [*problems, *mismatches]),
-        sources=origins,
-        trends=trends(parts, earlier),
-        timelines=timelines(parts, versions),
+        pairs=accuracy.pairs(columns, answers),
+        apart=accuracy.apart(columns, answers, limit),
+        deviations=tables.deviations(columns, seen, requirements, known),
+        unsupported=tables.unsupported(columns, seen),
+        not_verified=tables.not_verified(columns, sources, seen, expected, problems),
+        sources=sources,
+        trends=trend.trends(parts, earlier),
+        timelines=trend.timelines(parts, versions),
     )
 
 

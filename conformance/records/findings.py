@@ -249,8 +249,3 @@ def count(verdicts: Iterable[str]) -> dict[str, int]:
 def verified(counts: dict[str, int]) -> int:
     """Return how many of the results, counted by verdict, have a verdict in `VERIFIED`."""
     return sum(counts.get(verdict, 0) for verdict in VERIFIED)
-
-
-def not_verified(counts: dict[str, int]) -> int:
-    """Return how many of the results, counted by verdict, have a verdict in `NOT_VERIFIED`."""
-    return sum(counts.get(verdict, 0) for verdict in NOT_VERIFIED)
