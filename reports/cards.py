@@ -59,23 +59,22 @@ def experiment_cards(
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
     """Return the effect of each encoding of one mask on each implementation, in column order."""
-    shown: dict[str, list[Handed]] = {}
-    for part in parts:
-        shown[part.key] = [
-            Handed(
-                column=part.key,
-                argument=entry.subject.name("argument"),
-                written=say(entry.subject.part("written")),
-                value=say(entry.value),
-                evidence=entry.evidence,
-                weights=_numbers(part.arrays.get(f"{result.id}|{entry.subject}")),
-                phrase=entry.value,
-            )
-            for result in part.results
-            if result.case == PREFIX + "same-mask"
-            for entry in result.entries
-        ]
-    return [item for column in columns for item in shown[column.key]]
+    by_column = {part.key: part for part in parts}
+    return [
+        Handed(
+            column=part.key,
+            argument=entry.subject.name("argument"),
+            written=say(entry.subject.part("written")),
+            value=say(entry.value),
+            evidence=entry.evidence,
+            weights=_numbers(part.arrays.get(f"{result.id}|{entry.subject}")),
+            phrase=entry.value,
+        )
+        for part in (by_column[column.key] for column in columns)
+        for result in part.results
+        if result.case == PREFIX + "same-mask"
+        for entry in result.entries
+    ]
 
 
 def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Chapter:
@@ -299,8 +298,6 @@ GLANCES = (
 
 # Declarations beside observations
 
-_SHOWN_FORMS = ("form.bool", "form.zero-one", "form.zero-infinite")
-
 _NUMBERS = {
     "attends if nonzero": "mask.attends",
     "attends if 1": "mask.attends",
@@ -368,7 +365,7 @@ def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) 
         mask,
         [
             Form(form, declared.get(form, ""), _variants(meanings.get((mask.name, form), [])))
-            for form in _SHOWN_FORMS
+            for form in ("form.bool", "form.zero-one", "form.zero-infinite")
             if form in declared or (mask.name, form) in meanings
         ],
     )
@@ -459,10 +456,10 @@ def _cases(results: Sequence[CaseResult]) -> list[str]:
     return [case for case in _values(results, "case") if not case.startswith(PREFIX)]
 
 
-def _listed(some: Sequence[CaseResult], most: int = 3) -> str:
-    listed = [f"{item.dtype}, mode {item.mode}, case {item.case}" for item in some[:most]]
-    more = f"; and {len(some) - most} more" if len(some) > most else ""
-    return "; ".join(listed) + more
+def _listed(results: Sequence[CaseResult]) -> str:
+    texts = [f"{item.dtype}, mode {item.mode}, case {item.case}" for item in results]
+    more = [f"and {len(texts) - 3} more"] if len(texts) > 3 else []
+    return "; ".join([*texts[:3], *more])
 
 
 def _values(results: Sequence[CaseResult], axis: str) -> list[str]:
@@ -551,8 +548,7 @@ def features(
     own_cards = {card.column: card for card in cards}
     found = []
     for column in columns:
-        part = by_column[column.key]
-        card = own_cards.get(column.key) or Card(column.key, [])
+        part, card = by_column[column.key], own_cards.get(column.key, Card(column.key, []))
         verdicts = _verdicts(part)
         found += [
             Feature(

@@ -175,9 +175,9 @@ def narrowed_path(record: Path) -> Path:
 
 def finish(
     record: Path,
-    missing: Iterable[CaseResult] = (),
-    order: Sequence[str] = (),
-    keep: Callable[[str], bool] = lambda name: True,
+    missing: Sequence[CaseResult],
+    order: Sequence[str],
+    keep: Callable[[str], bool],
 ) -> Record:
     """Write the record from its journal, remove the journal, and return the record.
 
@@ -188,7 +188,6 @@ def finish(
         keep: a function that returns whether to keep an array, given its name "item id|array".
     """
     header, results, arrays = read_journal(journal_path(record))
-    missing = list(missing)
     place = {name: index for index, name in enumerate(order)}
     results.sort(key=lambda result: place.get(result.id, len(place)))
     kept = {name: array for name, array in arrays.items() if keep(name)}
