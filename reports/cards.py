@@ -58,7 +58,7 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return the effect of each encoding of one mask on each implementation, in column order."""
+    """Return what the same mask in each encoding does to each implementation, in column order."""
     by_column = {part.key: part for part in parts}
     return [
         Handed(

@@ -208,7 +208,7 @@ def parts_of(records: Sequence[Loaded]) -> list[Part]:
 
 
 def sources(records: Sequence[Loaded]) -> list[Source]:
-    """Return information about each record as a whole."""
+    """Return for each record how it was made, what was planned, and how much is missing."""
     return [
         Source(
             name=record.header.name,
@@ -305,7 +305,10 @@ def _each(items: Iterable[Named]) -> list[Named]:
 
 
 def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[Located]) -> Totals:
-    """Return the totals of the report."""
+    """Return the numbers of implementations, items, findings, cases and experiments in all columns.
+
+    `sources` are the records of the columns, and `seen` their findings.
+    """
     order: tuple[Standing, ...] = ("conforms", "deviates", "not verified")
     standings = [column.standing for column in columns]
     items: Counter[str] = Counter()
