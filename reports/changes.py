@@ -520,13 +520,7 @@ def _notes(before: Records, after: Records) -> Iterator[str]:
 MOST_CHANGES = 12
 """The most changes of one kind to print; --format json has all of them."""
 
-STYLES = {
-    "✗": "bold red",
-    "?": "bold yellow",
-    "~": "bold",
-    "✓": "bold green",
-    "+": "bold green",
-}
+STYLES = {"✗": "bold red", "?": "bold yellow", "~": "bold", "✓": "bold green", "+": "bold green"}
 
 
 def show(console: Console, changes: Changes) -> None:

@@ -175,9 +175,9 @@ def narrowed_path(record: Path) -> Path:
 
 def finish(
     record: Path,
-    missing: Sequence[CaseResult],
-    order: Sequence[str],
-    keep: Callable[[str], bool],
+    missing: Sequence[CaseResult] = (),
+    order: Sequence[str] = (),
+    keep: Callable[[str], bool] = lambda name: True,
 ) -> Record:
     """Write the record from its journal, remove the journal, and return the record.
 
