@@ -13,9 +13,8 @@ import numpy as np
 from conformance.records.findings import INFINITE, PREFIX, Figures
 from conformance.records.numbers import ACCURACY, LIMIT, UNDERFLOW, Array, ratios
 from conformance.records.record import PICTURED
-from conformance.reports.columns import Part
 from conformance.reports.model import Accuracy, Apart, Column, Loaded, Pair, Spread
-from conformance.reports.totals import Located
+from conformance.reports.tables import Located, Part
 
 # Against the reference
 
@@ -34,13 +33,12 @@ _KINDS = {
 def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accuracy]:
     """Return one entry for each column and dtype for which an error was measured."""
     measured: dict[tuple[str, str, str], list[tuple[str, Figures]]] = defaultdict(list)
-    dtypes: dict[str, None] = {}
     for one in seen:
         kind, figures = _KINDS.get(one.requirement), one.finding.figures
         if kind is not None and figures is not None:
             measured[one.column, one.result.dtype, kind].append((one.result.case, figures))
-            dtypes[one.result.dtype] = None
     entries = []
+    dtypes = dict.fromkeys(dtype for _, dtype, _ in measured)
     for column in columns:
         for dtype in dtypes:
             output = _spread(measured[column.key, dtype, "output"])
@@ -186,10 +184,12 @@ def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apa
             continue
         groups: list[list[str]] = []
         for key in order:
-            same = (one for one in groups if _alike(given[one[0]], given[key], dtype, limit))
-            if (group := next(same, None)) is None:
-                groups.append(group := [])
-            group.append(key)
+            for group in groups:
+                if _alike(given[group[0]], given[key], dtype, limit):
+                    group.append(key)
+                    break
+            else:
+                groups.append([key])
         entry = alike.setdefault((case, str(groups), str(nan)), Apart(case, [], groups, nan))
         entry.dtypes.append(dtype)
     return list(alike.values())

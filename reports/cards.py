@@ -1,8 +1,9 @@
-"""Build convention cards from records: what was declared about masks, and what was observed.
+"""Build what the report says about conventions from records.
 
-`experiment_cards` and `handed` return the observations of a run's experiments, `GLANCES` selects
-those that people look for first, for one table, and `conventions` puts declarations beside what
-requirements and experiments observed.
+`experiment_cards` and `handed` return the observations of a run's experiments, and `GLANCES`
+selects those that people look for first, for one table. `conventions` puts declarations about masks
+beside what requirements and experiments observed, and `features` does so for windows, soft caps and
+other features beyond masks.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from conformance.records.findings import PREFIX, CaseResult, Entry, Topic
-from conformance.records.header import MaskInfo
+from conformance.records.findings import PREFIX, CaseResult, Entry, Topic, count
+from conformance.records.header import Implementation, MaskInfo
 from conformance.records.phrase import Phrase
-from conformance.reports.columns import Part
 from conformance.reports.model import (
     Argument,
     Card,
     Chapter,
     Column,
     Convention,
+    Feature,
     Form,
     Handed,
     MaskedRow,
@@ -31,8 +33,10 @@ from conformance.reports.model import (
     Subject,
     Variant,
 )
-from conformance.reports.totals import by_key
+from conformance.reports.tables import Part, by_key, worst_verdict
 from conformance.words import say
+
+_FEWER = "lengths.fewer-queries"
 
 # What experiments showed
 
@@ -54,24 +58,23 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return the effect of each encoding of one mask on each implementation, in column order."""
-    shown: dict[str, list[Handed]] = {}
-    for part in parts:
-        shown[part.key] = [
-            Handed(
-                column=part.key,
-                argument=entry.subject.name("argument"),
-                written=say(entry.subject.part("written")),
-                value=say(entry.value),
-                evidence=entry.evidence,
-                weights=_numbers(part.arrays.get(f"{result.id}|{entry.subject}")),
-                phrase=entry.value,
-            )
-            for result in part.results
-            if result.case == PREFIX + "same-mask"
-            for entry in result.entries
-        ]
-    return [item for column in columns for item in shown[column.key]]
+    """Return what the same mask in each encoding does to each implementation, in column order."""
+    by_column = {part.key: part for part in parts}
+    return [
+        Handed(
+            column=part.key,
+            argument=entry.subject.name("argument"),
+            written=say(entry.subject.part("written")),
+            value=say(entry.value),
+            evidence=entry.evidence,
+            weights=_numbers(part.arrays.get(f"{result.id}|{entry.subject}")),
+            phrase=entry.value,
+        )
+        for part in (by_column[column.key] for column in columns)
+        for result in part.results
+        if result.case == PREFIX + "same-mask"
+        for entry in result.entries
+    ]
 
 
 def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Chapter:
@@ -260,9 +263,9 @@ def _weights(card: Card) -> list[Shown]:
     return shown
 
 
-def _form(*forms: str) -> Callable[[Card], list[Shown]]:
-    """Return a function that finds in a card what masks with one of these encodings do."""
-    return taking("mask.meaning", named=True, form=forms)
+def _form(form: str) -> Callable[[Card], list[Shown]]:
+    """Return a function that finds in a card what masks in this encoding do."""
+    return taking("mask.meaning", named=True, form=[form])
 
 
 def _nan(*inputs: str) -> Callable[[Card], list[Shown]]:
@@ -275,14 +278,11 @@ GLANCES = (
     Glance("0 and 1, as floats", _form("form.zero-one(dtype=float32)")),
     Glance("0 and 1, as integers", _form("form.zero-one(dtype=int32)")),
     Glance("0 and −inf", _form("form.zero-infinite(dtype=float32)")),
-    Glance(
-        "A fully masked query gets",
-        taking("fully-masked.output", fits=_is_infinite),
-    ),
+    Glance("A fully masked query gets", taking("fully-masked.output", fits=_is_infinite)),
     Glance("… and gradients", taking("fully-masked.gradients", fits=_is_infinite)),
     Glance(
         "Causal flag, fewer queries than keys",
-        taking("causal.no-flag", "causal.alone", lengths=["", "lengths.fewer-queries"]),
+        taking("causal.no-flag", "causal.alone", lengths=["", _FEWER]),
     ),
     Glance(
         "Causal flag beside a mask",
@@ -297,8 +297,6 @@ GLANCES = (
 """The columns of the table of cards, which show what people look for first."""
 
 # Declarations beside observations
-
-_SHOWN_FORMS = ("form.bool", "form.zero-one", "form.zero-infinite")
 
 _NUMBERS = {
     "attends if nonzero": "mask.attends",
@@ -330,9 +328,7 @@ def _convention(part: Part) -> Convention:
                 required[finding.requirement].append((result, finding.value))
     experiments = [result for result in part.results if result.entries]
     aligned = _tried(
-        experiments,
-        "causal.alone",
-        lambda subject: subject.part("lengths").id == "lengths.fewer-queries",
+        experiments, "causal.alone", lambda subject: subject.part("lengths").id == _FEWER
     )
     meanings = _meanings(required["mask.polarity-is-as-declared"], experiments)
     return Convention(
@@ -369,7 +365,7 @@ def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) 
         mask,
         [
             Form(form, declared.get(form, ""), _variants(meanings.get((mask.name, form), [])))
-            for form in _SHOWN_FORMS
+            for form in ("form.bool", "form.zero-one", "form.zero-infinite")
             if form in declared or (mask.name, form) in meanings
         ],
     )
@@ -460,11 +456,160 @@ def _cases(results: Sequence[CaseResult]) -> list[str]:
     return [case for case in _values(results, "case") if not case.startswith(PREFIX)]
 
 
-def _listed(some: Sequence[CaseResult], most: int = 3) -> str:
-    listed = [f"{item.dtype}, mode {item.mode}, case {item.case}" for item in some[:most]]
-    more = f"; and {len(some) - most} more" if len(some) > most else ""
-    return "; ".join(listed) + more
+def _listed(results: Sequence[CaseResult]) -> str:
+    texts = [f"{item.dtype}, mode {item.mode}, case {item.case}" for item in results]
+    more = [f"and {len(texts) - 3} more"] if len(texts) > 3 else []
+    return "; ".join([*texts[:3], *more])
 
 
 def _values(results: Sequence[CaseResult], axis: str) -> list[str]:
     return list(dict.fromkeys(getattr(result, axis) for result in results))
+
+
+# Features beyond masks
+
+
+class Family(NamedTuple):
+    """A feature as the report shows it.
+
+    Attributes:
+        name: the heading of the feature.
+        parts: the names of the problem features that the heading covers.
+        kinds: the kinds of declarations that the heading covers although they name none of `parts`:
+            those that change how tokens are passed.
+        chapter: the chapter whose requirements are only about this feature, or "".
+        seen: functions that take observed values from a card, in order.
+        subject: what comes before the dot in the ids of the subjects of the feature's experiment,
+            or "".
+    """
+
+    name: str
+    parts: frozenset[str]
+    kinds: frozenset[str] = frozenset()
+    chapter: str = ""
+    seen: tuple[Callable[[Card], list[Shown]], ...] = ()
+    subject: str = ""
+
+
+def _own_key(card: Card) -> list[Shown]:
+    """Return whether a window counts the query's own key, and how windows are aligned."""
+    found: dict[Phrase, None] = {}
+    aligned: dict[Phrase, None] = {}
+    for subject in (one for chapter in card.chapters for one in chapter.subjects):
+        if subject.phrase.id != "window.alone":
+            continue
+        for item in subject.observed:
+            if subject.phrase.part("lengths").id == _FEWER:
+                aligned[item.phrase.part("alignment")] = None
+            with suppress(ValueError):
+                asked = int(subject.phrase.name("value").strip("()").partition(",")[0])
+                fewer = asked - int(item.phrase.name("before"))
+                if asked > 0 and fewer in (0, 1):
+                    found[Phrase("window.counts-own" if fewer else "window.besides-own")] = None
+    return [Shown(phrase, "") for phrase in (*found, *aligned) if phrase]
+
+
+FAMILIES = (
+    Family("Window", frozenset({"window"}), seen=(_own_key,), subject="window"),
+    Family(
+        "Soft cap",
+        frozenset({"soft cap"}),
+        seen=tuple(
+            taking(f"soft-cap.{name}") for name in ("formula", "beside-mask", "beside-bias")
+        ),
+        subject="soft-cap",
+    ),
+    Family("Sinks", frozenset({"sinks"}), seen=(taking("sinks.units"),)),
+    Family("ALiBi", frozenset({"alibi"}), seen=(taking("alibi.bias", lengths=[_FEWER]),)),
+    Family("Rotary", frozenset({"rotary"}), seen=(taking("rotary.turns", size=["rotary.all"]),)),
+    Family("Query/key norm", frozenset({"query/key norm"})),
+    Family(
+        "Lengths",
+        frozenset({"lengths", "key lengths", "query lengths"}),
+        chapter="lengths",
+        seen=(taking("lengths.counts"),),
+        subject="lengths",
+    ),
+    Family("Segments, packed", frozenset({"segments"}), frozenset({"Packed"}), "packed"),
+    Family("Positions", frozenset({"positions"}), chapter="positions"),
+    Family("Caches, pages", frozenset(), frozenset({"Cache", "Pages"}), "cache"),
+)
+"""The features, in the order of the report."""
+
+_NOTHING = frozenset({"cannot-be-asked", "none"})
+"""The ids of observed values that do not show a convention."""
+
+
+def features(
+    parts: Iterable[Part], columns: Sequence[Column], cards: Iterable[Card]
+) -> list[Feature]:
+    """Return the results for every feature of every column, in the order of the columns."""
+    by_column = {part.key: part for part in parts}
+    own_cards = {card.column: card for card in cards}
+    found = []
+    for column in columns:
+        part, card = by_column[column.key], own_cards.get(column.key, Card(column.key, []))
+        verdicts = _verdicts(part)
+        found += [
+            Feature(
+                column=part.key,
+                feature=family.name,
+                declared=_declared(part.implementation, family, card),
+                items=count(verdicts[family.name]),
+                seen=_seen(family, card),
+            )
+            for family in FAMILIES
+        ]
+    return found
+
+
+def _declared(implementation: Implementation, family: Family, card: Card) -> list[str] | None:
+    """Return the declared arguments of a feature.
+
+    If the record does not list declared features, return the arguments that experiments tried, or
+    None if there are none.
+    """
+    if implementation.features is None:
+        tried = {
+            subject.phrase.name("argument"): None
+            for chapter in card.chapters
+            for subject in chapter.subjects
+            if subject.phrase.id.partition(".")[0] == family.subject
+        }
+        return [name for name in tried if name] or None
+    return [
+        name
+        for one in implementation.features
+        if family.parts.intersection(one.says) or one.kind in family.kinds
+        for name in one.names
+    ]
+
+
+def _verdicts(part: Part) -> dict[str, list[str]]:
+    """Return the verdict of each item of each feature.
+
+    If the case of an item has the feature, the item's own verdict counts; if only requirements
+    about the feature were checked on the item, the worst verdict of these counts.
+    """
+    of_case = {name: frozenset(one.features) for name, one in part.record.header.cases.items()}
+    verdicts: dict[str, list[str]] = {family.name: [] for family in FAMILIES}
+    for result in part.results:
+        has = of_case.get(result.case, frozenset())
+        chapters = by_key(result.findings, lambda one: one.requirement.partition(".")[0])
+        for family in FAMILIES:
+            if has & family.parts:
+                verdicts[family.name].append(result.verdict)
+            elif family.chapter and family.chapter in chapters:
+                about = count(finding.verdict for finding in chapters[family.chapter])
+                verdicts[family.name].append(worst_verdict(about))
+    return verdicts
+
+
+def _seen(family: Family, card: Card) -> list[Variant]:
+    found = []
+    for take in family.seen:
+        shown = [item for item in take(card) if item.phrase.id not in _NOTHING]
+        for item in shown:
+            where = item.where if len(shown) > 1 else ""
+            found.append(Variant(item.value, 1, where, item.phrase))
+    return found

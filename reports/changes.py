@@ -15,20 +15,13 @@ import msgspec
 from rich.console import Console
 
 from conformance.errors import BrokenRecord
-from conformance.records.findings import (
-    RUN,
-    VERDICTS,
-    CaseResult,
-    Figures,
-    Finding,
-    Worst,
-)
+from conformance.records.findings import BAD, RUN, VERDICTS, CaseResult, Figures, Finding, Worst
 from conformance.records.header import CaseInfo
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record, read
 from conformance.reports.load import find_records
 from conformance.reports.model import Counts
-from conformance.reports.totals import BAD, Group, Located, by_key, grouped, item_counts
+from conformance.reports.tables import Located, by_key, grouped, item_counts
 from conformance.reports.wording import again, measured
 from conformance.text import heading, line, paragraph, plural, some
 from conformance.words import say
@@ -223,7 +216,6 @@ class Changes(msgspec.Struct, frozen=True):
 
 # Findings of two sides in pairs
 
-
 Key = tuple[str, str, str, str, str]
 """The key of an item: implementation, device, case, dtype and mode."""
 
@@ -289,7 +281,6 @@ def _by_requirement(result: CaseResult | None) -> dict[str, Finding]:
 
 
 # From records
-
 
 Kind = Literal["same", "worse", "lost", "otherwise", "fixed", "gained"]
 
@@ -425,17 +416,15 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
     if before.value != after.value:
         return say(before.value) or "nothing", say(after.value) or "nothing"
     if before.cause != after.cause:
-        return tuple(  # type: ignore[return-value]
-            f"{verdict}, {say(finding.cause) or 'no cause known'}" for finding in (before, after)
-        )
+        one_cause, other_cause = (say(item.cause) or "no cause known" for item in (before, after))
+        return f"{verdict}, {one_cause}", f"{verdict}, {other_cause}"
     if before.figures is None or after.figures is None:
         return None
     one, other = before.figures, after.figures
     if verdict == "conforms" and one.accuracy != other.accuracy:
         return f"accuracy {one.accuracy or 'none'}", f"accuracy {other.accuracy or 'none'}"
-    if verdict == "deviates" and not 1 / COARSER < (other.max_ratio or 1) / (one.max_ratio or 1) < (
-        COARSER
-    ):
+    growth = (other.max_ratio or 1) / (one.max_ratio or 1)
+    if verdict == "deviates" and not 1 / COARSER < growth < COARSER:
         return f"deviates by {one.max_ratio:.2g}σ", f"deviates by {other.max_ratio:.2g}σ"
     return None
 
@@ -458,25 +447,23 @@ def grouped_changes(
         grave = BAD.index(change.after) if change.after in BAD else -1
         return change.level == "observed", -grave, -change.times
 
-    groups = grouped(findings, alike)
-    return sorted((_change(group, specs, levels) for group in groups), key=order)
-
-
-def _change(group: Group, specs: Mapping[_Owner, str], levels: Mapping[str, str]) -> Change:
-    worst = group.worst
-    result, finding = worst.result, worst.finding
-    return Change(
-        **group.evidence,
-        implementation=result.implementation,
-        requirement=worst.requirement,
-        level=levels.get(worst.requirement, ""),
-        before=worst.before,
-        after=worst.after,
-        dtypes=group.dtypes,
-        command=again(result, specs[result.implementation, result.device]),
-        told=finding.detail,
-        cause=say(finding.cause),
-    )
+    changes = []
+    for group in grouped(findings, alike):
+        worst, result = group.worst, group.worst.result
+        change = Change(
+            **group.evidence,
+            implementation=result.implementation,
+            requirement=worst.requirement,
+            level=levels.get(worst.requirement, ""),
+            before=worst.before,
+            after=worst.after,
+            dtypes=group.dtypes,
+            command=again(result, specs[result.implementation, result.device]),
+            told=worst.finding.detail,
+            cause=say(worst.finding.cause),
+        )
+        changes.append(change)
+    return sorted(changes, key=order)
 
 
 def _conventions(before: Records, after: Records) -> list[Convention]:
@@ -533,13 +520,7 @@ def _notes(before: Records, after: Records) -> Iterator[str]:
 MOST_CHANGES = 12
 """The most changes of one kind to print; --format json has all of them."""
 
-STYLES = {
-    "✗": "bold red",
-    "?": "bold yellow",
-    "~": "bold",
-    "✓": "bold green",
-    "+": "bold green",
-}
+STYLES = {"✗": "bold red", "?": "bold yellow", "~": "bold", "✓": "bold green", "+": "bold green"}
 
 
 def show(console: Console, changes: Changes) -> None:
@@ -570,28 +551,22 @@ def show(console: Console, changes: Changes) -> None:
 def deltas(changes: Changes) -> dict[str, str]:
     """Return, as text, the counts of verdicts for each implementation now, with their changes.
 
-    If the device changed, the items did too; in this case no changes are shown.
+    An example is "12 conforms (+2), 3 deviates". An implementation that is only on the second side
+    is marked as new. If the device changed, the items did too; in this case no changes are shown.
     """
     one, other = changes.before, changes.after
-    vectors = {}
+    texts = {}
     for name, counts in other.implementations.items():
-        alike = name not in one.devices or one.devices[name] == other.devices.get(name)
-        vectors[name] = _vector(counts, one.implementations.get(name) if alike else counts)
-    return vectors
-
-
-def _vector(counts: Counts, before: Counts | None) -> str:
-    """Return counts with their changes, such as "12 conforms (+2), 3 deviates".
-
-    If `before` is None, the implementation is marked as new.
-    """
-    then = counts if before is None else before
-    texts = [
-        f"{counts.get(verdict, 0)} {verdict}" + difference(counts, then, verdict)
-        for verdict in VERDICTS
-        if counts.get(verdict) or then.get(verdict)
-    ]
-    return ", ".join(texts) + ("" if before is not None else " (new)")
+        before = one.implementations.get(name, counts)
+        if name in one.devices and one.devices[name] != other.devices.get(name):
+            before = counts
+        shown = [
+            f"{counts.get(verdict, 0)} {verdict}" + difference(counts, before, verdict)
+            for verdict in VERDICTS
+            if counts.get(verdict) or before.get(verdict)
+        ]
+        texts[name] = ", ".join(shown) + ("" if name in one.implementations else " (new)")
+    return texts
 
 
 def difference(counts: Mapping[str, int], before: Mapping[str, int], verdict: str) -> str:

@@ -100,24 +100,18 @@ def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
     A record is replaced if it is complete and not narrowed, and if a later such record exists for
     each of its implementations.
     """
-    whole = [item for item in loaded if _is_whole(item[1])]
-    latest: dict[tuple[str, str], str] = {}
-    for _, record, _ in whole:
-        for key in _contestants(record):
-            latest[key] = max(latest.get(key, ""), _created(record))
+    by_age = sorted(loaded, key=lambda item: _created(item[1]))
+    whole = [
+        item for item in by_age if item[1].complete and not item[1].header.provenance.selection
+    ]
+    latest = {key: _created(record) for _, record, _ in whole for key in _contestants(record)}
     earlier = [
         item
         for item in whole
         if (keys := _contestants(item[1])) and all(_created(item[1]) < latest[key] for key in keys)
     ]
-    replaced = set(map(id, earlier))
-    kept = [item for item in loaded if id(item) not in replaced]
-    return kept, sorted(earlier, key=lambda item: _created(item[1]))
-
-
-def _is_whole(record: Record) -> bool:
-    """Return whether a record is complete and not narrowed; only such records replace others."""
-    return record.complete and not record.header.provenance.selection
+    replaced = {id(record) for _, record, _ in earlier}
+    return [item for item in loaded if id(item[1]) not in replaced], earlier
 
 
 def _created(record: Record) -> str:
@@ -183,8 +177,7 @@ def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
     places: dict[tuple[str, str], Path] = {}
     left_out: set[int] = set()
     refused = []
-    for index in sorted(range(len(loaded)), key=lambda index: not loaded[index][1].complete):
-        path, record, _ = loaded[index]
+    for path, record, _ in sorted(loaded, key=lambda item: not item[1].complete):
         contestants = _contestants(record)
         twins = sorted(contestants & places.keys())
         if not twins:
@@ -196,8 +189,8 @@ def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
         if path == journal_path(other):
             reason += ", which an unfinished run was to replace"
         refused.append(f"{path.name}: left out; {reason}; give one of the two")
-        left_out.add(index)
-    return [item for index, item in enumerate(loaded) if index not in left_out], refused
+        left_out.add(id(record))
+    return [item for item in loaded if id(item[1]) not in left_out], refused
 
 
 def _kind(record: Record) -> tuple[str, str]:

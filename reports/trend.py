@@ -14,19 +14,15 @@ from typing import Any
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from conformance.records.findings import PREFIX, CaseResult
+from conformance.records.findings import PREFIX, WRONG, CaseResult
 from conformance.records.phrase import Part as PhrasePart
 from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
 from conformance.reports.changes import answers, differing_entries, matched
-from conformance.reports.columns import Part, parts_of
 from conformance.reports.model import Change, Loaded, Point, Trend
-from conformance.reports.totals import WRONG, by_key, finding_counts
+from conformance.reports.tables import Part, by_key, finding_counts, parts_of
 from conformance.words import say
-
-_PLATFORM = ("numpy", "python")
-"""The software on which every library runs; its versions are shown if they differ."""
 
 
 def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
@@ -37,13 +33,14 @@ def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
 def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
     """Return, for each implementation that `others` contain, its trend over versions.
 
-    The oldest version comes first.
+    The oldest version comes first. The versions of NumPy and Python are added if they differ.
     """
     courses = []
     for part, beside in _beside(parts, others):
         ordered = sorted([part, *beside], key=_order)
         platforms = [_platform(one.record) for one in ordered]
-        differ = [name for name in _PLATFORM if len({one.get(name) for one in platforms}) > 1]
+        software = ("numpy", "python")
+        differ = [name for name in software if len({one.get(name) for one in platforms}) > 1]
         points = [
             msgspec.structs.replace(
                 point,
@@ -142,13 +139,10 @@ def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
     if not one.id == other.id == "shapes":
         return say(one), say(other)
     before, after = one.parts("shapes"), other.parts("shapes")
-    gone = [shape for shape in before if shape not in after]
-    new = [shape for shape in after if shape not in before]
-    return _shapes(gone), _shapes(new)
-
-
-def _shapes(shapes: list[PhrasePart]) -> str:
-    return say(Phrase("shapes", {"shapes": shapes})) if shapes else "no other"
+    gone: list[PhrasePart] = [shape for shape in before if shape not in after]
+    new: list[PhrasePart] = [shape for shape in after if shape not in before]
+    texts = [say(Phrase("shapes", {"shapes": own})) if own else "no other" for own in (gone, new)]
+    return texts[0], texts[1]
 
 
 def _platform(record: Record) -> dict[str, str]:

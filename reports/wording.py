@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from conformance.records.findings import (
+    BAD,
     GRAVITY,
     INFINITE,
     MAKERS,
@@ -25,7 +26,6 @@ from conformance.records.header import CausalInfo, RequirementInfo, WeightsInfo
 from conformance.records.numbers import ACCURACY
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.model import Feature
-from conformance.reports.totals import BAD
 from conformance.text import element, printable
 from conformance.words import advice, say, tables
 

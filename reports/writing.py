@@ -10,30 +10,15 @@ import msgspec
 from conformance.errors import ConformanceError, ExitCode
 from conformance.progress import progress
 from conformance.records.findings import verified
-from conformance.reports.accuracy import accuracy, apart, exchanged, limit, pairs
-from conformance.reports.cards import conventions, experiment_cards, handed
-from conformance.reports.columns import (
-    columns,
-    findings_of,
-    parts_of,
-    requirements_of,
-    sources,
-    topics_of,
-)
-from conformance.reports.deviations import deviations, not_verified, unsupported
-from conformance.reports.features import features
+from conformance.reports import accuracy, cards, tables, trend
 from conformance.reports.gate.baseline import Baseline
 from conformance.reports.gate.judging import knower
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import SCHEMA, Loaded, Report
 from conformance.reports.page.html import figures, render_html
 from conformance.reports.page.markdown import render_markdown
-from conformance.reports.totals import matrix, totals
-from conformance.reports.trend import timelines, trends
 from conformance.reports.wording import counts_text
 from conformance.text import printable
-
-NO_BASELINE = Baseline(Path(), "", ())
 
 
 def build(
@@ -56,36 +41,37 @@ def build(
     """
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
-    parts = parts_of(records)
-    shown, seen = columns(parts), findings_of(parts)
-    knows_of = {part.key: knower(baseline or NO_BASELINE, part.record) for part in parts}
+    parts, sources = tables.parts_of(records), tables.sources(records)
+    columns, requirements = tables.columns(parts), tables.requirements_of(records)
+    seen = [one for part in parts for one in tables.located(part.results, part.key)]
+    baseline = baseline or Baseline(Path(), "", ())
+    knows_of = {part.key: knower(baseline, part.record) for part in parts}
     known = {one: entry for one in seen if one.wrong and (entry := knows_of[one.column](one))}
-    origins = sources(records)
-    requirements = requirements_of(records)
-    answers, mismatches = exchanged(records, parts)
-    measured = accuracy(shown, seen)
-    cards = experiment_cards(parts, shown, topics_of(records))
-    allowed = limit(measured)
+    answers, mismatches = accuracy.exchanged(records, parts)
+    problems = [*problems, *mismatches]
+    measured = accuracy.accuracy(columns, seen)
+    limit = accuracy.limit(measured)
+    own_cards = cards.experiment_cards(parts, columns, tables.topics_of(records))
     return Report(
         schema=SCHEMA,
-        created=max((source.provenance.created for source in origins), default=""),
-        limit=allowed,
-        totals=totals(shown, origins, seen),
-        columns=shown,
-        conventions=conventions(parts, shown),
-        cards=cards,
-        handed=handed(parts, shown),
-        features=features(parts, shown, cards),
-        matrix=matrix(shown, seen, requirements),
+        created=max((source.provenance.created for source in sources), default=""),
+        limit=limit,
+        totals=tables.totals(columns, sources, seen),
+        columns=columns,
+        conventions=cards.conventions(parts, columns),
+        cards=own_cards,
+        handed=cards.handed(parts, columns),
+        features=cards.features(parts, columns, own_cards),
+        matrix=tables.matrix(columns, seen, requirements),
         accuracy=measured,
-        pairs=pairs(shown, answers),
-        apart=apart(shown, answers, allowed),
-        deviations=deviations(shown, seen, requirements, known),
-        unsupported=unsupported(shown, seen),
-        not_verified=not_verified(shown, origins, seen, expected, [*problems, *mismatches]),
-        sources=origins,
-        trends=trends(parts, earlier),
-        timelines=timelines(parts, versions),
+        pairs=accuracy.pairs(columns, answers),
+        apart=accuracy.apart(columns, answers, limit),
+        deviations=tables.deviations(columns, seen, requirements, known),
+        unsupported=tables.unsupported(columns, seen),
+        not_verified=tables.not_verified(columns, sources, seen, expected, problems),
+        sources=sources,
+        trends=trend.trends(parts, earlier),
+        timelines=trend.timelines(parts, versions),
     )
 
 
@@ -124,23 +110,20 @@ def write(
         problems = [*loaded.problems, *refused]
         report = build(loaded.current, expected, problems, loaded.earlier, others, baseline)
         page = render_html(report, figures(report, loaded.current), loaded.current).encode()
-    if not loaded.current:
-        for line in [*_summary(report), _nothing(records)]:
-            print(printable(line))
-        return outcome(report)
     files: dict[Path, bytes] = {}
-    if output is not None:
+    if output is not None and loaded.current:
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
         files = {
             output.with_name(output.name + ".html"): page,
             output.with_name(output.name + ".md"): render_markdown(report).encode(),
             output.with_name(output.name + ".json"): encoded + b"\n",
         }
-    if html is not None:
+    if html is not None and loaded.current:
         files[html] = page
     for path, content in files.items():
         write_file(path, content)
-    for line in [*_summary(report), f"report: {', '.join(map(str, files))}"]:
+    last = f"report: {', '.join(map(str, files))}" if loaded.current else _nothing(records)
+    for line in [*_summary(report), last]:
         print(printable(line))
     return outcome(report)
 

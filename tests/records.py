@@ -133,7 +133,7 @@ def save(folder: Path, own: Record, file: str = "") -> Path:
 
 
 def observed(requirement: str, value: str, **where: str) -> CaseResult:
-    phrase = schema1.observed(requirement, value)
+    phrase = schema1.parsed(value, f"observed {requirement}")
     return result(Finding(requirement, "conforms", value=phrase), **where)
 
 
@@ -148,7 +148,7 @@ def entry(
     code: str = "",
 ) -> Entry:
     """An entry by its texts, as those of schema 1 are read."""
-    about = schema1.subject(experiment, subject)
+    about = schema1.parsed(subject, f"subject {experiment}")
     seen, said = (schema1.value(experiment, text, about.id) for text in (value, declared))
     return Entry(about, seen, evidence, said, agrees, code)
 

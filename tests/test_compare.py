@@ -16,7 +16,7 @@ from conformance.records.header import CaseInfo
 from conformance.records.phrase import Phrase
 from conformance.reports.changes import compare, load_side
 
-NAN, ZEROS = (schema1.observed(MASKED, text) for text in ("nan", "zeros"))
+NAN, ZEROS = (schema1.parsed(text, f"observed {MASKED}") for text in ("nan", "zeros"))
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")
 NOT_RUN = Finding(RUN, "not-run", detail="the run ended")

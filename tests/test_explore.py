@@ -22,7 +22,7 @@ from conformance.explore.script import script
 from conformance.explore.search import Options, Search, survey
 from conformance.explore.shrinking import shrink
 from conformance.explore.trial import Trial, askable, deviations
-from conformance.records.exploration import read_exploration
+from conformance.records.record import read_exploration
 from conformance.running.known import similar
 
 HERE = Path(__file__).parent

@@ -33,11 +33,10 @@ from test_docs import ROOT, anchors
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records import long
-from conformance.records.exploration import SCHEMA, Exploration, Found
 from conformance.records.findings import Finding
+from conformance.records.record import EXPLORATION, Exploration, Found, write_document
 from conformance.records.record import read as read_record
-from conformance.records.record import write_document
-from conformance.records.schema1 import observed
+from conformance.records.schema1 import parsed
 from conformance.reports import publishing as keep
 from conformance.reports.gate.baseline import KINDS
 from conformance.reports.load import find_records, load, load_versions
@@ -197,7 +196,7 @@ def test_what_was_explored_is_shown(tmp_path, monkeypatch):
         {"torch": "2.13"},
     )
     exploration = Exploration(
-        SCHEMA, "ours", {"torch": "2.13"}, "cpu", 0, 60.0, {"train": 40, "eval": 1}, [found]
+        EXPLORATION, "ours", {"torch": "2.13"}, "cpu", 0, 60.0, {"train": 40, "eval": 1}, [found]
     )
     write_document(Path("published/explored/ours.json"), exploration)
     rendered = ["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"]
@@ -568,7 +567,11 @@ def version(name, number, *results, **changes):
 
 def test_versions_stand_in_their_own_order():
     seen, other = (
-        result(Finding(MASKED, "observed", value=observed(MASKED, text)), good(), name="ours")
+        result(
+            Finding(MASKED, "observed", value=parsed(text, f"observed {MASKED}")),
+            good(),
+            name="ours",
+        )
         for text in ("nan", "zeros")
     )
     newest = version("new", "1.10", other)

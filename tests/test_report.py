@@ -46,11 +46,10 @@ from conformance.records.header import CaseInfo, MaskInfo
 from conformance.records.phrase import Phrase
 from conformance.records.record import Journal, encode_line, finish, journal_path
 from conformance.reports import model as data
-from conformance.reports.deviations import normalised
 from conformance.reports.load import find_records, load
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.page.views import cards, polarity, pooled, position, symptoms, where
-from conformance.reports.totals import worst_verdict
+from conformance.reports.tables import normalised, worst_verdict
 from conformance.reports.wording import fared, parts, ratio, shape
 from conformance.reports.writing import build, write
 

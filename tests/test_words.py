@@ -80,9 +80,9 @@ def test_the_sentences_of_schema_1_are_read_as_what_they_say():
     assert {row.table for row in known} == {"subject", "value", "observed"}
     for row in known:
         read_again = {
-            "subject": lambda row: schema1.subject(row.experiment, row.sentence),
+            "subject": lambda row: schema1.parsed(row.sentence, f"subject {row.experiment}"),
             "value": lambda row: schema1.value(row.experiment, row.sentence, row.about),
-            "observed": lambda row: schema1.observed(row.requirement, row.sentence),
+            "observed": lambda row: schema1.parsed(row.sentence, f"observed {row.requirement}"),
         }[row.table]
         assert read_again(row) == row.phrase
 

@@ -26,7 +26,7 @@ from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.explore.drawing import Drawer
 from conformance.explore.shrinking import shrink
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations, ways
-from conformance.records.exploration import SCHEMA, Exploration, Found, read_exploration
+from conformance.records.record import EXPLORATION, Exploration, Found, read_exploration
 from conformance.records.record import write_document
 
 MOST_EXAMPLES = 10**6
@@ -202,7 +202,7 @@ def survey(
             continue
         answered[mode.name] = search.answered
     exploration = Exploration(
-        schema=SCHEMA,
+        schema=EXPLORATION,
         implementation=adapter.name,
         versions=adapter.versions(),
         device=options.device,

@@ -33,6 +33,11 @@ VERIFIED: frozenset[str] = frozenset({"conforms", "deviates", "observed", "error
 NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable", "not-run"})
 """The verdicts of items that were planned but could not be checked."""
 
+BAD = ("deviates", "error", "timed-out", "crashed")
+"""The verdicts that fail a run, from least to most severe."""
+
+WRONG = frozenset({"deviates", "error"})
+"""The verdicts that are evidence of something wrong."""
 
 RUN = "run"
 """The value of `Finding.requirement` for items without an outcome: the process died or hung, the
@@ -41,14 +46,11 @@ implementation was unavailable, or the item was not run."""
 INFINITE = 1e300
 """The number that represents an infinite ratio, which JSON cannot represent."""
 
-
 PREFIX = "probe/"
 """The prefix that makes an experiment's name an id, which takes the place of a case id."""
 
 STORED = "file"
 """The chapter of all cases that are read from files; the catalogue does not use it."""
-
-_PLACE = re.compile(r" \(at [^()]*\)$")
 
 
 def without_place(detail: str) -> str:
@@ -56,7 +58,7 @@ def without_place(detail: str) -> str:
 
     Places differ between versions of a library even if the exception is the same.
     """
-    return _PLACE.sub("", detail)
+    return re.sub(r" \(at [^()]*\)$", "", detail)
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -245,16 +247,5 @@ def count(verdicts: Iterable[str]) -> dict[str, int]:
 
 
 def verified(counts: dict[str, int]) -> int:
-    """Return the number of results with a verdict in `VERIFIED`.
-
-    `counts` is the number of results by verdict.
-    """
+    """Return how many of the results, counted by verdict, have a verdict in `VERIFIED`."""
     return sum(counts.get(verdict, 0) for verdict in VERIFIED)
-
-
-def not_verified(counts: dict[str, int]) -> int:
-    """Return the number of results with a verdict in `NOT_VERIFIED`.
-
-    `counts` is the number of results by verdict.
-    """
-    return sum(counts.get(verdict, 0) for verdict in NOT_VERIFIED)

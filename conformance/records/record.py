@@ -3,6 +3,10 @@
 During a run, results are appended to a journal in the same folder, one line each, so that an
 interrupted run keeps its results. A safetensors file in the same folder holds arrays: outputs, so
 that implementations can be compared with each other, and attention weights that deviate.
+
+An exploration has a record too: how many problems were tried in each mode, and what was found. Each
+finding is one class of deviations. Its smallest problem is saved as a case file beside the record.
+The next exploration continues the record, so that the same deviation remains one finding.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import base64
 import errno
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import zlib
@@ -35,7 +40,6 @@ MOST_BYTES = 512 * 2**20
 
 MOST_PLANNED = 10**8
 """The most items that a run may plan; more would take years."""
-
 
 PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
 """The names of the arrays stored for drawing attention weights that deviate."""
@@ -171,7 +175,7 @@ def narrowed_path(record: Path) -> Path:
 
 def finish(
     record: Path,
-    missing: Iterable[CaseResult] = (),
+    missing: Sequence[CaseResult] = (),
     order: Sequence[str] = (),
     keep: Callable[[str], bool] = lambda name: True,
 ) -> Record:
@@ -184,7 +188,6 @@ def finish(
         keep: a function that returns whether to keep an array, given its name "item id|array".
     """
     header, results, arrays = read_journal(journal_path(record))
-    missing = list(missing)
     place = {name: index for index, name in enumerate(order)}
     results.sort(key=lambda result: place.get(result.id, len(place)))
     kept = {name: array for name, array in arrays.items() if keep(name)}
@@ -197,7 +200,14 @@ def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
     The arrays are given by "item id|array". The result is the record, completed by the name of the
     file of arrays and its digest.
     """
-    exchange, digest = _save_arrays(path, arrays) if arrays else ("", "")
+    exchange = digest = ""
+    if arrays:
+        from safetensors.numpy import save as packed
+
+        content = packed({n: np.ascontiguousarray(arrays[n], np.float64) for n in sorted(arrays)})
+        file = path.with_suffix(".safetensors")
+        file.write_bytes(content)
+        exchange, digest = file.name, hashlib.sha256(content).hexdigest()
     record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
     save(path, record)
     journal_path(path).unlink(missing_ok=True)
@@ -423,10 +433,68 @@ def _text(path: Path) -> bytes:
     return text
 
 
-def _save_arrays(record: Path, arrays: Mapping[str, Array]) -> tuple[str, str]:
-    from safetensors.numpy import save as packed
+# Records of explorations
 
-    content = packed({n: np.ascontiguousarray(arrays[n], np.float64) for n in sorted(arrays)})
-    file = record.with_suffix(".safetensors")
-    file.write_bytes(content)
-    return file.name, hashlib.sha256(content).hexdigest()
+EXPLORATION = "mha-conformance/exploration/1"
+"""The schema of these records."""
+
+
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A class of deviations.
+
+    Attributes:
+        dtype, nature, features, sizes: the fields of `conformance.explore.search.Class`.
+        modes: the modes in which the deviation was observed.
+        array: the array that deviates, or "" if none does; for an exception, the name of the
+            function that raised it.
+        detail: a sentence about the deviation on the smallest problem.
+        ratio: the error in units of σ; None if it is infinite.
+        times: the number of problems in the latest exploration that showed it, which may be 0.
+        case: the name of the case file with the smallest problem.
+        since: the versions of the packages with which this smallest problem was found.
+    """
+
+    dtype: str
+    nature: list[str]
+    features: list[str]
+    sizes: list[int]
+    modes: list[str]
+    array: str
+    detail: str
+    ratio: float | None
+    times: int
+    case: str
+    since: dict[str, str]
+
+
+class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The record of how one implementation was tested on problems outside the catalogue.
+
+    Attributes:
+        versions: the versions of the packages that the implementation uses, by name.
+        seconds: the time limit for the search of each mode.
+        answered: the number of problems that the implementation answered in each mode.
+        found: the classes of deviations; those of earlier explorations come first.
+    """
+
+    schema: str
+    implementation: str
+    versions: dict[str, str]
+    device: str
+    seed: int
+    seconds: float
+    answered: dict[str, int]
+    found: list[Found]
+
+
+def read_exploration(path: Path) -> Exploration:
+    """Return the record in a file.
+
+    Raises:
+        BrokenRecord: the file cannot be read, is too large, or is not a record of an exploration.
+    """
+    found = read_document(path, Exploration, EXPLORATION, 2**20, "record of an exploration")
+    for one in found.found:
+        if not re.fullmatch(r"[\w.-]+-[0-9]{1,6}\.case", one.case):
+            raise BrokenRecord(f"{path}: {one.case[:80]!r} is no case file of an exploration")
+    return found

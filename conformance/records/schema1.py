@@ -93,14 +93,14 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
     entries = []
     differing = []
     for entry in result.get("entries", []):
-        about = subject(experiment, entry["subject"])
+        subject = parsed(entry["subject"], f"subject {experiment}")
         values = {
-            name: _builtins(value(experiment, entry[name], about.id))
+            name: _builtins(value(experiment, entry[name], subject.id))
             for name in entry.keys() & {"value", "declared"}
         }
-        entries.append(entry | {"subject": _builtins(about)} | values)
+        entries.append(entry | {"subject": _builtins(subject)} | values)
         if not entry.get("agrees", True):
-            differing.append(about)
+            differing.append(subject)
     findings = [_finding(finding, tuple(differing)) for finding in result["findings"]]
     return result | {"findings": findings} | ({"entries": entries} if entries else {})
 
@@ -108,11 +108,11 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
 def _finding(finding: dict[str, Any], differing: tuple[Part, ...]) -> dict[str, Any]:
     phrases = {}
     if "value" in finding:
-        phrases["value"] = observed(finding["requirement"], finding["value"])
+        phrases["value"] = parsed(finding["value"], f"observed {finding['requirement']}")
     if "cause" in finding:
         phrases["cause"] = old_cause(finding["cause"], differing)
     if "where" in finding:
-        phrases["where"] = old_place(finding["where"])
+        phrases["where"] = _or_text(_place(finding["where"]), finding["where"])
     return finding | {name: _builtins(phrase) for name, phrase in phrases.items()}
 
 
@@ -125,30 +125,27 @@ def _builtins(phrase: Phrase) -> dict[str, Any]:
 
 
 @cache
-def subject(experiment: str, text: str) -> Phrase:
-    """Return the phrase for the subject of a card entry of the experiment with this name."""
-    return _phrase(text, f"subject {experiment}")
+def parsed(text: str, kind: str) -> Phrase:
+    """Return the phrase for a sentence of a kind, such as "subject masks".
+
+    It has the id "text" if no template of this kind matches, and is empty if the text is.
+    """
+    return _or_text(_read(text, kind), text)
 
 
-@cache
+def _or_text(phrase: Phrase | None, text: str) -> Phrase:
+    return phrase or (Phrase("text", {"text": text}) if text else NOTHING)
+
+
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for the observed or declared value of a card entry.
+    """Return the phrase for the sentence of a value in a card entry.
 
-    Args:
-        experiment: the name of the experiment, such as "masks".
-        text: the sentence of the value.
-        about: the id of the entry's subject.
+    `experiment` is the name of the experiment, and `about` the id of the entry's subject.
     """
     if text == "refused":
         return Phrase("refused")
     own = f"value {about}"
-    return _phrase(text, own if own in _frozen().phrases else f"value {experiment}")
-
-
-@cache
-def observed(requirement: str, text: str) -> Phrase:
-    """Return the phrase for the observed value in a finding on the requirement with this id."""
-    return _phrase(text, f"observed {requirement}")
+    return parsed(text, own if own in _frozen().phrases else f"value {experiment}")
 
 
 @cache
@@ -161,20 +158,6 @@ def old_cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase:
             if the cause is that declarations differ, they become its subjects.
     """
     return _or_text(_cause(text, subjects), text)
-
-
-@cache
-def old_place(text: str) -> Phrase:
-    """Return the phrase for a sentence that says which part of an array deviates."""
-    return _or_text(_place(text), text)
-
-
-def _phrase(text: str, kind: str) -> Phrase:
-    return _or_text(_read(text, kind), text)
-
-
-def _or_text(phrase: Phrase | None, text: str) -> Phrase:
-    return phrase or (Phrase("text", {"text": text}) if text else NOTHING)
 
 
 _AROUND = (
@@ -221,7 +204,9 @@ def _cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase | None:
     return None
 
 
+@cache
 def _place(text: str) -> Phrase | None:
+    """Parse a sentence that says which part of an array deviates."""
     place = _read(text, "where")
     if place is not None or ", " not in text:
         return place
@@ -326,7 +311,7 @@ def _one(kind: str) -> Reader:
 
 
 def _any(kind: str) -> Callable[[str], Phrase]:
-    return lambda text: _phrase(text, kind)
+    return lambda text: parsed(text, kind)
 
 
 def _several(separator: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -373,7 +358,7 @@ def _meaning(text: str) -> Phrase | None:
     form = match and _read(match[2], "mask form")
     if not match or not form:
         return None
-    meaning = _phrase(match[3], "meaning")
+    meaning = parsed(match[3], "meaning")
     return Phrase("mask.means", {"argument": match[1], "form": form, "meaning": meaning})
 
 

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from conformance.errors import ExitCode, UnknownName
-from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult, Finding, count, gravity
+from conformance.records.findings import (
+    NOT_VERIFIED,
+    VERIFIED,
+    WRONG,
+    CaseResult,
+    Finding,
+    count,
+    gravity,
+)
 from conformance.records.header import RequirementInfo
 from conformance.records.phrase import NOTHING
 from conformance.reports import wording
-from conformance.reports.totals import WRONG
-from conformance.reports.totals import reasons as reasons_of
+from conformance.reports.tables import reasons as reasons_of
 from conformance.running.provenance import requirements
 from conformance.text import plural
 from conformance.words import say

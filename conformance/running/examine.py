@@ -19,9 +19,8 @@ from conformance.adapter.loading import adapted, load, registered
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
 from conformance.progress import progress
-from conformance.records.findings import INFINITE, CaseResult, Finding, count, gravity
+from conformance.records.findings import INFINITE, WRONG, CaseResult, Finding, count, gravity
 from conformance.records.record import Record, check_writable, write
-from conformance.reports.totals import WRONG
 from conformance.running import ending
 from conformance.running.joining import Lock
 from conformance.running.provenance import describe, environment, header_of

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from conformance.errors import ConformanceError
 from conformance.reports.changes import Change, Changes
 from conformance.reports.page.markdown import code, render
-from conformance.reports.totals import by_key
+from conformance.reports.tables import by_key
 from conformance.text import plural, some
 
 MARKER = Markup("<!-- mha-conformance -->")

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.records.findings import (
+    BAD,
     NOT_VERIFIED,
     VERDICTS,
     CaseResult,
@@ -39,7 +40,7 @@ from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.judging import Judgement, judge
 from conformance.reports.load import find_records
 from conformance.reports.page.markdown import code, render, text
-from conformance.reports.totals import BAD, Located
+from conformance.reports.tables import Located
 from conformance.text import plural, some
 
 KNOWN = "known"

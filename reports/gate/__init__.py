@@ -28,7 +28,7 @@ from conformance.reports.gate.coverage import raised
 from conformance.reports.gate.judging import LOST, Judgement, judge
 from conformance.reports.gate.pinned import repinned
 from conformance.reports.gate.updating import Draft, drafts, propose, write
-from conformance.reports.totals import Group, by_key, item_counts, reasons
+from conformance.reports.tables import Group, by_key, item_counts, reasons
 from conformance.reports.wording import again, counts_text, failure, measured
 from conformance.text import line, plural, printable, some
 from conformance.words import say

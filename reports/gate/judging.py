@@ -39,7 +39,7 @@ from conformance.reports.gate.baseline import (
 )
 from conformance.reports.gate.coverage import Loss, is_narrowed, losses
 from conformance.reports.gate.pinned import Change, changes
-from conformance.reports.totals import Located, by_key, finding_counts, located
+from conformance.reports.tables import Located, by_key, finding_counts, located
 
 LOST = ("crashed", "timed-out")
 """Verdicts that leave a question open because of the implementation: a change for the worse."""

@@ -27,7 +27,7 @@ from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.coverage import counts_after
 from conformance.reports.gate.judging import Judgement, agrees
-from conformance.reports.totals import Located, by_key
+from conformance.reports.tables import Located, by_key
 from conformance.words import causes, say
 
 Patterns = tuple[str, ...]

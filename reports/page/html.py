@@ -39,13 +39,12 @@ from conformance.records.numbers import UNDERFLOW, Array
 from conformance.records.record import PICTURED
 from conformance.reports.cards import glances_of
 from conformance.reports.changes import Changes, deltas
-from conformance.reports.columns import parts_of, topics_of
 from conformance.reports.figures import FOLDER, again, svg
 from conformance.reports.figures.heatmap import pattern
 from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.reports.model import Deviation, Loaded, Report
 from conformance.reports.page import content_policy, environment, views
-from conformance.reports.totals import by_key
+from conformance.reports.tables import by_key, parts_of, topics_of
 from conformance.reports.wording import SYMBOLS
 from conformance.text import axes, printable
 from conformance.words import say

@@ -34,7 +34,7 @@ from conformance.reports.model import (
     Unsupported,
     Variant,
 )
-from conformance.reports.totals import by_key
+from conformance.reports.tables import by_key
 from conformance.reports.wording import UNSORTED, listed
 from conformance.text import plural
 from conformance.words import say

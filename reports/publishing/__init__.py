@@ -20,11 +20,9 @@ import psutil
 
 from conformance.errors import ConformanceError
 from conformance.progress import progress
-from conformance.records.exploration import Exploration, read_exploration
 from conformance.records.header import processor
 from conformance.records.long import as_record
-from conformance.records.record import Record
-from conformance.reports.columns import parts_of
+from conformance.records.record import Exploration, Record, read_exploration
 from conformance.reports.figures.lengths import plot
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import Loaded
@@ -51,6 +49,7 @@ from conformance.reports.publishing.sizes import (
     read_climbs,
     read_each,
 )
+from conformance.reports.tables import parts_of
 from conformance.reports.wording import UNSORTED
 from conformance.reports.writing import build, make_folder, outcome, read_run, write_file
 from conformance.text import plural, printable

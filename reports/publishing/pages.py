@@ -17,20 +17,19 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from conformance.records.exploration import Exploration
 from conformance.records.findings import VERIFIED
 from conformance.records.header import Implementation
 from conformance.records.long import Climb
 from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.record import Exploration
 from conformance.reports import wording
 from conformance.reports.cards import glances_of
-from conformance.reports.columns import Part, parts_of
 from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
 from conformance.reports.gate.judging import knower
 from conformance.reports.model import Column, Loaded, Point, Report, Trend
 from conformance.reports.page.markdown import fenced, prose, render, text
 from conformance.reports.publishing.sizes import PLOT, Large, Length
-from conformance.reports.totals import Group, by_key, grouped, located
+from conformance.reports.tables import Group, Part, by_key, grouped, located, parts_of
 
 # Deviations by kind
 

@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 
 from conformance.records.header import Implementation
-from conformance.reports.cards import GLANCES, experiment_cards
-from conformance.reports.columns import columns, parts_of, topics_of
-from conformance.reports.features import FAMILIES, features
+from conformance.reports.cards import FAMILIES, GLANCES, experiment_cards, features
 from conformance.reports.model import Card, Column, Feature, Trend
 from conformance.reports.publishing.pages import Known, Published, library_of, varying
+from conformance.reports.tables import columns, parts_of, topics_of
 from conformance.words import say
 
 SITE = "site.json"

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from conformance.errors import BrokenRecord
-from conformance.records.findings import INFINITE, count
+from conformance.records.findings import INFINITE, WRONG, count
 from conformance.records.long import Climb, Reach, as_record, reaches, read_climb
 from conformance.reports import wording
-from conformance.reports.columns import Part
 from conformance.reports.gate.baseline import Baseline
 from conformance.reports.gate.judging import Claims
-from conformance.reports.totals import WRONG, by_key
+from conformance.reports.tables import Part, by_key
 from conformance.reports.wording import UNSORTED
 
 T = TypeVar("T")
