@@ -51,15 +51,12 @@ _READ = 2**15
 
 @dataclass(frozen=True)
 class Place:
-    """An element, given by batch entry, head, position and component, with its values and σ."""
+    """The position and the component of an element, with its actual and expected values."""
 
-    entry: int
-    head: int
     position: int
     component: int
     got: float
     want: float
-    sigma: float
 
 
 @dataclass(eq=False)
@@ -110,9 +107,9 @@ class Tally:
         entry, head, start = at
         if largest > self.largest:
             row, component = np.unravel_index(int(size.argmax()), size.shape)
-            numbers = (float(array[row, component]) for array in (got, want, sigma))
+            numbers = (float(array[row, component]) for array in (got, want))
             self.largest = largest
-            self.worst = Place(entry, head, start + int(row), int(component), *numbers)
+            self.worst = Place(start + int(row), int(component), *numbers)
         if largest > LIMIT:
             beyond = size > LIMIT
             self.beyond += int(beyond.sum())
