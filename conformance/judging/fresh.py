@@ -130,7 +130,8 @@ def _jittered(family: str, token: str) -> Shape:
     if family in SQUARE:
         names = ("batch", "query_length", "key_length", "heads", "kv_heads", "head_size")
         square: dict[str, Any] = dict.fromkeys((*names, "value_head_size"), batch)
-        return dataclasses.replace(shape, **square, **dict.fromkeys(_WIDTHS, batch * batch))
+        square |= dict.fromkeys(_WIDTHS, batch * batch)
+        return dataclasses.replace(shape, **square)
     # Cases with bottom-right alignment must keep at least as many keys as queries.
     query = shape.query_length + (more["query"] if shape.query_length > 1 else 0)
     key = shape.key_length + more["query"] + more["key"]
@@ -138,7 +139,7 @@ def _jittered(family: str, token: str) -> Shape:
     heads = kv_heads * shape.group
     # Rotary embeddings need an even size.
     head, value_head = shape.head_size + 2 * more["size"], shape.value_head_size + 2 * more["size"]
-    sizes = {
+    sizes: dict[str, Any] = {
         "batch": batch,
         "query_length": query,
         "key_length": query if shape.sharing == "self" else key,

@@ -301,7 +301,7 @@ def _problem(
     heads: Heads,
     shape: Shape,
     weights: Mapping[str, Array],
-    inputs: Mapping[str, Array],
+    inputs: Mapping[str, Any],
     **features: Any,
 ) -> Problem:
     return Problem(

@@ -241,10 +241,10 @@ def check(
                 ]:
                     found.join(task.result())
     by_name = {noise.name: noise for noise in of_classes}
-    for (name, head), sums in found.sinks.items() if "sinks" in arrays else ():
-        got = arrays["sinks"](0, head, slice(0, 1))
+    for (name, sink), sums in found.sinks.items() if "sinks" in arrays else ():
+        got = arrays["sinks"](0, sink, slice(0, 1))
         tally = found.of(name, "sinks")
-        tally.add((0, head, 0), got, *by_name[name].sinks(sums), problem.format.underflow)
+        tally.add((0, sink, 0), got, *by_name[name].sinks(sums), problem.format.underflow)
     return Checked(found.tallies, time.perf_counter() - started)
 
 
