@@ -29,9 +29,8 @@ def inside(length: int) -> None:
 
     from conformance.long.calling import Answered
     from conformance.long.checking import check
-    from conformance.long.drawing import draw
     from conformance.long.oracle import Head, columns, rows
-    from conformance.long.visibility import Visibility
+    from conformance.long.problem import Visibility, draw
 
     def clock() -> tuple[float, float]:
         return time.perf_counter(), time.process_time()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from conformance.long.drawing import draw
-from conformance.long.problem import LongProblem
-from conformance.long.visibility import Visibility
+from conformance.long.problem import LongProblem, Visibility, draw
 
 _PACKED = (300, 1, 0, 500, 64, 135)
 

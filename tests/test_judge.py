@@ -24,9 +24,9 @@ from conformance.commands.judge import _told
 from conformance.errors import ConformanceError
 from conformance.judging import pool, runner, sandbox
 from conformance.judging.fresh import fresh
-from conformance.judging.judge import Judge, Judging, Task
+from conformance.judging.judge import Judging, Task
 from conformance.judging.pool import Candidates, Options
-from conformance.judging.sandbox import IsolationMissing, Limits, Sandbox, check
+from conformance.judging.sandbox import IsolationMissing, Limits, check
 from conformance.judging.verdict import Marks, scored
 from conformance.records.findings import Figures, Finding
 from conformance.requirements.examination import Memory
@@ -64,28 +64,20 @@ pytestmark = pytest.mark.skipif(not isolated(), reason="bubblewrap is not availa
 
 @pytest.fixture(scope="module")
 def boxes():
-    """Sandboxes by framework."""
-    held = {}
-
-    def box(framework):
-        if framework not in held:
-            pytest.importorskip(framework)
-            limits = Limits(item=4, seconds=60, file=8)
-            sandbox = Sandbox("bubblewrap", limits, (framework,))
-            held[framework] = Judge(sandbox, TASK, token=TOKEN, hints=0)
-        return held[framework]
-
-    yield box
-    for judge in held.values():
-        judge.sandbox.close()
+    """A judge with sandboxes by framework, which stay warm."""
+    limits = Limits(item=4, seconds=60, file=8)
+    with Candidates(Options(TASK, TOKEN, hints=0, limits=limits)) as held:
+        yield held
 
 
 def judged(boxes, source, framework="numpy", **more):
     """The verdict of a judge that remembers what is expected, with other options."""
-    if "token" in more:
-        more.setdefault("expectations", Memory(256))
-    judge = dataclasses.replace(boxes(framework), **more)
-    return judge.judge("candidate.py", source, "attention")
+    pytest.importorskip(framework)
+    default = Memory(256) if "token" in more else boxes.expectations
+    expectations = more.pop("expectations", default)
+    options = dataclasses.replace(boxes.options, **more)
+    judge = dataclasses.replace(boxes, options=options, expectations=expectations)
+    return judge.judge_source("candidate.py", source, "attention")
 
 
 EVERY = pytest.mark.parametrize("cheat", SOME, ids=lambda cheat: cheat.name)
@@ -358,8 +350,8 @@ def attention(query, key, value):
     return jax.nn.softmax(logits, -1) @ value
 """
     task = dataclasses.replace(TASK, cases=("plain/no-mask/cross",))
-    with Sandbox("bubblewrap", Limits(item=60), ("jax",)) as sandbox:
-        verdict = Judge(sandbox, task, token=TOKEN).judge("candidate.py", source, "attention")
+    with Candidates(Options(task, TOKEN, limits=Limits(item=60))) as candidates:
+        verdict = candidates.judge_source("candidate.py", source, "attention")
     assert (verdict.verdict, verdict.tricks) == ("right", []), verdict
 
 
@@ -370,8 +362,9 @@ def test_a_missing_isolation_is_an_error(monkeypatch):
 
 
 def test_less_isolation_is_said(boxes):
-    with Sandbox("limits", Limits(), ("numpy",)) as sandbox:
-        verdict = judged(boxes, honest(), sandbox=sandbox)
+    options = dataclasses.replace(boxes.options, isolation="limits", limits=Limits())
+    with Candidates(options, boxes.expectations) as candidates:
+        verdict = candidates.judge_source("candidate.py", honest(), "attention")
     assert verdict.verdict == "right"
     assert verdict.isolation.lacks
 

@@ -32,8 +32,7 @@ from conformance.definition.problem import Problem, Shape, Weights
 from conformance.errors import ExitCode, Unsupported, WrongShape
 from conformance.long import ladder
 from conformance.long.calling import call
-from conformance.long.checking import Tally, check
-from conformance.long.drawing import draw
+from conformance.long.checking import Tally, check, check_sampled, missed
 from conformance.long.ladder import PROBLEMS as PROBLEMS_ASKED
 from conformance.long.ladder import (
     QUERIES,
@@ -48,12 +47,17 @@ from conformance.long.ladder import (
     needed,
 )
 from conformance.long.noise import COMMON, UNKNOWN, extras, noises, terms
-from conformance.long.oracle import Head, columns, rows, solve
-from conformance.long.problem import LongProblem
-from conformance.long.retrieval import missed, retrieval
-from conformance.long.sampling import check_sampled, generic, sampled
-from conformance.long.sums import Sums
-from conformance.long.visibility import EVERYTHING, Visibility, surroundings, transposed
+from conformance.long.oracle import Head, Sums, columns, rows, surroundings, transposed
+from conformance.long.problem import (
+    EVERYTHING,
+    LongProblem,
+    Visibility,
+    draw,
+    generic,
+    heads_of,
+    retrieval,
+    sampled,
+)
 from conformance.records.long import read_climb
 
 
@@ -93,9 +97,9 @@ def drawn(
 def dense(problem):
     """The definition, with all logits at once."""
     batch, heads, queries, kv_heads, keys = problem.sizes
-    query = np.stack([[problem.query(b, h) for h in range(heads)] for b in range(batch)])
-    key = np.stack([[problem.key(b, h) for h in range(kv_heads)] for b in range(batch)])
-    key, value = (np.repeat(x, problem.group, axis=1) for x in (key, problem.value))
+    given = heads_of(problem)
+    query = given.query
+    key, value = (np.repeat(x, problem.group, axis=1) for x in (given.key, given.value))
     allowed = problem.sees.dense(batch, queries, keys)
     logits, slope = problem.factor * query @ key.swapaxes(-1, -2), 1.0
     if problem.soft_cap is not None:
@@ -129,10 +133,37 @@ def dense(problem):
     }
 
 
+def solved(problem, size):
+    """The answer of the class oracle, as the arrays of `dense`."""
+    batch, n_heads, length, kv_heads, keys = problem.sizes
+    head_size, value_head = problem.queries.shape[-1], problem.value.shape[-1]
+    found = {
+        "output": np.empty((batch, n_heads, length, value_head)),
+        "log_total": np.empty((batch, n_heads, length)),
+        "d_query": np.empty((batch, n_heads, length, head_size)),
+        "d_key": np.empty((batch, kv_heads, keys, head_size)),
+        "d_value": np.empty((batch, kv_heads, keys, value_head)),
+        "d_sinks": np.zeros(n_heads),
+    }
+    for entry, kv_head in np.ndindex(batch, kv_heads):
+        group = range(kv_head * problem.group, (kv_head + 1) * problem.group)
+        heads = [Head(problem, entry, head) for head in group]
+        for head in heads:
+            for block in rows(head, slice(0, length), size):
+                for name in ("output", "log_total", "d_query"):
+                    found[name][entry, head.head, block.span] = getattr(block, name)
+            of_sink = head.weight * head.of_sink[head.query_class]
+            found["d_sinks"][head.head] -= of_sink @ head.row
+        for part in columns(heads, slice(0, keys), size):
+            for name in ("d_key", "d_value"):
+                found[name][entry, kv_head, part.span] = getattr(part, name)
+    return found
+
+
 def assert_equal(problem, size, within=1e-13):
-    got, want = solve(problem, size), dense(problem)
+    got, want = solved(problem, size), dense(problem)
     for name, array in want.items():
-        answer = getattr(got, name)
+        answer = got[name]
         finite = np.isfinite(array)
         np.testing.assert_array_equal(answer[~finite], array[~finite], err_msg=name)
         error = np.abs(answer[finite] - array[finite])
@@ -205,7 +236,7 @@ def test_blocks_cover_every_row_once_and_are_few(size):
         assert (np.diff(first) >= 0).all()
         assert (np.diff(last) >= 0).all()
         found = list(surroundings(first, last, slice(0, 2000), size))
-        assert [around.start for around in found[1:]] == [around.stop for around in found[:-1]]
+        assert [x.span.start for x in found[1:]] == [x.span.stop for x in found[:-1]]
         assert len(found) <= 3 * 2000 / size + 2
         assert max(around.visible.shape[1] for around in found) <= 6 * size
         begin, end = transposed(first, last, 2000)
@@ -265,7 +296,8 @@ def test_a_million_tokens_agree_with_sampled_rows(length, sees):
             of_columns[j] = part.d_value[j - part.span.start], part.d_key[j - part.span.start]
     first, last = sees.intervals(0, length, length)
     begin, end = transposed(first, last, length)
-    query, key, value = problem.query(0, 0), problem.key(0, 0), problem.value[0, 0]
+    given = heads_of(problem)
+    query, key, value = given.query[0, 0], given.key[0, 0], given.value[0, 0]
     cotangent, log_total = (
         problem.cotangent[0, 0],
         np.log(1 / head.weight) + head.peak[head.query_class],
@@ -295,6 +327,7 @@ def as_defined(problem):
     """The same problem for the definition, whose projections are the identity."""
     batch, heads, queries, kv_heads, keys = problem.sizes
     head, value_head = problem.queries.shape[-1], problem.value.shape[-1]
+    given = heads_of(problem)
 
     def merged(array):
         return array.transpose(0, 2, 1, 3).reshape(batch, array.shape[2], -1)
@@ -324,8 +357,8 @@ def as_defined(problem):
             identity(kv_heads, value_head),
             np.moveaxis(identity(heads, value_head), 0, -1),
         ),
-        query=merged(np.array([[problem.query(b, h) for h in range(heads)] for b in range(batch)])),
-        key=merged(np.array([[problem.key(b, h) for h in range(kv_heads)] for b in range(batch)])),
+        query=merged(given.query),
+        key=merged(given.key),
         value=merged(problem.value),
         cotangent=merged(problem.cotangent),
         mask=problem.sees.dense(batch, queries, keys),
@@ -487,7 +520,7 @@ def named(name):
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(300, 300, False), (500, 500, True)])
 def test_the_original_retrieves_bit_for_bit(dtype, queries, keys, causal):
     given = retrieval(dtype, queries, keys, causal=causal, heads=2, kv_heads=1)
-    assert missed(given, call(Kernel(), given.heads)) == []
+    assert missed(given, call(Kernel(), given.heads)) == {}
 
 
 @pytest.mark.parametrize(

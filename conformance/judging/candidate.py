@@ -26,7 +26,7 @@ from conformance.definition.problem import Answer, Problem
 from conformance.errors import ConformanceError, Unsupported, WrongDeclaration
 from conformance.frameworks import LACKS
 from conformance.frameworks.base import Evaluated, Framework, Natives, Request, Strides
-from conformance.judging.worker import Raised, Worker
+from conformance.judging.sandbox import Worker
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 MOST_SIZE = 1024
@@ -35,33 +35,34 @@ MOST_SIZE = 1024
 MOST_PAIRS = 8
 """The most pairs of head sizes that a candidate may declare; each adds another set of problems."""
 
+MOST_MODES = 4
+"""The most modes that a candidate may declare."""
+
 LEAST_SIZE = 2
 """The least head size or tile in a declared geometry: with heads of size 1 the scale is 1, and a
 tile of 1 holds a single weight, which is 1."""
 
-MOST_MODES = 4
-
 _WORDS: Mapping[str, Any] = {
-    "CausalFlag": CausalFlag,
-    "Geometry": Geometry,
-    "MaskArgument": MaskArgument,
-    "Mode": Mode,
-    **{
-        name: getattr(features, name)
-        for name in (
-            "Alibi",
-            "HeadNorm",
-            "Lengths",
-            "PositionIds",
-            "RotaryBase",
-            "RotaryTables",
-            "SegmentIds",
-            "Sinks",
-            "SoftCap",
-            "Window",
-        )
-    },
+    kind.__name__: kind
+    for kind in (
+        CausalFlag,
+        Geometry,
+        MaskArgument,
+        Mode,
+        features.Alibi,
+        features.HeadNorm,
+        features.Lengths,
+        features.PositionIds,
+        features.RotaryBase,
+        features.RotaryTables,
+        features.SegmentIds,
+        features.Sinks,
+        features.SoftCap,
+        features.Window,
+    )
 }
+"""The classes whose objects a candidate may declare."""
+
 _DECLARED = (
     "layout",
     "grouped",
@@ -79,14 +80,18 @@ _DECLARED = (
 )
 """The attributes of an adapter that a candidate may declare; the judge has no use for others."""
 
-_MASKS = ("mask", "attn_mask")
-_BIASES = ("bias", "attn_bias")
-_FLAGS = ("is_causal", "causal")
-
 
 @dataclass(eq=False)
 class Held:
-    """A stand-in, in the controlling process, for an array of a candidate's framework."""
+    """A stand-in, in the controlling process, for an array of a candidate's framework.
+
+    Attributes:
+        values: the numbers.
+        dtype: the dtype of the candidate's array.
+        slot: the array of the worker that holds the numbers.
+        strides: the memory layout of the array, as for `Framework.strided`; "" if contiguous.
+        around: the number in the guards around the array; None for no guards.
+    """
 
     values: np.ndarray
     dtype: str
@@ -123,8 +128,7 @@ class Remote(Framework):
         return Held(values.copy(), own, next(self._slots))
 
     def numpy(self, native: Any) -> np.ndarray:
-        values: np.ndarray = native.values
-        return values
+        return np.asarray(native.values)
 
     def dtype(self, native: Any) -> str:
         return str(native.dtype)
@@ -165,7 +169,7 @@ class Remote(Framework):
 
 
 class Candidate(Function):
-    """The adapter of a function in a worker process, for problems with identities as projections.
+    """The adapter of a function in a worker process, for problems whose inputs are heads.
 
     Attributes:
         worker: the process that runs the function; None until one is started.
@@ -243,26 +247,21 @@ class Candidate(Function):
         if raised is not None:
             if raised.kind == "Unsupported":
                 raise Unsupported(raised.text)
-            raise CandidateError(raised)
+            raise CandidateError(str(raised))
         if "output" not in found:
             raise ConformanceError("the answer has no output")
-        native = {n: Held(array, dtypes[n], -1) for n, array in found.items()}
+        native = {name: Held(array, dtypes[name], -1) for name, array in found.items()}
         self._bridge.gradients = {
-            wanted[name]: native[f"gradient.{name}"]
-            for name in wanted
+            own: native[f"gradient.{name}"]
+            for name, own in wanted.items()
             if f"gradient.{name}" in native
         }
-        if "weights" in native:
-            return native["output"], native["weights"]
-        return native["output"]
+        output = native["output"]
+        return (output, native["weights"]) if "weights" in native else output
 
 
 class CandidateError(Exception):
     """An exception that a candidate raised in its worker."""
-
-    def __init__(self, raised: Raised) -> None:
-        super().__init__(str(raised))
-        self.raised = raised
 
 
 def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
@@ -287,7 +286,7 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
         raise WrongDeclaration(f"the declaration cannot be read: {error}") from error
     if framework not in FRAMEWORKS:
         raise WrongDeclaration(f"arrays of {framework!r}; say one of {', '.join(FRAMEWORKS)}")
-    unknown = sorted(set(declared) - set(_DECLARED))
+    unknown = sorted(declared.keys() - set(_DECLARED))
     if unknown:
         raise WrongDeclaration(f"a candidate cannot declare {', '.join(map(repr, unknown))}")
     if masks is None:
@@ -319,7 +318,8 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
     except Exception as error:
         raise WrongDeclaration(f"the declaration is wrong: {error}") from error
     assert isinstance(made, Candidate)
-    _check_sizes(made.geometry)
+    if made.geometry is not None:
+        _check_sizes(made.geometry)
     if len(made.modes) > MOST_MODES:
         raise WrongDeclaration(f"a candidate has at most {MOST_MODES} modes")
     return made
@@ -350,18 +350,16 @@ def _conventional(
     axes = "batch heads query key"
     masks = []
     for name in parameters[3:]:
-        if name in _MASKS:
+        if name in ("mask", "attn_mask"):
             masks.append(MaskArgument(name, axes, true="attends", number="added", broadcasts=True))
-        elif name in _BIASES:
+        elif name in ("bias", "attn_bias"):
             masks.append(MaskArgument(name, axes, number="added", broadcasts=True))
-        elif name in _FLAGS:
+        elif name in ("is_causal", "causal"):
             declared.setdefault("causal_flag", CausalFlag(name, alignment="top-left"))
     return tuple(masks), declared
 
 
-def _check_sizes(geometry: Geometry | None) -> None:
-    if geometry is None:
-        return
+def _check_sizes(geometry: Geometry) -> None:
     if len(geometry.pairs) > MOST_PAIRS:
         raise WrongDeclaration(f"a geometry of a candidate has at most {MOST_PAIRS} sizes of heads")
     sizes = [*itertools.chain.from_iterable(geometry.pairs), *geometry.tiles]

@@ -23,6 +23,8 @@ SQUARE = ("square",)
 FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-key")
 """Families in which only the batch size varies."""
 
+_WIDTHS = ("query_width", "key_width", "value_width", "output_width")
+
 MOST_DRAWS = 50
 """The most draws of a case, which is drawn again if a number is beyond the range of float16."""
 
@@ -54,14 +56,11 @@ class Fresh(Case):
 
     @property
     def shape(self) -> Shape:
-        """The shape of the problem as drawn; with `heads`, projections are replaced afterwards."""
-        small = super().shape
+        """The shape of the problem, before identities replace the projections if `heads` is set."""
         # A grid has the sizes that an implementation declares; it may not support others.
-        return _jittered(self.family, self.token) if self._varies else small
-
-    @property
-    def _varies(self) -> bool:
-        return self.jittered and bool(self.token) and self.grid is None
+        if self.jittered and self.token and self.grid is None:
+            return _jittered(self.family, self.token)
+        return super().shape
 
     def random(self, purpose: str = "") -> np.random.Generator:
         """Return a random generator seeded by the token, the id, the purpose and the attempt.
@@ -90,8 +89,7 @@ def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fres
     If a number is beyond the range of float16, the case is drawn again, for at most `MOST_DRAWS`
     draws in all. With `jittered`, the token also determines the sizes.
     """
-    names = [field.name for field in dataclasses.fields(Case)]
-    fields: dict[str, Any] = {name: getattr(case, name) for name in names}
+    fields: dict[str, Any] = {one.name: getattr(case, one.name) for one in dataclasses.fields(Case)}
     for attempt in range(MOST_DRAWS):
         drawn = Fresh(**fields, token=token, heads=heads, jittered=jittered, attempt=attempt)
         # Only a regime produces numbers so large; those of the catalogue are tested to fit.
@@ -130,40 +128,28 @@ def _jittered(family: str, token: str) -> Shape:
     if family in FIXED:
         return dataclasses.replace(shape, batch=batch)
     if family in SQUARE:
-        size = shape.batch + more["batch"]
         names = ("batch", "query_length", "key_length", "heads", "kv_heads", "head_size")
-        widths = dict.fromkeys(
-            ("query_width", "key_width", "value_width", "output_width"), size * size
-        )
-        sizes: dict[str, Any] = dict.fromkeys((*names, "value_head_size"), size)
-        sizes |= widths
-        return dataclasses.replace(shape, **sizes)
+        square: dict[str, Any] = dict.fromkeys((*names, "value_head_size"), batch)
+        square |= dict.fromkeys(_WIDTHS, batch * batch)
+        return dataclasses.replace(shape, **square)
     # Cases with bottom-right alignment must keep at least as many keys as queries.
     query = shape.query_length + (more["query"] if shape.query_length > 1 else 0)
     key = shape.key_length + more["query"] + more["key"]
-    if shape.sharing == "self":
-        key = query
     kv_heads = shape.kv_heads + more["heads"]
+    heads = kv_heads * shape.group
     # Rotary embeddings need an even size.
     head, value_head = shape.head_size + 2 * more["size"], shape.value_head_size + 2 * more["size"]
-    sizes = {
+    sizes: dict[str, Any] = {
         "batch": batch,
         "query_length": query,
-        "key_length": key,
+        "key_length": query if shape.sharing == "self" else key,
         "kv_heads": kv_heads,
-        "heads": kv_heads * shape.group,
+        "heads": heads,
         "head_size": head,
         "value_head_size": value_head,
     }
-    before = {
-        "query_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
-        "key_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
-        "value_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
-        "output_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
-    }
-    for name, (was, is_now) in before.items():
-        if getattr(shape, name) == was:
-            sizes[name] = is_now
+    natural = shape.heads * shape.head_size
+    sizes |= {name: heads * head for name in _WIDTHS if getattr(shape, name) == natural}
     if shape.sharing != "separate":
         sizes["value_width"] = sizes.get("key_width", shape.key_width)
         if shape.sharing == "self":

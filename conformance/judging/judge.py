@@ -1,17 +1,14 @@
-"""Judge one candidate: pose fresh problems, look for cheating, and reach a verdict."""
+"""The judging of one candidate: pose fresh problems, look for cheating, and score the results."""
 
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
@@ -24,27 +21,14 @@ from conformance.definition.expectation import Expectation, expect
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
 from conformance.frameworks import LACKS as FRAMEWORK_LACKS
-from conformance.judging.candidate import Candidate, candidate
+from conformance.judging.candidate import Candidate
 from conformance.judging.fresh import Fresh, fresh, shuffled
-from conformance.judging.sandbox import LACKS, Sandbox
-from conformance.judging.verdict import (
-    Cause,
-    Chapter,
-    Isolation,
-    Marks,
-    Ruling,
-    Trick,
-    Verdict,
-    marked,
-    scored,
-)
-from conformance.judging.worker import Lost, Refused, Worker
+from conformance.judging.verdict import Cause, Chapter, Marks, marked, scored
 from conformance.records.findings import CaseResult, Finding, gravity
 from conformance.requirements.examination import Memory, Workbench
 from conformance.requirements.requirement import Requirement
 from conformance.running.selection import HALVES, SINGLE
 from conformance.running.session import Item, Session
-from conformance.text import message
 from conformance.words import advice, say
 
 LEVELS = ("core", "full")
@@ -52,12 +36,15 @@ NOT_ASKED = {"kernel.equals-definition", "gradient.parameters-equal-definition"}
 """Requirements on projections, which a candidate does not have."""
 
 FEATURES = "feature"
-"""The chapter of windows, sinks and other features. It is used only if it or its cases are named,
-because most kernels have no arguments for features."""
+"""The chapter of windows, sinks and other features, for which most kernels have no arguments. It is
+used only if it or its cases are named."""
 
-REPEATED, REWRITTEN, SECOND = 5, 2, 12
-"""The most items of each kind (right or wrong) to repeat, the most to pose in overwritten arrays,
-and the most to pose to a second worker."""
+REPEATED = 5
+"""The most right items to repeat, and the most wrong ones."""
+REWRITTEN = 2
+"""The most items to pose in arrays that held another problem."""
+SECOND = 12
+"""The most items to pose to a second worker."""
 MOST_LOST = 3
 """The number of lost processes after which the remaining problems are not posed."""
 ALSO = ("bias/per-head-with-mask/square",)
@@ -78,9 +65,9 @@ class Task:
     Attributes:
         level: "core" for use in a loop that improves a kernel, "full" before it is merged.
         chapters: chapters of the catalogue, such as "mask"; empty for all but "feature".
-        dtypes: the dtypes to test, as far as the candidate supports them; empty for float32 (or
-            float64 if it does not support float32) and both half precisions, or, at level "full",
-            for all dtypes.
+        dtypes: the dtypes to test, as far as the candidate supports them; empty for all at level
+            "full", and otherwise for float32 (or float64 if it does not support float32) and both
+            half precisions.
         gradients: whether gradients count.
         cases: parts of case ids, or wildcards that match them; if there are any, they select the
             cases instead of `level` and `chapters`.
@@ -228,30 +215,32 @@ class Judging:
             return
         if not self.lost:
             for look in (self._repeat, self._rewrite, self._recognise):
-                if not self.lost:
-                    self._guarded(look)
-        if not self.lost and self.restart is not None:
-            self.restart()
-            self._guarded(self._second)
+                self._guarded(look)
+            if self.restart is not None:
+                self.restart()
+                self._guarded(self._second)
 
     def _guarded(self, look: Callable[[], None]) -> None:
         look()
+        if why := self._worker_lost():
+            self.violations["history", f"it ended where it had answered: {why}"] = None
+
+    def _worker_lost(self) -> str:
+        """Return how the present process of the candidate was lost; "" if it was not."""
         worker = getattr(self.adapter, "worker", None)
-        if worker is not None and worker.lost:
-            self.violations["history", f"it ended where it had answered: {worker.lost}"] = None
+        return "" if worker is None else worker.lost
 
     def _asked(self, item: Asked) -> CaseResult:
-        result = self.ask(item)
-        worker = getattr(self.adapter, "worker", None)
-        if worker is not None and worker.lost:
-            self.lost.append(worker.lost)
-            if self.restart is not None and len(self.lost) < MOST_LOST:
-                try:
-                    self.restart()
-                except ConformanceError as error:
-                    self.lost += [str(error)] * MOST_LOST
-            return item.result([Finding("run", "crashed", worker.lost)])
-        return result
+        result, why = self.ask(item), self._worker_lost()
+        if not why:
+            return result
+        self.lost.append(why)
+        if self.restart is not None and len(self.lost) < MOST_LOST:
+            try:
+                self.restart()
+            except ConformanceError as error:
+                self.lost += [str(error)] * MOST_LOST
+        return item.result([Finding("run", "crashed", why)])
 
     def right(self) -> list[Asked]:
         """Return the items whose output was right."""
@@ -328,18 +317,18 @@ class Judging:
 
     def score(self) -> float:
         """Return the score of the results, relative to everything that the task contains."""
+        scale = self._scale()
         marks: dict[tuple[str, str, str], list[Marks]] = {
             (case.chapter, case.id, dtype): []
             for case in every_case()
             if self.task.takes(case) and not case.tiled
-            for dtype in self._scale()
+            for dtype in scale
         }
         tiled: dict[tuple[str, str, str], list[Marks]] = {}
         for item, result in self.found:
-            case = f"{item.asked.name}/{item.asked.family}"
-            dtype = item.dtype if item.dtype in self._scale() else SINGLE[0]
+            dtype = item.dtype if item.dtype in scale else SINGLE[0]
             kind = tiled if item.asked.tiled else marks
-            kind.setdefault((item.asked.chapter, case, dtype), []).append(marked(result))
+            kind.setdefault((item.asked.chapter, _plain_id(item), dtype), []).append(marked(result))
         # Only a candidate with a geometry gets tiled problems: they are no advantage to it.
         for key, each in tiled.items():
             if not all(one.output and (one.gradients or not self.task.gradients) for one in each):
@@ -363,19 +352,12 @@ class Judging:
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for item, result in self.found:
             marks = marked(result)
-            right = marks.output and (marks.gradients or not self._differentiates(result))
-            kind = "right" if right else "wrong"
+            wrong_gradient = any(_of_gradient(one) for one in self.deviations(result))
+            kind = "right" if marks.output and (marks.gradients or not wrong_gradient) else "wrong"
             if not marks.supported and result.verdict == "unsupported":
                 kind = "unsupported"
             counts[item.asked.chapter][kind] += 1
         return {name: Chapter(**count) for name, count in sorted(counts.items())}
-
-    def _differentiates(self, result: CaseResult) -> bool:
-        """Return whether the task includes gradients and a gradient of this result is wrong."""
-        return self.task.gradients and any(
-            finding.requirement.startswith("gradient.") and finding.verdict in ("deviates", "error")
-            for finding in result.findings
-        )
 
     def wrong(self) -> list[tuple[Asked, Finding]]:
         """Return the worst deviation of each item that has any, the smallest problems first."""
@@ -387,10 +369,12 @@ class Judging:
 
     def deviations(self, result: CaseResult) -> list[Finding]:
         """Return the deviations and errors in a result, without gradients unless they count."""
-        bad = [one for one in result.findings if one.verdict in ("deviates", "error")]
-        if self.task.gradients:
-            return bad
-        return [one for one in bad if not one.requirement.startswith("gradient.")]
+        return [
+            one
+            for one in result.findings
+            if one.verdict in ("deviates", "error")
+            and (self.task.gradients or not _of_gradient(one))
+        ]
 
     def accuracy(self) -> dict[str, str]:
         """Return, by dtype, the accuracy class that every output reached, or "" if one is wrong."""
@@ -413,11 +397,9 @@ class Judging:
         for tried, (item, finding) in enumerate(self.wrong()):
             if len(causes) >= most or tried >= 4 * most:
                 break
-            if len([one for one in seen if one[0] == finding.requirement]) >= most:
-                continue
             result = self.ask(item, "explained", explains=True)
-            same = [one for one in result.findings if one.requirement == finding.requirement]
-            told = same[0] if same else finding
+            same = (one for one in result.findings if one.requirement == finding.requirement)
+            told = next(same, finding)
             kind = (told.requirement, say(told.cause) or told.detail)
             if kind in seen:
                 continue
@@ -429,6 +411,15 @@ class Judging:
 def _is_wrong(result: CaseResult) -> bool:
     marks = marked(result)
     return marks.supported and not marks.output
+
+
+def _of_gradient(finding: Finding) -> bool:
+    return finding.requirement.startswith("gradient.")
+
+
+def _plain_id(item: Asked) -> str:
+    """Return the id of an item's case in the catalogue, without grid and suffix."""
+    return f"{item.asked.name}/{item.asked.family}"
 
 
 def _output_only(problem: Problem, *, gradients: bool = False) -> Expectation:
@@ -457,9 +448,9 @@ def _is_easier(shape: Shape, of: Shape) -> bool:
 
 
 def _cause(item: Asked, finding: Finding, judging: Judging, spec: str) -> Cause:
-    problem, worst, figures = item.asked.problem(item.dtype), finding.worst, finding.figures
-    shape = problem.shape
-    case, path = f"{item.asked.name}/{item.asked.family}", spec or "FILE:NAME"
+    worst, figures = finding.worst, finding.figures
+    shape, case = item.asked.problem(item.dtype).shape, _plain_id(item)
+    element = ("array", "index", "got", "want")
     return Cause(
         requirement=finding.requirement,
         detail=finding.detail,
@@ -474,151 +465,12 @@ def _cause(item: Asked, finding: Finding, judging: Judging, spec: str) -> Cause:
             "head": shape.head_size,
             "value_head": shape.value_head_size,
         },
-        reproduce=f"mha-conformance judge {path} --token {judging.token} --case {case} "
+        reproduce=f"mha-conformance judge {spec} --token {judging.token} --case {case} "
         f"--dtype {item.dtype} --level {judging.task.level}",
         cause=say(finding.cause),
         advice=advice(finding.cause) if finding.cause else "",
         where=say(finding.where),
-        array=worst.array if worst else "",
-        index=worst.index if worst else (),
-        got=worst.got if worst else "",
-        want=worst.want if worst else "",
         ratio=figures.max_ratio if figures else None,
         allowed=figures.limit if figures else None,
+        **({name: getattr(worst, name) for name in element} if worst else {}),
     )
-
-
-def failed(candidate: str, why: str, task: Task, token: str, isolation: str) -> Verdict:
-    """Return the verdict on a candidate that cannot be judged, with the reason."""
-    return Verdict(
-        candidate=candidate,
-        verdict="failed",
-        score=0.0,
-        level=task.level,
-        token=token,
-        isolation=Isolation(isolation, LACKS[isolation]),
-        why=why,
-    )
-
-
-@dataclass
-class Judge:
-    """A judge of candidates, one after another, in one sandbox that keeps its frameworks imported.
-
-    Attributes:
-        own_work: whether a candidate that calls an existing attention function is a cheat.
-        hints: the maximum number of causes in a verdict.
-        blind: whether verdicts withhold hints.
-        token: the token for all candidates; "" to draw one, which all of them share.
-        framework: the framework whose arrays candidates take; "" if they declare it.
-    """
-
-    sandbox: Sandbox
-    task: Task = field(default_factory=Task)
-    own_work: bool = False
-    hints: int = 5
-    blind: bool = False
-    token: str = ""
-    framework: str = ""
-    expectations: Memory = field(default_factory=lambda: Memory(2048))
-
-    def __post_init__(self) -> None:
-        self.token = self.token or secrets.token_hex(16)
-
-    def judge(self, file: str, source: str, name: str) -> Verdict:
-        """Return the verdict on a function in a file.
-
-        Args:
-            file: the name of the file, for messages.
-            source: its content.
-            name: the name of the function; "" if only one function in the file can be meant.
-        """
-        started = time.monotonic()
-        try:
-            verdict = self._judged(file, source, name)
-        except Exception as error:
-            # Nothing that a candidate sends may prevent other candidates from being judged.
-            why = f"it cannot be judged: {type(error).__name__}: {message(error)[:200]}"
-            spec = f"{file}:{name}" if name else file
-            verdict = failed(spec, why, self.task, self.token, self.sandbox.isolation)
-        verdict = msgspec.structs.replace(verdict, seconds=round(time.monotonic() - started, 3))
-        return verdict.blind() if self.blind else verdict
-
-    def _judged(self, file: str, source: str, name: str) -> Verdict:
-        spec = f"{file}:{name}" if name else file
-        made: dict[str, Any] = {
-            "candidate": spec,
-            "level": self.task.level,
-            "token": self.token,
-            "isolation": Isolation(self.sandbox.isolation, LACKS[self.sandbox.isolation]),
-        }
-
-        def verdict(ruling: Ruling, why: str = "", score: float = 0.0, **more: Any) -> Verdict:
-            return Verdict(**made, verdict=ruling, why=why, score=score, **more)
-
-        workers: list[Worker] = []
-
-        def begin() -> dict[str, object]:
-            if workers:
-                workers[-1].close()
-            workers.append(Worker(self.sandbox))
-            return workers[-1].load(
-                source, file, name, self.framework, self.sandbox.warm, profiled=self.own_work
-            )
-
-        try:
-            try:
-                said = begin()
-                adapter = candidate(said, dtypes=self.task.dtypes)
-                made["candidate"] = f"{file}:{adapter.title}"
-            except Lost as error:
-                return verdict("failed", f"while it was imported, {error}")
-            except (Refused, ConformanceError) as error:
-                return verdict("failed", str(error))
-            adapter.worker = workers[-1]
-            adapter.profiled = self.own_work
-
-            def restart() -> None:
-                begin()
-                adapter.worker = workers[-1]
-
-            until = time.monotonic() + self.sandbox.limits.seconds
-            judging = Judging(
-                adapter, self.task, self.token, self.expectations, restart, until=until
-            )
-            try:
-                judging.run()
-            except ConformanceError as error:
-                return verdict("failed", str(error))
-            tricks = [*judging.violations]
-            tricks += [one for worker in workers for one in worker.violations]
-            calls = sorted({call for worker in workers for call in worker.calls})
-            if self.own_work and calls:
-                tricks.append(("not its own work", f"calls {', '.join(calls)}"))
-            tricks = [*dict.fromkeys(tricks)]
-            told: dict[str, Any] = {
-                "asked": len(judging.found),
-                "chapters": judging.chapters(),
-                "accuracy": judging.accuracy(),
-                "tricks": [Trick(*one) for one in tricks],
-                "calls": calls,
-            }
-            if tricks:
-                return verdict("cheat", "; ".join(f"{a}: {b}" for a, b in tricks), **told)
-            causes = []
-            if not self.blind and not judging.lost:
-                causes = judging.causes(self.hints, str(made["candidate"]))
-            wrong = judging.wrong() or judging.lost
-            why = judging.lost[0] if judging.lost else ""
-            if not wrong and not judging.right():
-                why = "it supports no problem of the task"
-                return verdict("failed", why, **told)
-            score = judging.score()
-            if not wrong and not score:
-                why = "it supports too little of the chapter plain to be an attention"
-                return verdict("failed", why, **told)
-            ruling: Ruling = "wrong" if wrong else "right"
-            return verdict(ruling, why, score, causes=causes, **told)
-        finally:
-            if workers:
-                workers[-1].close()

@@ -8,19 +8,25 @@ import multiprocessing
 import os
 import re
 import secrets
+import time
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from conformance.cases.catalogue import every_case
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
-from conformance.judging.judge import LEVELS, Judge, Task, failed
-from conformance.judging.sandbox import Limits, Sandbox, check
-from conformance.judging.verdict import Verdict
+from conformance.judging.candidate import candidate
+from conformance.judging.judge import LEVELS, Judging, Task
+from conformance.judging.sandbox import LACKS, Limits, Lost, Sandbox, Worker, check
+from conformance.judging.verdict import Isolation, Trick, Verdict
 from conformance.records.record import size_of
+from conformance.requirements.examination import Memory
 from conformance.text import message
 
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+(torch|jax)\b", re.MULTILINE)
@@ -32,7 +38,10 @@ _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 
 @dataclass(frozen=True)
 class Options:
-    """Options for judging candidates; `judge` and `Judge` explain them."""
+    """Options for judging candidates, which have the meaning of the arguments of `judge`.
+
+    `hints` is the maximum number of causes in a verdict.
+    """
 
     task: Task = field(default_factory=Task)
     token: str = ""
@@ -61,20 +70,46 @@ class Options:
             )
         return self
 
+    def with_token(self) -> Options:
+        """Return the options with a token, which is drawn if there is none."""
+        return dataclasses.replace(self, token=self.token or secrets.token_hex(16))
 
+    def failed(self, candidate: str, why: str = "") -> Verdict:
+        """Return the verdict on a candidate that cannot be judged, with the reason."""
+        return Verdict(
+            candidate=candidate,
+            verdict="failed",
+            score=0.0,
+            level=self.task.level,
+            token=self.token,
+            isolation=Isolation(self.isolation, LACKS[self.isolation]),
+            why=why,
+        )
+
+
+@dataclass
 class Candidates:
-    """A judge of candidates, one after another, with one running sandbox per set of frameworks."""
+    """A judge of candidates, one after another, with one running sandbox per set of frameworks.
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self._judges: dict[tuple[str, ...], Judge] = {}
+    Attributes:
+        options: how to judge. If there is no token, one is drawn, which all candidates share.
+        expectations: a cache of expected values.
+        sandboxes: the running sandboxes, by the names of the frameworks that they have imported.
+    """
+
+    options: Options
+    expectations: Memory = field(default_factory=lambda: Memory(2048))
+    sandboxes: dict[tuple[str, ...], Sandbox] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.options = self.options.with_token()
 
     def __enter__(self) -> Candidates:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for judge in self._judges.values():
-            judge.sandbox.close()
+        for sandbox in self.sandboxes.values():
+            sandbox.close()
 
     def judge(self, spec: str) -> Verdict:
         """Return the verdict on the candidate given as FILE or FILE:NAME.
@@ -88,23 +123,100 @@ class Candidates:
     def judge_source(self, file: str, source: str, name: str) -> Verdict:
         """Return the verdict on a function in a file that need not be on this machine.
 
+        Args:
+            file: the name of the file, for messages.
+            source: its content.
+            name: the name of the function; "" if only one function in the file can be meant.
+
         Raises:
             ConformanceError: this machine cannot isolate candidates as requested.
         """
-        warm = tuple(sorted({*_IMPORTS.findall(source), self.options.framework} - {""}))
-        if warm not in self._judges:
-            options = self.options
+        options = self.options
+        warm = tuple(sorted({*_IMPORTS.findall(source), options.framework} - {""}))
+        if warm not in self.sandboxes:
             check(options.isolation)
-            self._judges[warm] = Judge(
-                Sandbox(options.isolation, options.limits, warm or ("numpy",)),
-                options.task,
-                options.own_work,
-                options.hints,
-                options.blind,
-                options.token,
-                options.framework,
+            self.sandboxes[warm] = Sandbox(options.isolation, options.limits, warm or ("numpy",))
+        started = time.monotonic()
+        try:
+            verdict = self._judged(self.sandboxes[warm], file, source, name)
+        except Exception as error:
+            # Nothing that a candidate sends may prevent other candidates from being judged.
+            why = f"it cannot be judged: {type(error).__name__}: {message(error)[:200]}"
+            verdict = options.failed(f"{file}:{name}" if name else file, why)
+        verdict = replace(verdict, seconds=round(time.monotonic() - started, 3))
+        return verdict.blind() if options.blind else verdict
+
+    def _judged(self, sandbox: Sandbox, file: str, source: str, name: str) -> Verdict:
+        options = self.options
+        verdict = options.failed(f"{file}:{name}" if name else file)
+        workers: list[Worker] = []
+
+        def begin() -> dict[str, Any]:
+            if workers:
+                workers[-1].close()
+            workers.append(Worker(sandbox))
+            return workers[-1].load(
+                source, file, name, options.framework, profiled=options.own_work
             )
-        return self._judges[warm].judge(file, source, name)
+
+        def restart() -> None:
+            begin()
+            adapter.worker = workers[-1]
+
+        try:
+            try:
+                adapter = candidate(begin(), dtypes=options.task.dtypes)
+            except Lost as error:
+                return replace(verdict, why=f"while it was imported, {error}")
+            except ConformanceError as error:
+                return replace(verdict, why=str(error))
+            verdict = replace(verdict, candidate=f"{file}:{adapter.title}")
+            adapter.worker, adapter.profiled = workers[-1], options.own_work
+            until = time.monotonic() + sandbox.limits.seconds
+            judging = Judging(
+                adapter, options.task, options.token, self.expectations, restart, until
+            )
+            try:
+                judging.run()
+            except ConformanceError as error:
+                return replace(verdict, why=str(error))
+            return self._concluded(judging, workers, verdict)
+        finally:
+            if workers:
+                workers[-1].close()
+
+    def _concluded(self, judging: Judging, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
+        """Return the verdict, which says "failed" so far, with what the judging has shown."""
+        options = self.options
+        calls = sorted({call for worker in workers for call in worker.calls})
+        tricks = dict(judging.violations)
+        for worker in workers:
+            tricks |= worker.violations
+        if options.own_work and calls:
+            tricks["not its own work", f"calls {', '.join(calls)}"] = None
+        verdict = replace(
+            verdict,
+            asked=len(judging.found),
+            chapters=judging.chapters(),
+            accuracy=judging.accuracy(),
+            tricks=[Trick(*one) for one in tricks],
+            calls=calls,
+        )
+        if tricks:
+            why = "; ".join(f"{kind}: {detail}" for kind, detail in tricks)
+            return replace(verdict, verdict="cheat", why=why)
+        hints = 0 if options.blind or judging.lost else options.hints
+        causes = judging.causes(hints, verdict.candidate)
+        why = judging.lost[0] if judging.lost else ""
+        wrong = bool(judging.wrong() or judging.lost)
+        score = judging.score()
+        if not wrong and not judging.right():
+            return replace(verdict, why="it supports no problem of the task")
+        if not wrong and not score:
+            why = "it supports too little of the chapter plain to be an attention"
+            return replace(verdict, why=why)
+        ruling = "wrong" if wrong else "right"
+        return replace(verdict, verdict=ruling, why=why, score=score, causes=causes)
 
 
 def divided(spec: str) -> tuple[str, str]:
@@ -180,8 +292,7 @@ def judged(
         ConformanceError: an option is not valid, candidates cannot be isolated, or the cluster
             cannot be used.
     """
-    options = options.checked()
-    options = dataclasses.replace(options, token=options.token or secrets.token_hex(16))
+    options = options.checked().with_token()
     specs, sources = found(places), []
     for spec in specs:
         try:
@@ -190,9 +301,7 @@ def judged(
             if len(specs) == 1:
                 raise
             # It costs its neighbours nothing.
-            verdict = failed(
-                _shown(spec), str(error), options.task, options.token, options.isolation
-            )
+            verdict = options.failed(_shown(spec), str(error))
             yield verdict.blind() if options.blind else verdict
     if on:
         yield from _judged_on(on, sources, options)

@@ -45,8 +45,7 @@ READY = frozenset(
         "multi_head_attention multi_head_dot_product_attention "
     ).split()
 )
-"""Names of functions and operators that compute attention, unless they are the candidate's own.
-Methods are recognised by their modules, below."""
+"""Names of functions and operators that compute attention, unless they are the candidate's own."""
 
 READY_MODULES = re.compile(
     r"(flash_attn|flash_attn_interface|xformers|transformer_engine|flashinfer|sageattention"
@@ -64,6 +63,7 @@ READY_METHODS = {
     ("torch.nn.modules.activation", "forward"),
     ("torch.nn.modules.transformer", "forward"),
 }
+"""Methods that compute attention, by module and name."""
 
 SUSPICIOUS = {
     "gc.get_objects": "looks through the garbage collector",
@@ -138,9 +138,6 @@ class NumPy:
     def values(self, array):
         return array
 
-    def place(self, array):
-        return {id(_base(array))}
-
     def shares(self, array, others):
         return any(np.may_share_memory(array, other) for other in others)
 
@@ -175,22 +172,17 @@ class Torch(NumPy):
         torch.set_num_threads(1)
         self.torch = torch
         try:
-            self.record, self.recorded = (
-                torch.autograd._enable_profiler_legacy,
-                torch.autograd._disable_profiler_legacy,
-            )
+            self.record = torch.autograd._enable_profiler_legacy
+            self.recorded = torch.autograd._disable_profiler_legacy
             self.recorder = torch.autograd.profiler_legacy.profile().config()
         except (AttributeError, TypeError) as error:
             raise RuntimeError(
                 f"torch {torch.__version__} lacks what tells its operators: {error}; "
                 "candidates are judged with torch 2.13"
             ) from None
-        self.grad = torch.autograd.grad
-        self.cpu, self.detach, self.double = (
-            torch.Tensor.cpu,
-            torch.Tensor.detach,
-            torch.Tensor.double,
-        )
+        # Functions that a candidate may replace later.
+        self.grad, tensor = torch.autograd.grad, torch.Tensor
+        self.cpu, self.detach, self.double = tensor.cpu, tensor.detach, tensor.double
         self.modules = (
             np,
             torch,
@@ -354,12 +346,6 @@ def _type(value):
     return f"{kind.__module__}.{kind.__qualname__}"[:80]
 
 
-def _base(array):
-    while array.base is not None and type(array.base) is np.ndarray:
-        array = array.base
-    return array
-
-
 # What candidates may import from the suite: names for declarations, whose calls are recorded
 
 
@@ -439,16 +425,14 @@ def declaration(function, name):
     Without a declaration, "masks" is None, and the framework is guessed from the modules that the
     candidate has imported; it is "" if none of them is a framework.
     """
-    code = getattr(function, "__code__", None)
-    if code is None:
-        inner = getattr(function, "__wrapped__", None)
-        code = getattr(inner, "__code__", None)
+    # A function made by jax.jit has neither code nor globals; the wrapped function has.
+    wrapped = getattr(function, "__wrapped__", None)
+    code, held = (
+        getattr(function, attribute, getattr(wrapped, attribute, default))
+        for attribute, default in (("__code__", None), ("__globals__", {}))
+    )
     count = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
-    parameters = list(code.co_varnames[:count]) if code is not None else []
-    # A function made by jax.jit has no globals; those of the wrapped function are used.
-    held = getattr(function, "__globals__", None)
-    if held is None:
-        held = getattr(getattr(function, "__wrapped__", None), "__globals__", {})
+    parameters = [] if code is None else list(code.co_varnames[:count])
     roots = {
         getattr(value, "__name__", "").partition(".")[0]
         for value in held.values()
@@ -503,9 +487,8 @@ class Host:
         sys.modules["conformance"] = stand_in()
         sys.modules.pop("__main__", None)
         sys.modules["__main__"] = types.ModuleType("__main__")
-        frameworks = head["frameworks"]
         try:
-            held = {one: FRAMEWORKS[one]() for one in frameworks if one in FRAMEWORKS}
+            held = {one: FRAMEWORKS[one]() for one in head["frameworks"] if one in FRAMEWORKS}
         except Exception as error:
             self._send({"raised": _told(error, "")})
             return
@@ -712,20 +695,19 @@ class Host:
 def strided(framework, native, how):
     """Return the same numbers as a view of a larger array, like `strided` of the bridges."""
     sizes = tuple(native.shape)
-    filler = True if "bool" in str(native.dtype) else float("nan")
-    if "int" in str(native.dtype):
-        filler = 1
+    dtype = str(native.dtype)
+    filler = True if "bool" in dtype else 1 if "int" in dtype else float("nan")
     if how == "gaps":
         around = framework.filled((*sizes, 2), native, filler)
-        around[..., 0] = native
-        around[..., 1] = native
+        around[..., 0] = around[..., 1] = native
         return around[..., 0]
     between = range(1, len(sizes) - 1) or range(len(sizes))
-    larger = tuple(size + 3 * (axis in between) for axis, size in enumerate(sizes))
-    window = tuple(
-        slice(1, 1 + size) if axis in between else slice(None) for axis, size in enumerate(sizes)
-    )
-    around = framework.filled(larger, native, filler)
+    larger, window = list(sizes), [slice(None)] * len(sizes)
+    for axis in between:
+        larger[axis] += 3
+        window[axis] = slice(1, 1 + sizes[axis])
+    around = framework.filled(tuple(larger), native, filler)
+    window = tuple(window)
     around[window] = native
     return around[window]
 
@@ -867,8 +849,7 @@ def be_a_child(channel, head):
     os.closerange(3, channel.fileno())
     os.closerange(channel.fileno() + 1, 1024)
     limit(head["limits"])
-    if head["filter"]:
-        refuse_system_calls(head["limits"]["processes"] > 0)
+    refuse_system_calls(head["limits"]["processes"] > 0)
     Host(channel).serve()
 
 

@@ -1,4 +1,4 @@
-"""A sandbox: processes in which candidates run, isolated from everything else on the machine.
+"""Sandboxes and workers: the processes in which candidates run, isolated from everything else.
 
 `bubblewrap` gives a sandbox its own namespaces: it has no network, sees no other processes, and has
 a read-only file system without the suite and one temporary folder in memory. A process in it has
@@ -6,13 +6,19 @@ imported the framework and forks a child for each candidate. The child gives up 
 sets limits on its resources before it imports the candidate. With `limits` there is such a child,
 but there are no namespaces: verdicts list what this does not prevent, and it is never used unless
 the user chooses it.
+
+A `Worker` exchanges messages with such a child. The form of every message from it is checked. The
+contents are not trusted: they are only compared with expected numbers, which it never receives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
+import secrets
 import shutil
 import signal
 import site
@@ -22,21 +28,30 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
-
-Isolation = Literal["bubblewrap", "limits"]
 
 RUNNER = Path(__file__).with_name("runner.py")
 NOBODY = 65534
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
 
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 SANDBOX_LOST = "its sandbox was lost"
+
+HEADER = struct.Struct("<II")
+"""The format of the beginning of a message: the sizes in bytes of its JSON part and its arrays."""
+MOST_JSON, MOST_ARRAYS = 2**20, 2**28
 
 LACKS: dict[str, tuple[str, ...]] = {
     "bubblewrap": (),
@@ -89,7 +104,7 @@ class IsolationMissing(ConformanceError):
 
 
 def check(isolation: str) -> None:
-    """Raise `IsolationMissing` unless this machine supports this kind of isolation.
+    """Check that this machine supports a kind of isolation.
 
     Raises:
         ConformanceError: there is no such kind, or the system is not Linux.
@@ -126,8 +141,8 @@ def _walls(memory: int) -> list[str]:
     walls = ["--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     walls += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     walls += ["--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp"]
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        walls += ["--setenv", name, "1"]
+    for variable in THREADS.items():
+        walls += ["--setenv", *variable]
     for place in SYSTEM:
         path = Path(place)
         if path.is_symlink():
@@ -184,25 +199,23 @@ class Sandbox:
         runner = os.memfd_create("runner")
         os.write(runner, RUNNER.read_bytes())
         os.lseek(runner, 0, os.SEEK_SET)
-        arguments = [str(theirs.fileno())]
-        own = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        control = str(theirs.fileno())
         if self.isolation == "bubblewrap":
             program = shutil.which("bwrap") or "bwrap"
             walls = _walls(self.limits.file)
             at = walls.index("--remount-ro")
             walls[at:at] = ["--perms", "0444", "--ro-bind-data", str(runner), "/runner.py"]
-            command = [program, *walls, "--", sys.executable, "-I", "/runner.py"]
-            command += [*arguments, "alone", *self.warm]
+            command = [program, *walls, "--", sys.executable, "-I", "/runner.py", control, "alone"]
         else:
             self._folder = tempfile.mkdtemp(prefix="judge-")
-            command = [sys.executable, "-I", str(RUNNER), *arguments, "among", *self.warm]
+            command = [sys.executable, "-I", str(RUNNER), control, "among"]
         self._process = subprocess.Popen(
-            command,
+            [*command, *self.warm],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), runner),
-            env={"PATH": "/usr/bin:/bin", **own},
+            env={"PATH": "/usr/bin:/bin", **THREADS},
             cwd=self._folder or "/",
             start_new_session=True,
         )
@@ -222,13 +235,7 @@ class Sandbox:
         for _ in range(2):
             self.start()
             ours, theirs = socket.socketpair()
-            limits = {
-                "memory": self.limits.memory,
-                "file": self.limits.file,
-                "seconds": self.limits.seconds,
-                "processes": self.limits.processes,
-            }
-            head = {"do": "fork", "limits": limits, "filter": True}
+            head = {"do": "fork", "limits": dataclasses.asdict(self.limits)}
             assert self._control is not None
             with theirs, contextlib.suppress(OSError):
                 socket.send_fds(self._control, [json.dumps(head).encode()], [theirs.fileno()])
@@ -249,7 +256,7 @@ class Sandbox:
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps({"do": "bury"}).encode())
             status = self._reply(4, 10.0)
-            if len(status) == 4:
+            if status:
                 code = os.waitstatus_to_exitcode(struct.unpack("<i", status)[0])
                 if code < 0 and -code != signal.SIGKILL:
                     return signal.Signals(-code).name
@@ -259,18 +266,12 @@ class Sandbox:
         return SANDBOX_LOST
 
     def _reply(self, size: int, seconds: float) -> bytes:
+        """Return the next bytes from the runner; none if it does not send all of them in time."""
         assert self._control is not None
-        self._control.settimeout(seconds)
-        data = b""
         try:
-            while len(data) < size:
-                more = self._control.recv(size - len(data))
-                if not more:
-                    break
-                data += more
+            return _exactly(self._control, size, time.monotonic() + seconds)
         except OSError:
             return b""
-        return data
 
     def close(self) -> None:
         """End all processes of the sandbox."""
@@ -287,3 +288,182 @@ class Sandbox:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = ""
+
+
+def _exactly(channel: socket.socket, size: int, until: float) -> bytes:
+    """Return the next bytes from a channel.
+
+    Raises:
+        TimeoutError: they did not arrive until this time of `time.monotonic`.
+        OSError: the channel is closed.
+    """
+    data = bytearray()
+    while len(data) < size:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        channel.settimeout(left)
+        more = channel.recv(min(size - len(data), 2**20))
+        if not more:
+            raise OSError("closed")
+        data += more
+    return bytes(data)
+
+
+class Lost(ConformanceError):
+    """The process of a candidate ended, hung, or sent something that is not an answer."""
+
+
+class Refused(ConformanceError):
+    """A candidate cannot be imported, or its function or framework cannot be determined."""
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception that a candidate raised: its type, text, and line."""
+
+    kind: str
+    text: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}" + (f" ({self.place})" if self.place else "")
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """The description of a returned array, whose numbers follow the message as float64."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reply of a worker: arrays, a declaration or an exception, and the observed behaviour."""
+
+    id: str
+    violations: list[tuple[str, str]] = []
+    calls: list[str] = []
+    raised: Raised | None = None
+    declared: dict[str, Any] | None = None
+    arrays: list[Returned] | None = None
+
+
+class Worker:
+    """A candidate in its own process.
+
+    Attributes:
+        violations: forbidden behaviour of the candidate, as pairs of a kind and a sentence.
+        calls: the names of existing attention functions that it called.
+        lost: how its process was lost; "" while it is alive.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.violations: dict[tuple[str, str], None] = {}
+        self.calls: dict[str, None] = {}
+        self.lost = ""
+        self._sandbox = sandbox
+        self._channel = sandbox.fork()
+        self._until = time.monotonic() + sandbox.limits.seconds
+
+    def load(
+        self, source: str, file: str, name: str, framework: str, *, profiled: bool
+    ) -> dict[str, Any]:
+        """Import the candidate; return its declaration as plain data.
+
+        Args:
+            source: the content of the candidate's file.
+            file: the name of the file, for messages.
+            name: the name of the function; "" if only one function in the file can be meant.
+            framework: the framework of its arrays; "" if the candidate declares it.
+            profiled: whether to record which existing attention functions it calls meanwhile.
+
+        Raises:
+            Refused: the candidate cannot be imported, or its function or framework is unclear.
+            Lost: the process ended, hung, or sent an invalid reply.
+        """
+        head = {"do": "import", "source": source, "file": file, "name": name}
+        more = {"framework": framework, "frameworks": self._sandbox.warm, "profile": profiled}
+        reply, _ = self._exchange(head | more, (), self._sandbox.limits.start)
+        if reply.raised is not None:
+            raise Refused(str(reply.raised))
+        if reply.declared is None:
+            raise self._end("sent something else than a declaration")
+        return reply.declared
+
+    def ask(
+        self, head: Mapping[str, Any], arrays: Sequence[np.ndarray]
+    ) -> tuple[Raised | None, dict[str, Array], dict[str, str]]:
+        """Send a problem; return the exception or None, and the arrays and dtypes by name.
+
+        Raises:
+            Lost: the process ended, hung, or sent an invalid reply.
+        """
+        data = [np.ascontiguousarray(array).tobytes() for array in arrays]
+        reply, body = self._exchange({"do": "ask", **head}, data, self._sandbox.limits.item)
+        if reply.raised is not None:
+            return reply.raised, {}, {}
+        if reply.arrays is None:
+            raise self._end("sent something else than an answer")
+        found: dict[str, Array] = {}
+        at = 0
+        for one in reply.arrays:
+            if any(size < 0 for size in one.shape):
+                raise self._end("sent an array of a negative size")
+            size = 8 * math.prod(one.shape)
+            if at + size > len(body):
+                raise self._end("sent half an answer")
+            found[one.name] = np.frombuffer(body[at : at + size]).reshape(one.shape).copy()
+            at += size
+        if at != len(body) or len(found) != len(reply.arrays):
+            raise self._end("sent more than an answer")
+        return None, found, {one.name: one.dtype for one in reply.arrays}
+
+    def close(self) -> None:
+        """End the process and everything that it started."""
+        self._channel.close()
+        self._sandbox.bury()
+
+    def _exchange(
+        self, head: dict[str, Any], arrays: Sequence[bytes], seconds: float
+    ) -> tuple[Reply, bytes]:
+        if self.lost:
+            raise Lost(self.lost)
+        name = secrets.token_hex(8)
+        text = json.dumps(head | {"id": name}).encode()
+        body = b"".join(arrays)
+        until = min(time.monotonic() + seconds, self._until)
+        try:
+            self._channel.settimeout(max(0.01, until - time.monotonic()))
+            self._channel.sendall(HEADER.pack(len(text), len(body)) + text + body)
+            sizes = HEADER.unpack(_exactly(self._channel, HEADER.size, until))
+            if sizes[0] > MOST_JSON or sizes[1] > MOST_ARRAYS:
+                raise self._end("sent more than an answer can hold")
+            told, returned = (_exactly(self._channel, size, until) for size in sizes)
+        except TimeoutError:
+            if time.monotonic() >= self._until:
+                raise self._end(f"used all of its {self._sandbox.limits.seconds} s") from None
+            raise self._end(f"no answer within {seconds:g} s") from None
+        except OSError:
+            raise self._end("its process ended") from None
+        try:
+            reply = msgspec.json.decode(told, type=Reply)
+        except (msgspec.MsgspecError, RecursionError):
+            raise self._end("sent something that is no answer") from None
+        if reply.id != name:
+            raise self._end("answered another question")
+        self.violations |= dict.fromkeys(
+            (kind[:40], text[:200]) for kind, text in reply.violations[:20]
+        )
+        self.calls |= dict.fromkeys(call[:100] for call in reply.calls[:20])
+        return reply, returned
+
+    def _end(self, why: str) -> Lost:
+        how = ""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        if why == "its process ended":
+            how = self._sandbox.bury()
+            if how == SANDBOX_LOST:
+                self.violations["tampering", "it ended or stopped the process beside it"] = None
+        self.lost = why + (f": {how}" if how else "")
+        return Lost(self.lost)

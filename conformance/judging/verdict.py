@@ -1,10 +1,9 @@
 """The verdict on a candidate, and the score computed from its right answers.
 
 The score is a weighted mean over all problems of the task, with weights that depend only on the
-task and on the dtypes that the framework has. A candidate's declarations change no weight. If one
-candidate is right wherever another candidate of the same framework is, and on further problems
-too, it therefore never scores less, unless it cheats. A problem that a candidate does not support
-does not count as right.
+task and on the dtypes that the framework has, and not on a candidate's declarations. A candidate
+that is right wherever another one of the same framework is therefore never scores less, unless it
+cheats. A problem that a candidate does not support does not count as right.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ WEIGHTS: Mapping[str, float] = {
 }
 """The weight of each chapter, relative to the sum over all chapters of the task."""
 OTHERWISE = 1.0
+"""The weight of other chapters."""
 LEAST_PLAIN = 0.3
 """The share of right outputs in chapter "plain" below which the score is 0, because the candidate
 computes no attention. Some problems are easy: with one key, a constant is right."""
 OF_OUTPUT = 0.6
-"""The share of a problem's points for its output; the rest is for its gradients. If gradients do
-not count, all points are for the output."""
+"""The share of a problem's points for its output, if gradients count; the rest is for them."""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     """A deviation, on the smallest problem that shows it.
 
     Attributes:
+        requirement: the id of the requirement that is not met.
         cause: the mistake that explains it, in a sentence; "" if none is known.
         detail: what deviates.
         case, dtype: the problem, which the token determines.
@@ -180,11 +180,10 @@ def scored(asked: Mapping[tuple[str, str, str], Iterable[Marks]], *, gradients: 
             plain.append(output)
         share = OF_OUTPUT * output + (1 - OF_OUTPUT) * slopes if gradients else float(output)
         points.setdefault(chapter, []).append(share)
-    if sum(plain) < LEAST_PLAIN * len(plain):
+    if not points or sum(plain) < LEAST_PLAIN * len(plain):
         return 0.0
-    total = sum(WEIGHTS.get(chapter, OTHERWISE) for chapter in points)
+    weights = {chapter: WEIGHTS.get(chapter, OTHERWISE) for chapter in sorted(points)}
     parts = (
-        WEIGHTS.get(chapter, OTHERWISE) * sum(shares) / len(shares)
-        for chapter, shares in sorted(points.items())
+        weight * sum(points[chapter]) / len(points[chapter]) for chapter, weight in weights.items()
     )
-    return round(sum(parts) / total, 6) if total else 0.0
+    return round(sum(parts) / sum(weights.values()), 6)

@@ -13,6 +13,7 @@ extracts query, key and value from the input, and the other two see zeros.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -28,32 +29,15 @@ from conformance.definition.problem import Problem, Shape, Weights, check_shape
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import LACKS
 from conformance.frameworks.base import Natives, Request
-from conformance.long.problem import LongProblem
-from conformance.long.visibility import EVERYTHING, Visibility
+from conformance.long.problem import EVERYTHING, Heads, LongProblem, Visibility, heads_of
 
 DENSE = 2**26
 """The most pairs of a query and a key for which a mask is passed as an array."""
 
+SHORT = 10.0
+"""The most seconds of a first call that compiles for which a second call tells the compile time."""
 
-@dataclass(frozen=True, eq=False)
-class Heads:
-    """The inputs of an implementation: arrays `[batch heads length head]`, and masks as structure.
-
-    Arrays are float64 if `dtype` is, and float32 otherwise; all their numbers are exactly
-    representable in `dtype`. `cotangent` is that of the output. `sinks` `[heads]` are logits that
-    enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
-    no cap. `sees` says which keys each query sees.
-    """
-
-    dtype: str
-    query: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-    cotangent: np.ndarray
-    scale: float
-    sees: Visibility
-    sinks: np.ndarray | None = None
-    soft_cap: float | None = None
+_INPUTS = ("query", "key", "value")
 
 
 @runtime_checkable
@@ -70,10 +54,7 @@ class AtLength(Protocol):
 
 
 Slices = Callable[[int, int, slice], Array]
-"""A function from `(entry, head, rows)` to these rows of an array, `[rows head]`, in float64.
-
-`entry` is the index of the batch entry.
-"""
+"""A function from `(batch entry, head, rows)` to rows of an array, `[rows head]`, in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,29 +69,6 @@ class Answered:
     arrays: Mapping[str, Slices]
     seconds: float
     first: float = 0.0
-
-
-def heads_of(problem: LongProblem) -> Heads:
-    """Return the inputs of a problem as arrays."""
-    batch, heads, _, kv_heads, _ = problem.sizes
-    wide = problem.value.dtype
-
-    def every(count: int, one: Callable[[int, int], Array]) -> np.ndarray:
-        return np.stack(
-            [np.stack([one(b, h).astype(wide) for h in range(count)]) for b in range(batch)]
-        )
-
-    return Heads(
-        problem.dtype,
-        every(heads, problem.query),
-        every(kv_heads, problem.key),
-        problem.value,
-        problem.cotangent,
-        problem.factor,
-        problem.sees,
-        None if problem.sinks is None else problem.sinks.astype(wide),
-        problem.soft_cap,
-    )
 
 
 def call(
@@ -142,13 +100,6 @@ def call(
     if isinstance(adapter, Function):
         return _call_function(adapter, heads, options)
     return _call_layer(adapter, heads, replace(options, projected=False, wanted=frozenset(_INPUTS)))
-
-
-_INPUTS = ("query", "key", "value")
-
-SHORT = 10.0
-"""If the first call of a shape compiles and takes at most this many seconds, a second call shows
-how much of that time was compilation."""
 
 
 def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:
@@ -230,32 +181,29 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
         returned, seconds, first = _timed(evaluate, compiles=compiles)
 
     def slices(array: Any) -> Slices:
-        def read(entry: int, head: int, rows: slice) -> Array:
-            part = array[entry, rows, head] if swapped else array[entry, head, rows]
-            return bridge.numpy(part)
-
-        return read
+        if swapped:
+            return lambda entry, head, rows: bridge.numpy(array[entry, rows, head])
+        return lambda entry, head, rows: bridge.numpy(array[entry, head, rows])
 
     shapes = {name: tuple(array.shape) for name, array in returned.items()}
     if swapped:
-        shapes = {n: (s[0], s[2], s[1], *s[3:]) for n, s in shapes.items() if len(s) == 4}
+        shapes = {name: (s[0], s[2], s[1], *s[3:]) for name, s in shapes.items()}
     arrays = {name: slices(array) for name, array in returned.items()}
     return Answered(_checked(heads, arrays, shapes), seconds, first)
 
 
 def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
     """Call a layer, which projects its inputs, with projections that pass the heads on exactly."""
-    refused: Unsupported | None = None
-    for shared, bias in ((False, False), (False, True), (True, False), (True, True)):
+    refused: list[Unsupported] = []
+    for shared, bias in itertools.product((False, True), repeat=2):
         try:
             problem = _passed_on(heads, shared=shared, bias=bias)
             adapter.check_shape(problem.shape)
+            break
         except Unsupported as reason:
-            refused = refused or reason
-            continue
-        break
+            refused.append(reason)
     else:
-        raise refused or Unsupported("no shape")
+        raise refused[0]
     if heads.sinks is not None or heads.soft_cap is not None:
         raise Unsupported("sinks and soft caps of a layer at length")
     flag, lengths = adapter.masks.causal, problem.shape.logits[2:]
@@ -268,16 +216,14 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
     answer, seconds, first = _timed(lambda: adapter.run(problem, call), compiles=compiles)
     count, size = heads.query.shape[1], heads.query.shape[3]
     arrays = {"output": answer.output}
-    gradients = {name: answer.gradients[name] for name in _INPUTS if name in answer.gradients}
-    if shared and gradients:
-        whole = gradients["query"]
-        gradients = {
-            name: whole[..., place * size : (place + 1) * size]
-            for place, name in enumerate(_INPUTS)
-        }
+    arrays |= {name: answer.gradients[name] for name in _INPUTS if name in answer.gradients}
     if shared:
+        # One input, and so one gradient, holds query, key and value side by side.
+        whole = arrays.get("query")
         arrays["output"] = answer.output[..., :size]
-    arrays |= gradients
+        if whole is not None:
+            parts = (whole[..., at : at + size] for at in (0, size, 2 * size))
+            arrays |= dict(zip(_INPUTS, parts, strict=True))
     split = {
         name: array.reshape(*array.shape[:2], count, -1).swapaxes(1, 2)
         if array.ndim == 3 and array.shape[2] % count == 0
@@ -285,11 +231,8 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
         for name, array in arrays.items()
     }
     shapes = {name: array.shape for name, array in split.items()}
-    return Answered(
-        _checked(heads, {name: _of_numpy(array) for name, array in split.items()}, shapes),
-        seconds,
-        first,
-    )
+    slices = {name: _of_numpy(array) for name, array in split.items()}
+    return Answered(_checked(heads, slices, shapes), seconds, first)
 
 
 def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
@@ -312,14 +255,32 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
     def joined(array: np.ndarray) -> Array:
         return array.swapaxes(1, 2).reshape(batch, array.shape[2], -1).astype(np.float64)
 
-    query, key, value, cotangent = map(
-        joined, (heads.query, heads.key, heads.value, heads.cotangent)
-    )
+    inputs = {name: joined(getattr(heads, name)) for name in (*_INPUTS, "cotangent")}
     if shared:
-        query = key = value = np.concatenate([query, key, value], axis=2)
-        cotangent = np.pad(cotangent, ((0, 0), (0, 0), (0, 2 * size)))
+        whole = np.concatenate([inputs[name] for name in _INPUTS], axis=2)
+        inputs |= dict.fromkeys(_INPUTS, whole)
+        inputs["cotangent"] = np.pad(inputs["cotangent"], ((0, 0), (0, 0), (0, 2 * size)))
+    shape = _shape(heads, shared=shared, bias=bias)
+    weights = {name: np.zeros(sizes) for name, sizes in shape.weight_shapes().items()}
+    for place, name in enumerate((*_INPUTS, "output")):
+        weight = weights[name]
+        if not shared:
+            # A square matrix, one of whose axes is split into heads.
+            weights[name] = np.eye(math.isqrt(weight.size)).reshape(weight.shape)
+        elif name == "output":
+            weight[0, :, :size] = np.eye(size)
+        else:
+            weight[place * size : (place + 1) * size, 0] = np.eye(size)
+    return _problem(heads, shape, weights, inputs)
+
+
+def _shape(heads: Heads, *, shared: bool = False, bias: bool = False) -> Shape:
+    """Return the shape of a layer that attends over these heads; over three if `shared`."""
+    batch, count, queries, size = heads.query.shape
+    kv_heads, keys, value_size = heads.value.shape[1:]
+    if shared:
         count = kv_heads = 3
-    shape = Shape(
+    return Shape(
         batch=batch,
         query_length=queries,
         key_length=keys,
@@ -327,33 +288,30 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
         kv_heads=kv_heads,
         head_size=size,
         value_head_size=value_size,
-        query_width=query.shape[2],
-        key_width=key.shape[2],
-        value_width=value.shape[2],
-        output_width=cotangent.shape[2],
+        query_width=count * size,
+        key_width=kv_heads * size,
+        value_width=kv_heads * value_size,
+        output_width=count * value_size,
         bias=bias,
         sharing="self" if shared else "separate",
     )
-    weights = {name: np.zeros(sizes) for name, sizes in shape.weight_shapes().items()}
-    for place, name in enumerate((*_INPUTS, "output")):
-        if shared:
-            first = 0 if name == "output" else place * size
-            part = weights[name][0] if name == "output" else weights[name][first : first + size, 0]
-            part[:size, :size] = np.eye(size)
-        else:
-            sizes = weights[name].shape
-            weights[name] = np.eye(math.prod(sizes[:2]) if name == "output" else sizes[0])
-            weights[name] = weights[name].reshape(sizes)
+
+
+def _problem(
+    heads: Heads,
+    shape: Shape,
+    weights: Mapping[str, Array],
+    inputs: Mapping[str, Any],
+    **features: Any,
+) -> Problem:
     return Problem(
         shape=shape,
         dtype=heads.dtype,
         weights=Weights(**weights),
-        query=query,
-        key=key,
-        value=value,
-        cotangent=cotangent,
         causal=heads.sees.causal,
         scale=None if heads.scale == shape.default_scale else heads.scale,
+        **inputs,
+        **features,
     )
 
 
@@ -386,40 +344,14 @@ def _checked(
 
 def _stand_in(heads: Heads) -> Problem:
     """Return a `Problem` with these sizes, whose inputs are zeros that take almost no memory."""
-    batch, count, queries, size = heads.query.shape
-    kv_heads, keys, value_size = heads.value.shape[1:]
-    shape = Shape(
-        batch=batch,
-        query_length=queries,
-        key_length=keys,
-        heads=count,
-        kv_heads=kv_heads,
-        head_size=size,
-        value_head_size=value_size,
-        query_width=count * size,
-        key_width=kv_heads * size,
-        value_width=kv_heads * value_size,
-        output_width=count * value_size,
-        bias=False,
+    shape = _shape(heads)
+    batch, _, queries, _ = shape.logits
+    sizes = shape.input_shapes() | {"cotangent": (batch, queries, shape.output_width)}
+    weights, inputs = (
+        {name: np.broadcast_to(0.0, size) for name, size in each.items()}
+        for each in (shape.weight_shapes(), sizes)
     )
-
-    def nothing(*sizes: int) -> Array:
-        return np.broadcast_to(0.0, sizes)
-
-    weights = {name: nothing(*sizes) for name, sizes in shape.weight_shapes().items()}
-    return Problem(
-        shape=shape,
-        dtype=heads.dtype,
-        weights=Weights(**weights),
-        query=nothing(batch, queries, shape.query_width),
-        key=nothing(batch, keys, shape.key_width),
-        value=nothing(batch, keys, shape.value_width),
-        cotangent=nothing(batch, queries, count * value_size),
-        causal=heads.sees.causal,
-        scale=None if heads.scale == shape.default_scale else heads.scale,
-        sinks=heads.sinks,
-        soft_cap=heads.soft_cap,
-    )
+    return _problem(heads, shape, weights, inputs, sinks=heads.sinks, soft_cap=heads.soft_cap)
 
 
 def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Compare every element with its exact value, block by block, and locate the worst element.
+"""Compare answers to long problems with exact values, and locate the worst element.
+
+`check` compares every element, block by block; `check_sampled` compares those of sampled rows and
+of the gradients of keys and values; and `missed` counts the rows of a retrieval that are wrong.
 
 For each array, this computes the largest |error|/σ and its place, the rms of error/σ, the signed
 bias Σ(error/σ)/√N, and the gain Σ(error·want/σ²)/√Σ(want/σ)². The gain is like the bias, but adds
@@ -9,41 +12,51 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from conformance.definition.comparison import FEWEST, RMS
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import Array, dtype_of
 from conformance.long.calling import Answered, Slices
-from conformance.long.noise import COMMON, UNKNOWN, Noise, extras, noises
+from conformance.long.noise import (
+    COMMON,
+    UNKNOWN,
+    Noise,
+    Variances,
+    extras,
+    models,
+    noises,
+    sampled_head,
+)
 from conformance.long.oracle import BLOCK, Head, columns, rows
-from conformance.long.problem import LongProblem
+from conformance.long.problem import Heads, LongProblem, Retrieval
 from conformance.records.numbers import LIMIT, ratios
 
 DRIFT = 0.25
 """What correlated errors add to the limits of bias and gain, in units of σ·LIMIT, before division
-by the root of the number of independent errors: pairs of the same classes are rounded alike, so an
+by the root of the number of independent errors. Pairs of the same classes are rounded alike, so an
 array has at most as many independent errors as there are classes."""
+
+FEW = 16
+"""The number of independent rows below which the rms varies as much as a single error."""
+
+_READ = 2**15
+"""The number of rows of an answer to convert at once."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An element, given by batch entry, head, position and component, with its values and σ."""
+    """The position and the component of an element, with its actual and expected values."""
 
-    entry: int
-    head: int
     position: int
     component: int
     got: float
     want: float
-    sigma: float
-
-    def tile(self, size: int) -> int:
-        """Return the index of the tile that contains the element, for tiles of `size` positions."""
-        return self.position // size
 
 
 @dataclass(eq=False)
@@ -57,7 +70,8 @@ class Tally:
         squares, sum: the sums of (error/σ)² and of error/σ.
         along, size: the sums of error·want/σ² and of (want/σ)².
         beyond: the number of elements whose |error|/σ exceeds `LIMIT`.
-        tiles: the batch entry, head and index of tiles with such elements, up to some thousands.
+        tiles: the batch entry, head and index of blocks of `BLOCK` rows with such elements, up to
+            some thousands.
     """
 
     array: str
@@ -74,17 +88,14 @@ class Tally:
     tiles: set[tuple[int, int, int]] = field(default_factory=set)
 
     def add(
-        self,
-        at: tuple[int, int, int],
-        got: Array,
-        want: Array,
-        sigma: Array,
-        underflow: float,
-        tile: int = BLOCK,
+        self, at: tuple[int, int, int], got: Array, want: Array, sigma: Array, underflow: float
     ) -> None:
-        """Add a block of rows; `at` is the batch entry, head and position of the first row.
+        """Add a block of rows `[rows size]`.
 
-        `tile` is the number of rows of each tile in `tiles`.
+        Args:
+            at: the batch entry, head and position of the first row.
+            got, want, sigma: the actual and expected values, and σ of their difference.
+            underflow: the largest error that counts as 0.
         """
         if not got.size:
             return
@@ -93,20 +104,18 @@ class Tally:
         ratio[got == want] = 0.0
         size = np.abs(ratio)
         largest = float(size.max())
+        entry, head, start = at
         if largest > self.largest:
             row, component = np.unravel_index(int(size.argmax()), size.shape)
-            numbers = (float(array[row, component]) for array in (got, want, sigma))
-            entry, head, start = at
+            numbers = (float(array[row, component]) for array in (got, want))
             self.largest = largest
-            self.worst = Place(entry, head, start + int(row), int(component), *numbers)
+            self.worst = Place(start + int(row), int(component), *numbers)
         if largest > LIMIT:
-            beyond = (size > LIMIT).any(axis=1)
-            self.beyond += int((size > LIMIT).sum())
-            entry, head, start = at
+            beyond = size > LIMIT
+            self.beyond += int(beyond.sum())
             if len(self.tiles) < 4096:
-                self.tiles |= {
-                    (entry, head, (start + int(i)) // tile) for i in np.flatnonzero(beyond)
-                }
+                at_rows = np.flatnonzero(beyond.any(axis=1)).tolist()
+                self.tiles |= {(entry, head, (start + row) // BLOCK) for row in at_rows}
             ratio = np.clip(np.nan_to_num(ratio, posinf=1e100, neginf=-1e100), -1e100, 1e100)
         flat = ratio.ravel()
         strength = np.divide(want, sigma, out=np.zeros_like(want), where=sigma > 0).ravel()
@@ -155,14 +164,12 @@ class Tally:
             # of a single element.
             few = (1 - RMS) / math.sqrt(groups) if groups < FEW else 0.0
             gain = alone + (DRIFT + few) / math.sqrt(groups)
-            parts.append(self.rms / ((RMS + few) * LIMIT))
-            parts.append(abs(self.bias) * alone / (LIMIT * bias))
-            parts.append(abs(self.gain) * alone / (LIMIT * gain))
+            parts += [
+                self.rms / ((RMS + few) * LIMIT),
+                abs(self.bias) * alone / (LIMIT * bias),
+                abs(self.gain) * alone / (LIMIT * gain),
+            ]
         return max(parts)
-
-
-FEW = 16
-"""The number of independent rows below which the rms varies as much as a single error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +193,7 @@ class Checked:
     @property
     def reached(self) -> str:
         """The most accurate class in which every array is within its limits, or ""."""
-        for name, tallies in self.tallies.items():
-            if all(tally.excess <= 1 for tally in tallies.values()):
-                return name
-        return ""
+        return next((name for name in self.tallies if self.conforms(name)), "")
 
 
 def check(
@@ -214,7 +218,7 @@ def check(
     """
     started = time.perf_counter()
     batch, _, length, kv_heads, keys = problem.sizes
-    of_classes, found = noises(problem, tile), _Found(problem)
+    arrays, of_classes, found = answered.arrays, noises(problem, tile), _Found(problem)
     of_classes = [noise for noise in of_classes if noise.name == accuracy] or of_classes
     with ThreadPoolExecutor(threads) as pool:
         for entry in range(batch):
@@ -223,30 +227,28 @@ def check(
                 heads = [Head(problem, entry, head) for head in group]
                 for head in heads:
                     head.extra = np.zeros((length, COMMON + 2 * len(of_classes)))
-                tasks = [
-                    pool.submit(_rows, head, span, size, of_classes, answered.arrays)
+                for task in [
+                    pool.submit(_rows, head, span, size, of_classes, arrays)
                     for head in heads
                     for span in _pieces(length, threads, size)
-                ]
-                for task in tasks:
+                ]:
                     found.join(task.result())
-                if not answered.arrays.keys() & {"key", "value"}:
+                if not arrays.keys() & {"key", "value"}:
                     continue
-                tasks = [
-                    pool.submit(_columns, heads, span, size, of_classes, answered.arrays)
+                for task in [
+                    pool.submit(_columns, heads, span, size, of_classes, arrays)
                     for span in _pieces(keys, threads, size)
-                ]
-                for task in tasks:
+                ]:
                     found.join(task.result())
     by_name = {noise.name: noise for noise in of_classes}
-    for (name, sink), sums in found.sinks.items() if "sinks" in answered.arrays else ():
-        wanted = by_name[name].sinks(sums)
-        got = answered.arrays["sinks"](0, sink, slice(0, 1))
-        found.of(name, "sinks").add((0, sink, 0), got, *wanted, problem.format.underflow)
+    for (name, sink), sums in found.sinks.items() if "sinks" in arrays else ():
+        got = arrays["sinks"](0, sink, slice(0, 1))
+        tally = found.of(name, "sinks")
+        tally.add((0, sink, 0), got, *by_name[name].sinks(sums), problem.format.underflow)
     return Checked(found.tallies, time.perf_counter() - started)
 
 
-def _pieces(length: int, count: int, size: int) -> Iterable[slice]:
+def _pieces(length: int, count: int, size: int) -> list[slice]:
     """Return slices that divide the length into at most `count` pieces of whole blocks."""
     step = max(size, -(-length // (count * size)) * size)
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
@@ -260,27 +262,20 @@ class _Found:
         classes = min(problem.queries.shape[1], problem.keys.shape[1], queries, keys)
         self._groups = batch * heads * max(1, classes)
         self.tallies: dict[str, dict[str, Tally]] = {}
-        self.sinks: dict[tuple[str, int], Array] = {}
+        self.sinks: defaultdict[tuple[str, int], Any] = defaultdict(float)
+        """By class and head, the sums of some queries; see `Noise.of_sinks`."""
 
     def of(self, accuracy: str, array: str) -> Tally:
         """Return the tally of an array in an accuracy class; it is created on first use."""
         return self.tallies.setdefault(accuracy, {}).setdefault(array, Tally(array, self._groups))
 
-    def add_sinks(self, accuracy: str, head: int, sums: Array) -> None:
-        """Add the sums of some queries for the gradient of a head's sink; see `Noise.of_sinks`."""
-        self.sinks[accuracy, head] = self.sinks.get((accuracy, head), 0.0) + sums
-
     def join(self, other: _Found) -> None:
         """Add the tallies and sums of another piece."""
-        for (accuracy, head), sums in other.sinks.items():
-            self.add_sinks(accuracy, head, sums)
+        for of_head, sums in other.sinks.items():
+            self.sinks[of_head] += sums
         for accuracy, tallies in other.tallies.items():
             for array, tally in tallies.items():
                 self.of(accuracy, array).join(tally)
-
-
-_READ = 2**15
-"""The number of rows of an answer to convert at once."""
 
 
 class _Reader:
@@ -299,11 +294,7 @@ class _Reader:
 
 
 def _rows(
-    head: Head,
-    span: slice,
-    size: int,
-    of_classes: Sequence[Noise],
-    arrays: Mapping[str, Slices],
+    head: Head, span: slice, size: int, of_classes: Sequence[Noise], arrays: Mapping[str, Slices]
 ) -> _Found:
     found, underflow = _Found(head.problem), head.problem.format.underflow
     read = {
@@ -320,7 +311,7 @@ def _rows(
             needed.append((whole, row))
             if head.problem.sinks is not None:
                 sums = noise.of_sinks(head, block.span, whole, row)
-                found.add_sinks(noise.name, head.head, sums)
+                found.sinks[noise.name, head.head] += sums
             wanted = {"output": (block.output, output), "query": (block.d_query, query)}
             if "log_total" in got:
                 wanted["log_total"] = noise.of_log_total(head, block, whole)
@@ -337,8 +328,8 @@ def _columns(
     of_classes: Sequence[Noise],
     arrays: Mapping[str, Slices],
 ) -> _Found:
-    found, first = _Found(heads[0].problem), heads[0]
-    underflow = first.problem.format.underflow
+    first = heads[0]
+    found, underflow = _Found(first.problem), first.problem.format.underflow
     read = {
         name: _Reader(arrays[name], first.entry, first.kv_head, span)
         for name in ("key", "value")
@@ -353,3 +344,76 @@ def _columns(
             for name, numbers in got.items():
                 found.of(noise.name, name).add(at, numbers, *wanted[name], underflow)
     return found
+
+
+def check_sampled(
+    heads: Heads, chosen: np.ndarray, answered: Answered, tile: int = UNKNOWN
+) -> Checked:
+    """Compare the chosen rows of the output, and all of dQ, dK and dV, with expected values.
+
+    The inputs are those of `generic`, with a cotangent of 0 except in the chosen rows, so dQ is
+    exactly 0 elsewhere.
+    """
+    started = time.perf_counter()
+    dtype, arrays = dtype_of(heads.dtype), answered.arrays
+    _, count, queries, size = heads.query.shape
+    kv_heads, keys = heads.key.shape[1:3]
+    group, underflow = count // kv_heads, dtype.underflow
+    tallies: dict[str, dict[str, Tally]] = {}
+    for of in (Variances(dtype, accuracy) for accuracy in models(dtype)):
+        tallies[of.name] = of_array = {name: Tally(name, len(chosen)) for name in arrays}
+        for kv_head in range(kv_heads):
+            sums = {"key": np.zeros((2, keys, size)), "value": np.zeros((2, keys, size))}
+            for head in range(kv_head * group, (kv_head + 1) * group):
+                found = sampled_head(heads, head, chosen, of, tile)
+                for name in ("key", "value"):
+                    sums[name] += found[name]
+                for name in [name for name in ("output", "query") if name in arrays]:
+                    want, variance = found[name]
+                    got = arrays[name](0, head, slice(0, queries))
+                    sigma, tally = of.sigma(variance, want), of_array[name]
+                    for row, at in enumerate(chosen.tolist()):
+                        one = slice(row, row + 1)
+                        tally.add((0, head, at), got[at, None], want[one], sigma[one], underflow)
+                    if name == "query":
+                        rest = np.delete(got, chosen, axis=0)
+                        nothing = np.zeros_like(rest)
+                        tally.add((0, head, 0), rest, nothing, nothing, underflow)
+            for name in [name for name in sums if name in arrays]:
+                want, variance = sums[name]
+                if group > 1:
+                    variance = variance + of.tensor * want**2
+                got = arrays[name](0, kv_head, slice(0, keys))
+                sigma = of.sigma(variance, want)
+                of_array[name].add((0, kv_head, 0), got, want, sigma, underflow)
+    return Checked(tallies, time.perf_counter() - started)
+
+
+def missed(given: Retrieval, answered: Answered) -> dict[str, int]:
+    """Return how many rows of the output and of the gradient of the values are wrong, by array.
+
+    An array without a wrong row is left out. If several queries that share a value head look for
+    the same value, its gradient is a sum, which is not compared.
+    """
+    heads, wrong = given.heads, Counter[str]()
+    _, count, queries, _ = heads.query.shape
+    kv_heads, keys = heads.value.shape[1:3]
+    group = count // kv_heads
+    for head in range(count):
+        got = answered.arrays["output"](0, head, slice(0, queries))
+        wanted = heads.value[0, head // group][given.sought[0, head]]
+        wrong["output"] += _differing(got, wanted)
+    for head in range(kv_heads if "value" in answered.arrays else 0):
+        of_group = slice(head * group, (head + 1) * group)
+        sought = given.sought[0, of_group].ravel()
+        times = np.bincount(sought, minlength=keys)
+        wanted = np.zeros(heads.value.shape[2:], heads.value.dtype)
+        wanted[sought] = heads.cotangent[0, of_group].reshape(-1, wanted.shape[1])
+        got = answered.arrays["value"](0, head, slice(0, keys))
+        got = np.where(times[:, None] > 1, wanted, got)
+        wrong["value"] += _differing(got, wanted)
+    return dict(+wrong)
+
+
+def _differing(got: np.ndarray, wanted: np.ndarray) -> int:
+    return int((got != wanted).any(axis=1).sum())

@@ -27,12 +27,9 @@ from conformance.adapter.base import Adapter, Mode
 from conformance.definition.geometry import Geometry
 from conformance.errors import Unavailable, Unsupported
 from conformance.long.calling import AtLength, call
-from conformance.long.checking import Tally, check
-from conformance.long.drawing import draw
+from conformance.long.checking import Tally, check, check_sampled, missed
 from conformance.long.noise import UNKNOWN
-from conformance.long.retrieval import missed, retrieval
-from conformance.long.sampling import check_sampled, generic, sampled
-from conformance.long.visibility import EVERYTHING, Visibility
+from conformance.long.problem import EVERYTHING, Visibility, draw, generic, retrieval, sampled
 from conformance.records.findings import INFINITE
 from conformance.records.long import Outcome, Seen, Step
 from conformance.text import message
@@ -41,6 +38,7 @@ FEW = 64
 """The length of the shorter side of problems that are long on one side only."""
 
 LAST = 16
+"""The number of queries of problems of the last queries."""
 
 QUERIES = {"retrieval": FEW, "one query": 1, "last queries": LAST, "few queries": FEW}
 """The number of queries of each problem that has few queries but all keys.
@@ -61,12 +59,10 @@ WRAP = 2**31
 wraps."""
 
 BEYOND = "beyond 2^31"
-"""The name of the problem of retrieval from keys and values with more than `WRAP` elements, in as
-many heads as that takes."""
+"""The name of the problem of retrieval from as many heads as hold more than `WRAP` elements."""
 
 BEYOND_FROM = 2**20
-"""The least length at which `BEYOND` is posed; for shorter ones, it would take more heads than any
-model has."""
+"""The least length at which `BEYOND` takes no more heads than models have, and is posed."""
 
 PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
 """The problems of one length, in the order in which they are posed."""
@@ -130,8 +126,7 @@ def needed(queries: int, keys: int, head_size: int, dtype: str) -> int:
 
     What an implementation needs beyond that, such as for all logits, is measured in its calls.
     """
-    wide = 8 if dtype == "float64" else 4
-    return 2**28 + _ARRAYS_AT_ONCE * (queries + keys) // 2 * (head_size + 4) * wide
+    return 2**28 + _ARRAYS_AT_ONCE * (queries + keys) // 2 * (head_size + 4) * _wide(dtype)
 
 
 def needed_beyond(keys: int, head_size: int, dtype: str) -> int:
@@ -140,7 +135,7 @@ def needed_beyond(keys: int, head_size: int, dtype: str) -> int:
     Keys and values exist as they are drawn, as arrays of the implementation, and as its gradients.
     In addition, one array at a time is converted through float64.
     """
-    wide = 8 if dtype == "float64" else 4
+    wide = _wide(dtype)
     stored = 2 if dtype in ("bfloat16", "float16") else wide
     return heads_beyond(keys, head_size) * keys * head_size * (2 * wide + 8 + 4 * stored)
 
@@ -152,15 +147,19 @@ def heads_beyond(keys: int, head_size: int) -> int:
 
 def largest(memory: int, head_size: int, dtype: str) -> int:
     """Return the length of the longest whole sequence that fits into an amount of memory."""
-    wide = 8 if dtype == "float64" else 4
-    return max(0, int((memory - 2**28) / (_ARRAYS_AT_ONCE * (head_size + 4) * wide)))
+    return max(0, int((memory - 2**28) / (_ARRAYS_AT_ONCE * (head_size + 4) * _wide(dtype))))
+
+
+def _wide(dtype: str) -> int:
+    """Return the bytes of a number of a dtype in NumPy."""
+    return 8 if dtype == "float64" else 4
 
 
 def mode_of(adapter: Adapter, dtype: str) -> Mode:
     """Return the mode in which an implementation is called on long sequences.
 
-    In this order of preference, it is one that is compiled as users would compile it, that computes
-    gradients, and that returns no weights, which would be an array of all pairs.
+    A mode that is compiled as users would compile it is preferred to one that computes gradients,
+    and that to one that returns no weights, which would be an array of all pairs.
     """
 
     def merit(mode: Mode) -> tuple[bool, bool, bool]:
@@ -187,12 +186,12 @@ class _Cost:
     extra: list[float] = field(default_factory=list)
     fixed: float = 0.0
 
-    def foreseen(self, queries: int, keys: int, rate: float) -> tuple[float, float]:
+    def foreseen(self, step: Step, rate: float) -> tuple[float, float]:
         """Predict the seconds that a problem will take, and the bytes beyond `needed`.
 
         If nothing has been measured yet, `rate` is taken as the seconds per unit of work.
         """
-        work, pairs = _work(queries, keys), float(queries) * keys
+        work, pairs = _work(step), float(step.queries) * step.keys
         if not self.pairs:
             return rate * work, 0.0
         last, extra = self.pairs[-1], self.extra[-1]
@@ -204,9 +203,9 @@ class _Cost:
         return self.fixed + self.seconds[-1] * work, extra
 
 
-def _work(queries: int, keys: int) -> float:
+def _work(step: Step) -> float:
     """Return the work of a problem in arbitrary units, roughly proportional to its time."""
-    return float(queries) * keys + 300.0 * (queries + keys)
+    return float(step.queries) * step.keys + 300.0 * (step.queries + step.keys)
 
 
 class Ladder:
@@ -289,7 +288,7 @@ class Ladder:
         few = msgspec.structs.replace(first, problem="full", queries=4 * FEW, keys=4 * FEW)
         for _ in range(2):
             result = self._asked(few, mode)
-            self._rate = result.called / _work(few.queries, few.keys)
+            self._rate = result.called / _work(few)
         self._started = time.perf_counter()
 
     def _cost(self, step: Step) -> _Cost:
@@ -299,17 +298,15 @@ class Ladder:
         """Return why a problem is beyond the limits, or "" if it can be run."""
         if step.problem == BEYOND:
             return self._beyond_by_elements(step)
-        own = needed(step.queries, step.keys, self._sizes.head_size, step.dtype)
+        own = self._needed(step)
         if own > self._memory:
             most = largest(self._memory, self._sizes.head_size, step.dtype)
             have = f"{self._memory / 2**30:.1f} GiB hold {most:,} tokens"
             return f"needs {own / 2**30:.1f} GiB; {have}"
-        seconds, extra = self._cost(step).foreseen(step.queries, step.keys, self._rate)
+        seconds, extra = self._cost(step).foreseen(step, self._rate)
         if own + extra > self._memory:
             return f"needs about {(own + extra) / 2**30:,.0f} GiB; it holds all logits"
-        left = math.inf
-        if self._limits.seconds is not None:
-            left = self._limits.seconds - (time.perf_counter() - self._started)
+        left = self._time_left()
         if left <= 0:
             return "takes longer than the time that is left"
         return f"takes about {seconds:,.0f} s" if seconds > left else ""
@@ -318,22 +315,25 @@ class Ladder:
         own = needed_beyond(step.keys, self._sizes.head_size, step.dtype)
         if own > self._memory:
             return f"needs {own / 2**30:.1f} GiB; there are {self._memory / 2**30:.1f} GiB"
-        seconds = self._rate * _work(step.queries, step.keys) * self._heads(step)
-        late = self._limits.seconds is not None and (
-            time.perf_counter() - self._started + seconds > self._limits.seconds
-        )
-        return f"takes about {seconds:,.0f} s" if late else ""
+        seconds = self._rate * _work(step) * self._heads(step)
+        return f"takes about {seconds:,.0f} s" if seconds > self._time_left() else ""
+
+    def _needed(self, step: Step) -> int:
+        return needed(step.queries, step.keys, self._sizes.head_size, step.dtype)
+
+    def _time_left(self) -> float:
+        if self._limits.seconds is None:
+            return math.inf
+        return self._limits.seconds - (time.perf_counter() - self._started)
 
     def _left(self, number: int) -> float:
         """Return the predicted seconds for a problem and all after it, at most the time left."""
-        asked = (step for step, _ in self._plan[number:] if not self._beyond(step))
         found = sum(
-            self._cost(step).foreseen(step.queries, step.keys, self._rate)[0] * self._heads(step)
-            for step in asked
+            self._cost(step).foreseen(step, self._rate)[0] * self._heads(step)
+            for step, _ in self._plan[number:]
+            if not self._beyond(step)
         )
-        if self._limits.seconds is None:
-            return found
-        return min(found, self._limits.seconds - (time.perf_counter() - self._started))
+        return min(found, self._time_left())
 
     def _heads(self, step: Step) -> int:
         """Return the number of heads of a problem."""
@@ -347,10 +347,8 @@ class Ladder:
         if result.verdict in ("conforms", "deviates"):
             cost.fixed = result.first
             cost.pairs.append(float(step.queries) * step.keys)
-            work = _work(step.queries, step.keys)
-            cost.seconds.append(max(0.0, took - result.first) / work)
-            own = needed(step.queries, step.keys, self._sizes.head_size, step.dtype)
-            cost.extra.append(max(0.0, _peak() - before - own))
+            cost.seconds.append(max(0.0, took - result.first) / _work(step))
+            cost.extra.append(max(0.0, _peak() - before - self._needed(step)))
         return result
 
     def _asked(self, step: Step, mode: Mode) -> Step:
@@ -376,9 +374,7 @@ class Ladder:
                 step.dtype, step.queries, step.keys, head_size=head, heads=count, kv_heads=count
             )
             answered = call(self._adapter, given.heads, self._device, mode)
-            wrong: dict[str, int] = {}
-            for miss in missed(given, answered):
-                wrong[miss.array] = wrong.get(miss.array, 0) + miss.count
+            wrong = missed(given, answered)
             detail = ", ".join(
                 f"{count:,} rows of {array_name(array)} not bit for bit"
                 for array, count in wrong.items()
@@ -406,9 +402,8 @@ class Ladder:
             tallies = found.decisive(promised).values()
             verdict = "conforms" if found.conforms(promised) else "deviates"
             seen, reached = [_seen(tally) for tally in tallies], found.reached
-            worst = max(tallies, key=lambda tally: tally.excess, default=None)
-            if verdict == "deviates" and worst is not None:
-                detail = _place(worst)
+            if verdict == "deviates":
+                detail = _place(max(tallies, key=lambda tally: tally.excess))
         own = time.perf_counter() - began - answered.seconds - answered.first
         return msgspec.structs.replace(
             step,
@@ -437,12 +432,8 @@ def _seen(tally: Tally) -> Seen:
 
 
 def _finite(number: float) -> float:
-    """Return the number with four significant digits, and at most `INFINITE` in magnitude.
-
-    NaN becomes `INFINITE`.
-    """
-    if math.isnan(number) or abs(number) > INFINITE:
-        return math.copysign(INFINITE, number) if not math.isnan(number) else INFINITE
+    """Return the number with four significant digits, at most `INFINITE`, which NaN becomes."""
+    number = INFINITE if math.isnan(number) else min(max(number, -INFINITE), INFINITE)
     return float(f"{number:.4g}")
 
 
@@ -462,7 +453,7 @@ def _sees(step: Step) -> Visibility:
     """Return the mask of a problem; packed sequences have random lengths."""
     if step.problem in ("causal", "sinks", "soft cap"):
         return Visibility(causal="top-left")
-    if step.problem in ("last queries", "last queries with features"):
+    if step.problem.startswith("last queries"):
         return Visibility(causal="bottom-right")
     if step.problem == "window":
         return Visibility(causal="top-left", window=(1000, None))
@@ -495,7 +486,7 @@ def _peak() -> int:
 def _processes() -> list[int]:
     """Return the ids of this process and of those that it started, such as ranks."""
     own = psutil.Process()
-    return [own.pid, *(child.pid for child in own.children(recursive=True))]
+    return [process.pid for process in (own, *own.children(recursive=True))]
 
 
 def _resident(pid: int, *, peak: bool = False) -> int:

@@ -17,52 +17,47 @@ sequences:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 import numpy.typing as npt
 
 from conformance.definition.arithmetic import AccuracyClass, classes_of
-from conformance.definition.dtypes import Array
-from conformance.long.oracle import Columns, Head, Part, Rows
-from conformance.long.problem import LongProblem
-from conformance.long.visibility import Index
+from conformance.definition.dtypes import Array, DType
+from conformance.long.oracle import Columns, Head, Part, Rows, squared_norms
+from conformance.long.problem import Heads, LongProblem
 from conformance.records.numbers import UNDERFLOW
 
 UNKNOWN = 0
-"""The tile of an implementation that does not declare how many terms it adds up before it adds
-their sum to the accumulator."""
+"""The tile of an implementation that does not declare how many terms it sums up at once."""
 
 _USUAL = (64, 1024)
-"""The tiles to assume for `UNKNOWN`: that of a small kernel, and the number of terms that a
-library's matrix product adds up at once. Errors are smallest with as many tiles as terms in a tile,
-and grow in both directions, so the larger result of the two is used."""
+"""The tiles of a small kernel and of a library's matrix product, of which the larger result is used
+for `UNKNOWN`. Errors are smallest with as many tiles as terms in a tile."""
 
-MODELS = ("A0", "A", "B")
-"""The accuracy classes that do not round running sums to the dtype; others are of no use for long
-problems."""
+_COLUMNS = 4096
+"""The number of columns that `sampled_head` processes at once."""
+
+COMMON = 4
+"""The number of columns of `extras` that all accuracy classes share."""
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """Factors in the variance of a tiled sum: of its terms' squares, and of its own square.
+def models(dtype: DType) -> list[AccuracyClass]:
+    """Return the accuracy classes that differ in a dtype, most accurate first.
 
-    With T tiles of t terms, the squares of all partial sums add up to (T + t)/2 times the sum of
-    squares, plus T/3 + t/3T times the square of the sum.
+    Class C, which rounds running sums to the dtype, is left out: it is of no use for long problems.
     """
-
-    squares: Array
-    square: Array
-
-    @classmethod
-    def of(cls, seen: Index, tile: int) -> _Terms:
-        squares, square = terms(seen, tile)
-        return cls(squares[:, None], square[:, None])
+    return [accuracy for accuracy in classes_of(dtype) if not accuracy.accumulators]
 
 
 def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
-    """Return both factors of `_Terms` for sums over `number` terms."""
+    """Return two factors of the variance of a sum: of its terms' squares, and of its own square.
+
+    With T tiles of t terms, the squares of all partial sums add up to (T + t)/2 times the sum of
+    squares, plus T/3 + t/3T times the square of the sum.
+
+    Args:
+        number: the number of terms of each sum.
+        tile: the number of terms in a tile, or `UNKNOWN`.
+    """
     found = []
     for most in (tile,) if tile else _USUAL:
         size = np.clip(number, 1, most)
@@ -72,7 +67,37 @@ def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
     return np.maximum.reduce(squares), np.maximum.reduce(square)
 
 
-class Noise:
+class Variances:
+    """The variance of a single rounding error in an accuracy class, relative to the rounded number.
+
+    Attributes:
+        name: the name of the accuracy class.
+        tensor, logits, probability: the variance for each of the three kinds of intermediates.
+        sums: the variance for an accumulator.
+        final: the variance for a result, which is rounded to the dtype.
+    """
+
+    def __init__(self, dtype: DType, accuracy: AccuracyClass) -> None:
+        def variance(stored: bool) -> float:
+            return (dtype.roundoff if stored else dtype.accumulator) ** 2 / 3
+
+        self.name = accuracy.name
+        self.tensor, self.logits = variance(accuracy.tensors), variance(accuracy.logits)
+        self.probability = variance(accuracy.probabilities)
+        self.sums, self.final = variance(False), variance(True)
+        # In float64, the reference has rounding errors of the same size as the implementation.
+        self._factor = 2.0 if dtype.name == "float64" else 1.0
+
+    def sigma(self, variance: Array, values: Array) -> Array:
+        """Return σ of results, `[rows size]`, with their final rounding added.
+
+        Before that, each variance is averaged with the mean of its row.
+        """
+        variance = (variance + _total(variance) / max(1, variance.shape[1])) / 2
+        return np.sqrt(self._factor * (variance + self.final * values**2))
+
+
+class Noise(Variances):
     """The σ of one accuracy class, computed first for the rows and then the columns of each head.
 
     Args:
@@ -83,19 +108,12 @@ class Noise:
 
     def __init__(self, problem: LongProblem, accuracy: AccuracyClass, tile: int = UNKNOWN) -> None:
         dtype = problem.format
-        self.name, self.problem, self.tile = accuracy.name, problem, tile
-        self.head_size, self.value_head = problem.queries.shape[-1], problem.value.shape[-1]
-
-        def variance(stored: bool) -> float:
-            return (dtype.roundoff if stored else dtype.accumulator) ** 2 / 3
-
-        self.tensor, self.logits = variance(accuracy.tensors), variance(accuracy.logits)
-        self.probability, self.sums = variance(accuracy.probabilities), dtype.accumulator**2 / 3
-        self.final = dtype.roundoff**2 / 3
+        super().__init__(dtype, accuracy)
+        self.problem, self.tile, self.width = problem, tile, problem.value.shape[-1]
         wide = min(dtype.underflow, UNDERFLOW["float32"])
         self.underflow = (dtype.underflow if accuracy.probabilities else wide) ** 2 / 3
-        # In float64, the reference has rounding errors of the same size as the implementation.
-        self.factor = 2.0 if problem.dtype == "float64" else 1.0
+        # The relative variance of dP, due to its sum over the head and to its rounding.
+        self._products = self.sums * (5 * self.width / 6) + self.probability
         every = [self._relative(head) for head in range(problem.sizes[1])]
         self._coherent, self._slopes, self._of_slopes = map(list, zip(*every, strict=True))
 
@@ -105,7 +123,7 @@ class Noise:
         They are the variance of the error ε, due to logit, scale, cap and exponential; the square
         of the cap's derivative; and the variance of that derivative.
         """
-        problem, size = self.problem, self.head_size
+        problem, size = self.problem, self.problem.queries.shape[-1]
         queries, keys = problem.queries[head], problem.keys[head // problem.group]
         logits = problem.uncapped(head)
         squares = problem.factor**2 * (queries**2 @ (keys**2).T)
@@ -125,18 +143,17 @@ class Noise:
     def of_rows(self, head: Head, block: Rows) -> tuple[Array, Array, Array, Array]:
         """Return σ of the output and gradient of a block of queries, and two variances for keys.
 
-        Returns:
-            σ of the output `[rows value_head]`; σ of the gradient `[rows head]`; the relative
-            variance of whole rows of weights `[rows]`; the variance of the row term D `[rows]`.
+        They are σ of the output `[rows value_head]`; σ of the gradient `[rows head]`; the relative
+        variance of whole rows of weights `[rows]`; and the variance of the row term D `[rows]`.
         """
-        rows, width = block.span, self.value_head
+        rows, width = block.span, self.width
         weight, row = head.weight[rows, None], head.row[rows, None]
         weights = weight * block.powers
         squared = weights * weights
         before = squared * self._coherent[head.head][head.query_class[rows]]
         after = squared * self.probability
         output, cotangent, count = block.output, block.cotangent, block.count
-        terms = _Terms.of(block.around.seen, self.tile)
+        of_terms, of_sum = self._terms(block.around.seen)
 
         # ε (S − n O) and the rounding η S of the weights, class by class.
         edges = block.around.visible * before[:, block.of_columns]
@@ -151,12 +168,12 @@ class Noise:
         coherent = np.maximum(squares - 2 * output * mixed + output**2 * ones, 0)
         # The accumulator of the output, weights that underflow, and storing the output.
         mean_squares = _total(squared * block.squares) / width
-        alone = self.sums * (terms.squares * mean_squares + terms.square * output**2)
+        alone = self.sums * (of_terms * mean_squares + of_sum * output**2)
         alone += self.underflow * np.minimum(weight, 1) ** 2 * _total(block.squares) / width
         alone += self.tensor * output**2
         # The normaliser and its logarithm scale a whole row.
         log_total = np.where(np.isfinite(block.log_total), block.log_total, 0.0)[:, None]
-        whole = self.sums * (terms.squares * _total(squared * count) + terms.square)
+        whole = self.sums * (of_terms * _total(squared * count) + of_sum)
         whole += self.logits + self.sums * log_total**2
         if self.problem.sinks is not None:
             whole += self._of_sink(head)[head.query_class[rows], None] * weight**2 + self.logits
@@ -172,7 +189,7 @@ class Noise:
         of_logits = np.maximum(of_products - 2 * row * block.dotted + row**2 * count, 0)
         per_class = (before + after) * centred**2
         per_class += squared * (self._products * of_products)
-        per_class += squared * (2 * self.probability + self.sums * terms.squares) * of_logits
+        per_class += squared * (2 * self.probability + self.sums * of_terms) * of_logits
         per_class += self.underflow * count
         if self.problem.soft_cap is not None:
             of_queries = head.query_class[rows]
@@ -181,13 +198,17 @@ class Noise:
             weights = weight * head.slopes[of_queries]
         gradient = per_class @ head.keys**2 + of_row * ((weights * count) @ head.keys) ** 2
         gradient *= self.problem.factor**2
-        gradient += (whole + self.sums * terms.square + self.tensor) * block.d_query**2
+        gradient += (whole + self.sums * of_sum + self.tensor) * block.d_query**2
         return (
-            self._sigma(variance, output),
-            self._sigma(gradient, block.d_query),
+            self.sigma(variance, output),
+            self.sigma(gradient, block.d_query),
             whole[:, 0],
             of_row[:, 0],
         )
+
+    def _terms(self, seen: npt.ArrayLike) -> tuple[Array, Array]:
+        squares, square = terms(seen, self.tile)
+        return squares[:, None], square[:, None]
 
     def _of_sink(self, head: Head) -> Array:
         """Return the variance of the exponential of the head's sink, `[query_classes]`."""
@@ -222,7 +243,7 @@ class Noise:
         variance += self.sums * (squares * of_squares + square * number**2)
         variance += self.tensor * number**2
         value = np.array([[number]])
-        return value, self._sigma(np.array([[variance]]), value)
+        return value, self.sigma(np.array([[variance]]), value)
 
     def of_log_total(self, head: Head, block: Rows, whole: Array) -> tuple[Array, Array]:
         """Return the log-normaliser of a block of queries and its σ, `[rows 1]` each.
@@ -234,34 +255,27 @@ class Noise:
         of_logits = self._coherent[head.head][head.query_class[block.span]]
         errors = _total(shares**2 * of_logits) + whole[:, None]
         seen = head.weight[block.span, None] > 0
-        return block.log_total[:, None], np.sqrt(self.factor * np.where(seen, errors, 0.0))
-
-    @cached_property
-    def _products(self) -> float:
-        """The relative variance of dP, due to its sum over the head and to its rounding."""
-        return self.sums * (5 * self.value_head / 6) + self.probability
+        return block.log_total[:, None], np.sqrt(self._factor * np.where(seen, errors, 0.0))
 
     def of_columns(self, block: Columns, extra: int) -> tuple[Array, Array]:
-        """Return σ of the gradients of a block of keys and of their values.
+        """Return σ of the gradients of a block of keys, `[keys head]`, and of their values.
 
-        The shapes are `[keys head]` and `[keys value_head]`.
-
-        `extra` is the index in the heads' `extra` where the numbers of this accuracy class begin;
-        see `extras`.
+        The shape of the latter is `[keys value_head]`. `extra` is the index in the heads' `extra`
+        where the numbers of this accuracy class begin; see `extras`.
         """
         parts = [self._of_part(block, part, extra) for part in block.parts]
         key, value = (np.add.reduce(list(each)) for each in zip(*parts, strict=True))
         d_key, d_value = block.d_key, block.d_value
         if len(parts) > 1:
             key, value = key + self.tensor * d_key**2, value + self.tensor * d_value**2
-        return self._sigma(key, d_key), self._sigma(value, d_value)
+        return self.sigma(key, d_key), self.sigma(value, d_value)
 
     def _of_part(self, block: Columns, part: Part, extra: int) -> tuple[Array, Array]:
-        head, width = part.head, self.value_head
+        head, width = part.head, self.width
         squared = part.powers**2
         relative = self._coherent[head.head].T[head.key_class[block.span]] + self.probability
         coherent = squared * relative
-        terms = _Terms.of(block.around.seen, self.tile)
+        of_terms, of_sum = self._terms(block.around.seen)
         weighted, rows, ones, cotangents = np.moveaxis(part.extra[..., :COMMON], -1, 0)
         whole, of_row = np.moveaxis(part.extra[..., extra : extra + 2], -1, 0)
 
@@ -269,13 +283,13 @@ class Noise:
         value = edges @ part.numbers[:, :width] ** 2
         if part.inner is not None:
             value += coherent @ part.inner[:, :width] ** 2
-        scalar = squared * (whole + self.sums * terms.squares * weighted)
+        scalar = squared * (whole + self.sums * of_terms * weighted)
         scalar += self.underflow * cotangents
         value += _total(scalar) / width
-        value += (self.sums * terms.square + self.tensor) * part.d_value**2
+        value += (self.sums * of_sum + self.tensor) * part.d_value**2
 
-        of_logits = 2 * self.probability + self.sums * terms.squares
-        squares = np.einsum("id,id->i", block.values, block.values)[:, None] / width
+        of_logits = 2 * self.probability + self.sums * of_terms
+        squares = squared_norms(block.values)[:, None] / width
         per_class = coherent * part.dotted**2
         per_class += squared * squares * (whole + (self._products + of_logits) * weighted)
         per_class += squared * (of_logits * rows + of_row) + self.underflow * ones
@@ -284,25 +298,13 @@ class Noise:
             per_class *= self._slopes[head.head].T[of_keys]
             per_class += squared * part.dotted**2 * self._of_slopes[head.head].T[of_keys]
         key = self.problem.factor**2 * (per_class @ head.queries**2)
-        key += (self.sums * terms.square + self.tensor) * part.d_key**2
+        key += (self.sums * of_sum + self.tensor) * part.d_key**2
         return key, value
-
-    def _sigma(self, variance: Array, values: Array) -> Array:
-        """Return σ with the rounding of the result added.
-
-        Before that, each variance is averaged with the mean of its row.
-        """
-        variance = (variance + _total(variance) / max(1, variance.shape[1])) / 2
-        return np.sqrt(self.factor * (variance + self.final * values**2))
-
-
-COMMON = 4
-"""The number of columns of `extras` that all accuracy classes share."""
 
 
 def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[Noise]:
-    """Return the noise of each class in `MODELS` that differs in the dtype, most accurate first."""
-    return [Noise(problem, it, tile) for it in classes_of(problem.format) if it.name in MODELS]
+    """Return the noise of each class of `models`, most accurate first."""
+    return [Noise(problem, accuracy, tile) for accuracy in models(problem.format)]
 
 
 def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Array:
@@ -313,12 +315,107 @@ def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Ar
     """
     rows = block.span
     weight = head.weight[rows] ** 2
-    squares = np.einsum("id,id->i", block.cotangent, block.cotangent)
+    squares = squared_norms(block.cotangent)
     seen = (weight > 0).astype(np.float64)
     common = [weight * squares, weight * head.row[rows] ** 2, seen, seen * squares]
     for whole, of_row in of_classes:
         common += [weight * squares * whole, weight * of_row]
     return np.column_stack(common)
+
+
+def sampled_head(
+    heads: Heads, head: int, chosen: np.ndarray, of: Variances, tile: int
+) -> dict[str, tuple[Array, Array]]:
+    """Return the expected output and gradients of a head of `generic`, each with its variance.
+
+    The model is that of `Noise`, except that every error is independent, as no two logits are
+    equal. The cost is O(rows · length · head size).
+
+    Args:
+        heads: the inputs, with a cotangent of 0 except in the chosen rows.
+        head: the query head.
+        chosen: the rows of "output" and "query" to return; "key" and "value" are complete.
+        of: the variances of rounding errors.
+        tile: how many keys a tile has, or `UNKNOWN`.
+    """
+    kv_head = head * heads.key.shape[1] // heads.query.shape[1]
+    key, value = (array[0, kv_head].astype(np.float64) for array in (heads.key, heads.value))
+    intervals = heads.sees.intervals(0, heads.query.shape[2], len(key))
+    query = heads.query[0, head, chosen].astype(np.float64)
+    cotangent = heads.cotangent[0, head, chosen].astype(np.float64)
+    first, last = (ends[chosen][:, None] for ends in intervals)
+    size, scale, sums = query.shape[1], heads.scale, of.sums
+    spans = [slice(at, min(at + _COLUMNS, len(key))) for at in range(0, len(key), _COLUMNS)]
+    squares = squared_norms(value)
+
+    def logits(span: slice) -> Array:
+        at = np.arange(span.start, span.stop)
+        return np.where((at >= first) & (at < last), scale * query @ key[span].T, -np.inf)
+
+    peak = np.full((len(chosen), 1), -np.inf)
+    total = np.zeros((len(chosen), 1))
+    for span in spans:
+        each = logits(span)
+        now = np.maximum(peak, each.max(axis=1, keepdims=True))
+        finite = np.where(np.isfinite(now), now, 0.0)
+        total = total * np.exp(peak - finite) + _total(np.exp(each - finite))
+        peak = now
+    log_total = np.where(total > 0, peak + np.log(np.where(total > 0, total, 1.0)), 0.0)
+
+    def weights(span: slice) -> tuple[Array, Array]:
+        """Return the weights, and the relative variance of each due to logit and exponential."""
+        each = logits(span)
+        finite = np.where(np.isfinite(each), each, 0.0)
+        spread = size / 2 * scale**2 * (query**2 @ (key[span] ** 2).T)
+        relative = sums * (spread + max(size / 3 - 0.5, 0) * finite**2)
+        relative += 2 * of.logits * finite**2 + of.probability
+        return np.exp(each - log_total), relative
+
+    output, of_output = np.zeros_like(cotangent), np.zeros_like(cotangent)
+    of_squares, of_ones = np.zeros((len(chosen), 1)), np.zeros((len(chosen), 1))
+    for span in spans:
+        weight, relative = weights(span)
+        error = weight**2 * (relative + of.probability)
+        output += weight @ value[span]
+        of_output += error @ value[span] ** 2
+        of_ones += _total(error)
+        of_squares += (weight**2 @ squares[span])[:, None]
+    number = np.maximum(last - first, 1)
+    of_terms, of_sum = terms(number, tile)
+    whole = sums * (of_terms + of_sum + log_total**2) + of.logits
+    of_output += of_ones * output**2 + sums * (of_terms * of_squares / size + of_sum * output**2)
+    of_output += (whole + of.tensor) * output**2
+    row = _total(cotangent * output)
+    of_row = _total(cotangent**2 * of_output)
+    of_row += sums * size / 2 * _total(cotangent**2 * output**2)
+    of_row += (sums * size / 3 + of.logits) * row**2
+
+    d_query, of_query, seen = (np.zeros_like(query) for _ in range(3))
+    d_key, of_key = np.zeros((2, *key.shape))
+    d_value, of_value = np.zeros((2, *value.shape))
+    products = sums * 5 * size / 6 + of.probability
+    for span in spans:
+        weight, relative = weights(span)
+        relative += of.probability
+        d_weights = cotangent @ value[span].T
+        d_logits = scale * weight * (d_weights - row)
+        error = d_logits**2 * (relative + 2 * of.probability + sums * of_terms)
+        error += (scale * weight) ** 2 * products * d_weights**2
+        d_query += d_logits @ key[span]
+        of_query += error @ key[span] ** 2
+        seen += scale * weight @ key[span]
+        d_key[span] = d_logits.T @ query
+        of_key[span] = (error + d_logits**2 * whole + (scale * weight) ** 2 * of_row).T @ query**2
+        d_value[span] = weight.T @ cotangent
+        of_value[span] = (weight**2 * (relative + whole + sums * of_terms)).T @ cotangent**2
+    of_query += of_row * seen**2 + (whole + sums * of_sum + of.tensor) * d_query**2
+    few = sums * len(chosen) / 3 + of.tensor
+    return {
+        "output": (output, of_output),
+        "query": (d_query, of_query),
+        "key": (d_key, of_key + few * d_key**2),
+        "value": (d_value, of_value + few * d_value**2),
+    }
 
 
 def _total(values: Array) -> Array:

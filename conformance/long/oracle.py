@@ -15,26 +15,143 @@ A sink adds exp(sink − peak_a) to Z, and its gradient is −Σ_i w_i exp(sink 
 function of the logit, so its derivative is a table too, which multiplies e_ac in dQ and dK.
 
 Rows are processed in blocks. Whole blocks of columns that every row of a block sees contribute
-through the sums by class (`conformance.long.sums`); the few blocks of columns at the edges are
-computed directly. `conformance.long.noise` derives σ from the same numbers.
+through the sums by class (`Sums`); the few blocks of columns at the edges are computed directly.
+`conformance.long.noise` derives σ from the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from conformance.definition.dtypes import Array
-from conformance.long.problem import Classes, LongProblem
-from conformance.long.sums import Sums, one_hot
-from conformance.long.visibility import Around, Index, surroundings, transposed
+from conformance.long.problem import Classes, Index, LongProblem
 
 BLOCK = 128
 """The number of rows and of columns of a block. Larger blocks cost more at the edges of masks, and
 smaller ones more in Python."""
+
+
+def transposed(first: Index, last: Index, keys: int) -> tuple[Index, Index]:
+    """Return the interval of queries that see each key: begin and end, `[keys]` each, sorted."""
+    columns = np.arange(keys)
+    begin = np.searchsorted(last, columns, side="right")
+    end = np.searchsorted(first, columns, side="right")
+    return begin, np.maximum(begin, end)
+
+
+@dataclass(frozen=True, eq=False)
+class Around:
+    """A block of rows and the columns that they see: whole blocks that every row sees, and others.
+
+    Attributes:
+        span: the rows of the block.
+        inner: the index of the first whole block of columns, and of the block after the last one;
+            the two indices are equal if there is no whole block.
+        edges: the other columns that some row sees, as at most two spans.
+        visible: whether a row sees a column of the edges, 1 or 0, `[rows edge_columns]`.
+        seen: how many columns each row sees altogether, `[rows]`.
+    """
+
+    span: slice
+    inner: tuple[int, int]
+    edges: tuple[slice, ...]
+    visible: Array
+    seen: Index
+
+
+def surroundings(first: Index, last: Index, rows: slice, size: int) -> Iterator[Around]:
+    """Yield all rows in blocks of at most `size`, each with its columns in blocks of `size`.
+
+    A block ends early where the ends of the intervals jump, as between packed sequences, so that at
+    most six blocks of columns are edges. Such long jumps are few, so there are O(length / size)
+    blocks.
+    """
+    start = rows.start
+    while start < rows.stop:
+        ends = (np.searchsorted(x, x[start] + 2 * size, side="right") for x in (first, last))
+        stop = int(min(start + size, rows.stop, *ends))
+        low, high = first[start:stop], last[start:stop]
+        inner = (-(-int(low[-1]) // size), int(high[0]) // size)
+        edges: tuple[slice, ...]
+        if inner[1] > inner[0]:
+            edges = (slice(int(low[0]), inner[0] * size), slice(inner[1] * size, int(high[-1])))
+        else:
+            inner, edges = (inner[0], inner[0]), (slice(int(low[0]), int(high[-1])),)
+        columns = np.concatenate([np.arange(edge.start, edge.stop) for edge in edges])
+        visible = (columns >= low[:, None]) & (columns < high[:, None])
+        yield Around(slice(start, stop), inner, edges, visible.astype(np.float64), high - low)
+        start = stop
+
+
+class Sums:
+    """Sums by class over intervals of blocks of columns that only move right, without cancellation.
+
+    Prefix sums over a million numbers lose digits if the difference of two of them is the sum of
+    only a hundred numbers. Instead, the sum over the current interval is kept: blocks of columns
+    are added as the interval grows and subtracted as it leaves them. The sums are double-double, so
+    a subtracted block leaves an error of only about 1e-32 of the largest intermediate sum.
+
+    Args:
+        classes: the class of each column.
+        count: the number of classes.
+        size: the number of columns in a block.
+        numbers: a function that returns the numbers to sum, `[columns numbers]`, for a slice of
+            columns; it must return the same numbers each time.
+        width: how many numbers there are for each column.
+    """
+
+    def __init__(
+        self,
+        classes: Classes,
+        count: int,
+        size: int,
+        numbers: Callable[[slice], Array],
+        width: int,
+    ) -> None:
+        self._classes, self._count, self._size, self._numbers = classes, count, size, numbers
+        self._total, self._carry = np.zeros((2, count, width))
+        self._first = self._last = 0
+
+    def over(self, blocks: tuple[int, int]) -> Array:
+        """Return the sums `[classes numbers]` over blocks first to last - 1.
+
+        Neither `first` nor `last` may decrease from call to call.
+        """
+        first, last = blocks
+        if first >= self._last:
+            self._total[:], self._carry[:] = 0.0, 0.0
+            self._first = self._last = first
+        for block in range(self._first, first):
+            self._add(-self._of(block))
+        for block in range(self._last, last):
+            self._add(self._of(block))
+        self._first, self._last = first, last
+        return self._total + self._carry
+
+    def _of(self, block: int) -> Array:
+        columns = slice(block * self._size, (block + 1) * self._size)
+        return one_hot(self._classes[columns], self._count) @ self._numbers(columns)
+
+    def _add(self, numbers: Array) -> None:
+        """Add with Knuth's TwoSum: the carry collects the rounding errors of the total."""
+        total = self._total + numbers
+        back = total - self._total
+        self._carry += (self._total - (total - back)) + (numbers - back)
+        self._total = total
+
+
+def one_hot(classes: Classes, count: int) -> Array:
+    """Return an array `[classes columns]` that is 1 where a column is of the class, else 0."""
+    return (classes == np.arange(count, dtype=classes.dtype)[:, None]).astype(np.float64)
+
+
+def squared_norms(vectors: Array) -> Array:
+    """Return the squared Euclidean norm of each row of `[rows size]`, `[rows]`."""
+    return np.einsum("id,id->i", vectors, vectors)
 
 
 @dataclass(eq=False)
@@ -62,20 +179,14 @@ class Head:
         _, _, length, _, keys = self.problem.sizes
         self.first, self.last = self.problem.sees.intervals(self.entry, length, keys)
         self.kv_head = self.head // self.problem.group
-        logits = self.problem.logits(self.head)
-        self.peak, sinks = logits.max(axis=1), self.problem.sinks
+        logits, sinks = self.problem.logits(self.head), self.problem.sinks
         sink = -np.inf if sinks is None else float(sinks[self.head])
-        self.peak = np.maximum(self.peak, sink)
+        self.peak = np.maximum(logits.max(axis=1), sink)
         self.powers = np.exp(logits - self.peak[:, None])
         self.slopes = self.powers * self.problem.slope(self.head)
         self.of_sink = np.exp(sink - self.peak)
         self.weight, self.row = np.zeros((2, length))
         self.extra = np.zeros((length, 0))
-
-    @property
-    def weight_of_sink(self) -> Array:
-        """The weight of the sink for each query, `[query]`; 0 if there is no sink."""
-        return self.weight * self.of_sink[self.query_class]
 
     @property
     def query_class(self) -> Classes:
@@ -112,7 +223,17 @@ class Head:
 
 
 @dataclass(eq=False)
-class Rows:
+class _Block:
+    around: Around
+
+    @property
+    def span(self) -> slice:
+        """The queries or keys of the block."""
+        return self.around.span
+
+
+@dataclass(eq=False)
+class Rows(_Block):
     """A block of queries: its output, log-normaliser and gradient, with the terms that form them.
 
     Attributes:
@@ -127,7 +248,6 @@ class Rows:
         values, of_columns: V and the classes of the columns at the edges.
     """
 
-    around: Around
     output: Array
     log_total: Array
     d_query: Array
@@ -140,58 +260,49 @@ class Rows:
     values: Array
     of_columns: Classes
 
-    @property
-    def span(self) -> slice:
-        """The rows of the block."""
-        return slice(self.around.start, self.around.stop)
-
 
 def rows(head: Head, span: slice, size: int = BLOCK) -> Iterator[Rows]:
     """Yield the queries of a span in blocks, and store their `weight` and `row` in the head."""
-    names = np.arange(len(head.keys), dtype=np.uint8)[:, None]
-    width = head.problem.value.shape[-1]
+    classes, width = len(head.keys), head.problem.value.shape[-1]
 
     def numbers(columns: slice) -> Array:
         values = head.value(columns)
-        return np.column_stack([values, np.ones(len(values)), _squares(values)])
+        return np.column_stack([values, np.ones(len(values)), squared_norms(values)])
 
-    sums = Sums(head.key_class, len(head.keys), size, numbers, width + 2)
+    sums = Sums(head.key_class, classes, size, numbers, width + 2)
     for around in surroundings(head.first, head.last, span, size):
-        block = slice(around.start, around.stop)
+        block = around.span
         of_columns = np.concatenate([head.key_class[edge] for edge in around.edges])
         values = np.concatenate([head.value(edge) for edge in around.edges])
-        each = one_hot(of_columns, names)
-        powers = head.powers[head.query_class[block]]
+        each = one_hot(of_columns, classes)
+        of_queries = head.query_class[block]
+        powers = head.powers[of_queries]
         cotangent = head.cotangent(block)
         summed = (powers[:, of_columns] * around.visible) @ values
         dotted = (around.visible * (cotangent @ values.T)) @ each.T
-        both = around.visible @ np.vstack([each, each * _squares(values)]).T
-        count, squares = both[:, : len(names)], both[:, len(names) :]
+        both = around.visible @ np.vstack([each, each * squared_norms(values)]).T
+        count, squares = both[:, :classes], both[:, classes:]
         inner = sums.over(around.inner) if around.inner[1] > around.inner[0] else None
         if inner is not None:
             summed += powers @ inner[:, :width]
             dotted += cotangent @ inner[:, :width].T
             count += inner[:, width]
             squares += inner[:, width + 1]
-        normaliser = np.einsum("ic,ic->i", powers, count) + head.of_sink[head.query_class[block]]
+        normaliser = np.einsum("ic,ic->i", powers, count) + head.of_sink[of_queries]
         some = normaliser > 0
         weight = np.divide(1.0, normaliser, out=np.zeros_like(normaliser), where=some)
         output = weight[:, None] * summed
         row = np.einsum("id,id->i", cotangent, output)
-        slopes = head.slopes[head.query_class[block]]
+        slopes = head.slopes[of_queries]
         d_logits = weight[:, None] * slopes * (dotted - row[:, None] * count)
         d_query = head.problem.factor * d_logits @ head.keys
         head.weight[block], head.row[block] = weight, row
-        peak = np.where(some, head.peak[head.query_class[block]], -np.inf)
+        peak = np.where(some, head.peak[of_queries], -np.inf)
         log_total = peak + np.log(np.where(some, normaliser, 1.0))
         yield Rows(
             around, output, log_total, d_query, powers, cotangent, count, dotted, squares, inner,
             values, of_columns,
         )  # fmt: skip
-
-
-def _squares(vectors: Array) -> Array:
-    return np.einsum("id,id->i", vectors, vectors)
 
 
 @dataclass(eq=False)
@@ -221,17 +332,11 @@ class Part:
 
 
 @dataclass(eq=False)
-class Columns:
+class Columns(_Block):
     """A block of keys with their values `[keys value_head]`, and one part for each query head."""
 
-    around: Around
     values: Array
     parts: list[Part]
-
-    @property
-    def span(self) -> slice:
-        """The keys of the block."""
-        return slice(self.around.start, self.around.stop)
 
     @property
     def d_key(self) -> Array:
@@ -252,7 +357,7 @@ def columns(heads: list[Head], span: slice, size: int = BLOCK) -> Iterator[Colum
     begin, end = heads[0].seen_by
     of_heads = [_Transposed(head, size) for head in heads]
     for around in surroundings(begin, end, span, size):
-        values = heads[0].value(slice(around.start, around.stop))
+        values = heads[0].value(around.span)
         yield Columns(around, values, [each.part(around, values) for each in of_heads])
 
 
@@ -261,7 +366,6 @@ class _Transposed:
 
     def __init__(self, head: Head, size: int) -> None:
         self.head = head
-        self.names = np.arange(len(head.queries), dtype=np.uint8)[:, None]
         self.width = head.problem.value.shape[-1]
         width = self.width + 1 + head.extra.shape[1]
         self.sums = Sums(head.query_class, len(head.queries), size, self.numbers, width)
@@ -277,8 +381,8 @@ class _Transposed:
         head, width = self.head, self.width
         of_queries = np.concatenate([head.query_class[edge] for edge in around.edges])
         numbers = np.concatenate([self.numbers(edge) for edge in around.edges])
-        each = one_hot(of_queries, self.names).T
-        powers = head.powers.T[head.key_class[around.start : around.stop]]
+        each = one_hot(of_queries, len(head.queries)).T
+        powers = head.powers.T[head.key_class[around.span]]
         d_value = (powers[:, of_queries] * around.visible) @ numbers[:, :width]
         dotted = (around.visible * (values @ numbers[:, :width].T - numbers[:, width])) @ each
         every = each[:, :, None] * numbers[:, None, width + 1 :]
@@ -288,49 +392,8 @@ class _Transposed:
             d_value += powers @ inner[:, :width]
             dotted += values @ inner[:, :width].T - inner[:, width]
             extra += inner[:, width + 1 :]
-        slopes = head.slopes.T[head.key_class[around.start : around.stop]]
+        slopes = head.slopes.T[head.key_class[around.span]]
         d_key = head.problem.factor * (slopes * dotted) @ head.queries
         return Part(
             head, d_key, d_value, powers, dotted, extra, inner, numbers, of_queries
         )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class LongAnswer:
-    """The whole answer as arrays, for short problems; axes are `[batch heads length head]`.
-
-    `log_total` is `[batch heads query]`. `d_sinks` is `[heads]`, and 0 without sinks.
-    """
-
-    output: Array
-    log_total: Array
-    d_query: Array
-    d_key: Array
-    d_value: Array
-    d_sinks: Array
-
-
-def solve(problem: LongProblem, size: int = BLOCK) -> LongAnswer:
-    """Return the whole answer of a problem in float64."""
-    batch, n_heads, length, kv_heads, keys = problem.sizes
-    head_size, value_head = problem.queries.shape[-1], problem.value.shape[-1]
-    output = np.empty((batch, n_heads, length, value_head))
-    log_total = np.empty((batch, n_heads, length))
-    d_query = np.empty((batch, n_heads, length, head_size))
-    d_key = np.empty((batch, kv_heads, keys, head_size))
-    d_value = np.empty((batch, kv_heads, keys, value_head))
-    d_sinks = np.zeros(n_heads)
-    for entry in range(batch):
-        for kv_head in range(kv_heads):
-            group = range(kv_head * problem.group, (kv_head + 1) * problem.group)
-            heads = [Head(problem, entry, head) for head in group]
-            for head in heads:
-                for block in rows(head, slice(0, length), size):
-                    at = (entry, head.head, block.span)
-                    output[at], d_query[at] = block.output, block.d_query
-                    log_total[at] = block.log_total
-                d_sinks[head.head] -= head.weight_of_sink @ head.row
-            for part in columns(heads, slice(0, keys), size):
-                d_key[entry, kv_head, part.span] = part.d_key
-                d_value[entry, kv_head, part.span] = part.d_value
-    return LongAnswer(output, log_total, d_query, d_key, d_value, d_sinks)

@@ -1,30 +1,140 @@
-"""A long problem: queries and keys from few classes, with arbitrary values and cotangents.
+"""Long problems: their masks, their classes of queries and keys, and how they are drawn.
 
-Axes are `[batch heads length head]`. The whole problem takes O(length · head size) memory. The
-queries and keys that an implementation gets are the prototypes of their classes, repeated.
+Attention over up to a million tokens is compared with exact values, so a long problem must be easy
+to solve without being easy to get wrong. There are three kinds:
+
+- `draw` returns a `LongProblem`, whose queries and keys come from few classes. Half of the query
+  classes attend to common keys, whose logits have a standard deviation of 2, so that every tile of
+  keys counts and none dominates. The other half attend mainly to rare keys: to each logit,
+  log(1/frequency) of the key's class is added (up to a constant), so that a class with few keys
+  gets as much weight as one with many. Keys of the rarest class are placed where indices wrap. The
+  weight of a sink is of the same order as that of all common keys together.
+- `generic` returns queries, keys and values from N(0, 1). The cotangent is 0 except in sampled
+  rows, so that the gradients of every key and value are sums over these rows alone.
+- `retrieval` returns keys that consist of the binary digits of their positions, as ±1. A query is a
+  large multiple of the key that it looks for. The weight of this key is then 1 and all others
+  underflow to 0, so the output is exactly a value, and the gradient of a value that one query looks
+  for is exactly a cotangent, in every format. An index that wraps leads to another value. Each
+  key/value head has different digits flipped, so that keys of different heads differ.
+
+Masks are one interval of visible keys per query, so that they need not become arrays. With causal
+masks, windows, packed sequences and padding, query i sees the keys j with first_i ≤ j < last_i, and
+neither end moves left as i grows. All checks rely on these two properties: sums over the keys that
+a query sees are sums over intervals, and the queries that see a key form an interval too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from conformance.definition.dtypes import Array, DType, dtype_of
-from conformance.definition.problem import check_shape
-from conformance.errors import WrongShape
-from conformance.long.visibility import EVERYTHING, Visibility
+from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
+from conformance.definition.problem import Causal, check_shape
+from conformance.errors import Unsupported, WrongShape
 
 Classes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
 Stored = npt.NDArray[np.floating]
-"""Numbers that are kept in float32 if it can represent them, to halve the memory, or else in
-float64."""
+"""float64 if the dtype of the problem is float64, or else float32, to halve the memory."""
 
 WIDEST = 600.0
-"""The largest difference allowed between two logits of a query, so that no exponential underflows
-in float64."""
+"""The largest difference allowed between two logits of a query: no exponential then underflows."""
+
+WRAPS = tuple(2**power for power in (7, 8, 12, 15, 16, 17, 18, 19, 20))
+"""Positions at which an index, or its product with another size, may wrap."""
+
+_SPREAD = 0x9E3779B1
+"""An odd number whose multiples differ in many bits."""
+
+_RANDOM = 64
+"""The number of rows sampled at random, in addition to those at the edges of tiles."""
+
+_CHUNK = 2**22
+"""The most random numbers to draw and round at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visibility:
+    """A mask as structure: a key is visible if every part that is given allows it.
+
+    Attributes:
+        causal: key j is visible to query i iff j <= i ("top-left") or
+            j <= i + key_length - query_length ("bottom-right"), within their packed sequence.
+        window: how many keys before and after the query's position are visible; None for no limit.
+            That position follows the alignment of `causal`, which is top-left if there is none.
+        members: the lengths of packed sequences, of queries and of keys. A query sees only the keys
+            of its sequence; queries beyond the last sequence see nothing.
+        key_lengths: the number of keys of each batch entry; keys beyond it are padding.
+
+    Raises:
+        WrongShape: a number is negative, or the two tuples of `members` differ in length.
+    """
+
+    causal: Causal | None = None
+    window: tuple[int | None, int | None] = (None, None)
+    members: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    key_lengths: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = [size for size in self.window if size is not None]
+        sizes += [size for side in self.members or () for size in side]
+        if any(size < 0 for size in [*sizes, *(self.key_lengths or ())]):
+            raise WrongShape("windows, members and key lengths are not negative")
+        if self.members is not None and len(self.members[0]) != len(self.members[1]):
+            raise WrongShape("there are as many members of queries as of keys")
+
+    def intervals(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
+        """Return `first` and `last`, `[queries]` each, of a batch entry; both are sorted.
+
+        A query sees the keys from `first` to `last` - 1; none if the two are equal.
+
+        Raises:
+            WrongShape: the packed sequences together are longer than the axis.
+        """
+        of_queries, of_keys = self.members or ((queries,), (keys,))
+        query_sizes, key_sizes = _sizes(of_queries, queries), _sizes(of_keys, keys)
+        sizes = np.repeat(key_sizes, query_sizes)
+        starts = np.repeat(np.cumsum(key_sizes) - key_sizes, query_sizes)
+        at = np.arange(len(sizes)) - np.repeat(np.cumsum(query_sizes) - query_sizes, query_sizes)
+        if self.causal == "bottom-right":
+            at = at + np.repeat(key_sizes - query_sizes, query_sizes)
+        first, last = np.zeros_like(sizes), sizes
+        before, after = self.window
+        if self.causal is not None:
+            after = 0
+        if after is not None:
+            last = np.clip(at + after + 1, 0, sizes)
+        if before is not None:
+            first = np.clip(at - before, 0, sizes)
+        slack = np.full(queries - len(sizes), key_sizes.sum(), np.int64)
+        first = np.concatenate([starts + first, slack])
+        last = np.concatenate([starts + last, slack])
+        if self.key_lengths is not None:
+            last = np.minimum(last, self.key_lengths[entry])
+        return first, np.maximum(last, first)
+
+    def dense(self, batch: int, queries: int, keys: int) -> BoolArray:
+        """Return the mask as an array `[batch 1 query key]`, for short sequences."""
+        columns = np.arange(keys)
+        both = [self.intervals(entry, queries, keys) for entry in range(batch)]
+        visible = [(columns >= first[:, None]) & (columns < last[:, None]) for first, last in both]
+        return np.stack(visible)[:, None]
+
+
+EVERYTHING = Visibility()
+"""No mask: every query sees every key."""
+
+
+def _sizes(members: Sequence[int], length: int) -> Index:
+    sizes = np.asarray(members, np.int64)
+    if sizes.sum() > length:
+        raise WrongShape(f"members of {sizes.sum():,} tokens do not fit into {length:,}")
+    return sizes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,10 +226,255 @@ class LongProblem:
             return np.ones((self.queries.shape[1], self.keys.shape[1]))
         return 1.0 - np.tanh(self.uncapped(head) / self.soft_cap) ** 2
 
-    def query(self, entry: int, head: int, rows: slice = slice(None)) -> Array:
-        """Return queries of one head, `[query head]`."""
-        return self.queries[head][self.query_class[entry, head, rows]]
 
-    def key(self, entry: int, kv_head: int, rows: slice = slice(None)) -> Array:
-        """Return keys of one key/value head, `[key head]`."""
-        return self.keys[kv_head][self.key_class[entry, kv_head, rows]]
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The inputs of an implementation: arrays `[batch heads length head]`, and masks as structure.
+
+    Arrays are float64 if `dtype` is, and float32 otherwise; all their numbers are exactly
+    representable in `dtype`. `cotangent` is that of the output. `sinks` `[heads]` are logits that
+    enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
+    no cap. `sees` says which keys each query sees.
+    """
+
+    dtype: str
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    cotangent: np.ndarray
+    scale: float
+    sees: Visibility
+    sinks: np.ndarray | None = None
+    soft_cap: float | None = None
+
+
+def heads_of(problem: LongProblem) -> Heads:
+    """Return the inputs of a problem as arrays."""
+    wide, (_, heads, _, kv_heads, _) = problem.value.dtype, problem.sizes
+    return Heads(
+        problem.dtype,
+        problem.queries.astype(wide)[np.arange(heads)[:, None], problem.query_class],
+        problem.keys.astype(wide)[np.arange(kv_heads)[:, None], problem.key_class],
+        problem.value,
+        problem.cotangent,
+        problem.factor,
+        problem.sees,
+        None if problem.sinks is None else problem.sinks.astype(wide),
+        problem.soft_cap,
+    )
+
+
+def _wide(dtype: str) -> Any:
+    """Return the type of the NumPy arrays that hold numbers of a dtype."""
+    return np.float64 if dtype == "float64" else np.float32
+
+
+def draw(
+    dtype: str,
+    queries: int,
+    keys: int,
+    *,
+    batch: int = 1,
+    heads: int = 1,
+    kv_heads: int = 1,
+    head_size: int = 64,
+    value_head_size: int = 0,
+    classes: int = 32,
+    sees: Visibility = EVERYTHING,
+    scale: float | None = None,
+    seed: int = 0,
+    sinks: bool = False,
+    soft_cap: float | None = None,
+) -> LongProblem:
+    """Return a problem over classes of queries and keys, as described at the top of this module.
+
+    Args:
+        dtype: the dtype in which all numbers are exactly representable.
+        queries, keys: the lengths.
+        batch, heads, kv_heads, head_size: the other sizes.
+        value_head_size: the head size of the values; 0 for `head_size`.
+        classes: the number of classes of queries, and of keys, at most 256.
+        sees: which keys each query sees.
+        scale: the factor of the logits; None for 1/√head_size.
+        seed: the seed of all numbers.
+        sinks: whether there is a sink in each head.
+        soft_cap: the cap of the logits; None for no cap.
+    """
+    random, stored = np.random.Generator(np.random.SFC64(seed)), dtype_of(dtype)
+    value_head_size = value_head_size or head_size
+    frequency = _frequencies(classes, keys)
+    query = 2.0 * random.standard_normal((heads, classes, head_size))
+    key = random.standard_normal((kv_heads, classes, head_size))
+    factor = 1 / math.sqrt(head_size) if scale is None else scale
+    if head_size > 1:
+        query[..., 0], key[..., 0] = 0.0, np.log(frequency.max() / frequency)
+        query[:, 1::2, 0] = 1.0 / factor
+    of_sinks = None
+    if sinks:
+        spread = np.random.default_rng(seed).standard_normal(heads)
+        of_sinks = stored.round(math.log(max(keys, 2)) + spread)
+    return LongProblem(
+        dtype=dtype,
+        queries=stored.round(query),
+        keys=stored.round(key),
+        query_class=random.integers(classes, size=(batch, heads, queries), dtype=np.uint8),
+        key_class=_key_classes(random, frequency, (batch, kv_heads, keys)),
+        value=_normal(random, (batch, kv_heads, keys, value_head_size), stored),
+        cotangent=_normal(random, (batch, heads, queries, value_head_size), stored),
+        scale=scale,
+        sees=sees,
+        sinks=of_sinks,
+        soft_cap=soft_cap,
+    )
+
+
+def _frequencies(classes: int, keys: int) -> np.ndarray:
+    """Return the probability of each class of keys.
+
+    Half of the classes are equally common; each of the others is rarer than the one before it.
+    """
+    common = classes - classes // 2
+    rarest = math.log2(max(keys, 2) / 4)
+    steps = np.linspace(min(math.log2(common) + 1, rarest), rarest, classes - common)
+    frequency = np.concatenate([np.full(common, 1 / common), 2.0**-steps])
+    return frequency / frequency.sum()
+
+
+def _key_classes(
+    random: np.random.Generator, frequency: np.ndarray, shape: tuple[int, int, int]
+) -> Classes:
+    """Return random classes of keys, with the rarest class around `WRAPS` and at both ends."""
+    drawn = np.searchsorted(np.cumsum(frequency)[:-1], random.random(shape, dtype=np.float32))
+    found = drawn.astype(np.uint8)
+    keys = shape[-1]
+    places = [0, keys - 1, *(place + side for place in WRAPS for side in (-1, 0))]
+    found[..., [place for place in places if 0 <= place < keys]] = len(frequency) - 1
+    return found
+
+
+def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Stored:
+    """Return normally distributed numbers rounded to `dtype`."""
+    wide = _wide(dtype.name)
+    numbers: Stored = np.empty(math.prod(shape), wide)
+    for start in range(0, numbers.size, _CHUNK):
+        part: Any = numbers[start : start + _CHUNK]
+        random.standard_normal(out=part, dtype=wide)
+        if dtype.name == "float16":
+            part[:] = part.astype(np.float16)
+        elif dtype.name == "bfloat16":
+            # Round to nearest, ties to even; `DType.round` takes ten times as long here.
+            bits = part.view(np.uint32)
+            bits += 0x7FFF + ((bits >> 16) & 1)
+            bits &= 0xFFFF0000
+    return numbers.reshape(shape)
+
+
+def sampled(queries: int, tile: int, most: int = 256, seed: int = 0) -> np.ndarray:
+    """Return the rows to sample, sorted: those at edges of tiles, and random ones.
+
+    If there are too many edges for `most` rows, take an evenly spread selection of them. An
+    `UNKNOWN` tile counts as one of 64 rows.
+    """
+    edges = np.arange(0, queries, tile or 64)
+    edges = np.unique(np.concatenate([edges, np.maximum(edges - 1, 0), [queries - 1]]))
+    room = max(2, most - _RANDOM)
+    if len(edges) > room:
+        edges = edges[np.linspace(0, len(edges) - 1, room).astype(int)]
+    random = np.random.default_rng(seed).integers(queries, size=_RANDOM)
+    return np.unique(np.concatenate([edges, random]))
+
+
+def generic(
+    dtype: str,
+    queries: int,
+    keys: int,
+    chosen: np.ndarray,
+    *,
+    heads: int = 1,
+    kv_heads: int = 1,
+    head_size: int = 64,
+    sees: Visibility = EVERYTHING,
+    seed: int = 0,
+) -> Heads:
+    """Return normal inputs of one batch entry, with a cotangent of 0 except in the chosen rows."""
+    random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)
+
+    def rounded(*sizes: int) -> np.ndarray:
+        return stored.round(random.standard_normal(sizes)).astype(wide)
+
+    cotangent = np.zeros((1, heads, queries, head_size), wide)
+    cotangent[:, :, chosen] = rounded(1, heads, len(chosen), head_size)
+    return Heads(
+        dtype,
+        rounded(1, heads, queries, head_size),
+        rounded(1, kv_heads, keys, head_size),
+        rounded(1, kv_heads, keys, head_size),
+        cotangent,
+        1 / math.sqrt(head_size),
+        sees,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """Inputs, and the position of the key that each query looks for, `[batch heads query]`."""
+
+    heads: Heads
+    sought: np.ndarray
+
+
+def retrieval(
+    dtype: str,
+    queries: int,
+    keys: int,
+    *,
+    heads: int = 1,
+    kv_heads: int = 1,
+    head_size: int = 64,
+    causal: bool = False,
+    seed: int = 0,
+) -> Retrieval:
+    """Return a retrieval problem of one batch entry, whose queries look for random positions.
+
+    The first of several queries looks for the first key, and the last query for the last key that
+    it can see.
+
+    Raises:
+        Unsupported: the head is too small to hold a position in binary.
+    """
+    digits = max(1, math.ceil(math.log2(max(2, keys))))
+    if head_size < digits:
+        raise Unsupported(f"a head of {head_size} cannot hold positions up to {keys:,}")
+    random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)
+    # exp(−150) is 0 in float32, and exp(−800) is 0 in float64.
+    margin = 800.0 if dtype == "float64" else 150.0
+    # Digits are repeated to fill the head; a mismatch costs at least twice the repeats.
+    mismatch = 2 * (head_size // digits) / math.sqrt(head_size)
+    factor = 2.0 ** math.ceil(math.log2(margin / mismatch))
+    sought = random.permuted(np.broadcast_to(np.arange(keys), (heads, keys)), axis=1)
+    sought = np.resize(sought, (1, heads, queries)) if queries != keys else sought[None]
+    if causal:
+        reach = np.minimum(np.arange(queries), keys - 1)
+        sought = (random.random((1, heads, queries)) * (reach + 1)).astype(np.int64)
+    sought[..., 0], sought[..., -1] = 0, min(queries if causal else keys, keys) - 1
+    flips = np.arange(kv_heads) * _SPREAD % 2**digits
+    of_keys = np.empty((1, kv_heads, keys, head_size), wide)
+    for head, flip in enumerate(flips):
+        of_keys[0, head] = _binary(np.arange(keys) ^ flip, digits, head_size)
+    codes = sought ^ np.repeat(flips, heads // kv_heads)[:, None]
+    given = Heads(
+        dtype,
+        wide(factor) * _binary(codes, digits, head_size).astype(wide),
+        of_keys,
+        _normal(random, (1, kv_heads, keys, head_size), stored),
+        _normal(random, (1, heads, queries, head_size), stored),
+        1 / math.sqrt(head_size),
+        Visibility(causal="top-left") if causal else EVERYTHING,
+    )
+    return Retrieval(given, sought)
+
+
+def _binary(positions: np.ndarray, digits: int, size: int) -> np.ndarray:
+    """Return the binary digits of each position as ±1 `[... size]`, repeated to fill the size."""
+    bits = (positions[..., None] >> (np.arange(size) % digits)) & 1
+    return (2 * bits - 1).astype(np.int8)

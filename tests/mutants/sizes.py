@@ -15,7 +15,7 @@ import numpy as np
 from conformance.adapter.base import Mode
 from conformance.definition.geometry import Geometry
 from conformance.errors import Unsupported
-from conformance.long.visibility import EVERYTHING, Visibility
+from conformance.long.problem import EVERYTHING, Visibility
 from mutants.attention import Attention
 from mutants.contestant import Contestant
 from mutants.mutant import BIAS, INPUTS, KERNEL, OUTPUT, PARAMETERS, Mutant

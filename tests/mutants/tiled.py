@@ -18,7 +18,7 @@ from conformance.adapter.features import Sinks, SoftCap
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
-from conformance.long.calling import Heads
+from conformance.long.problem import Heads
 
 Array = np.ndarray
 F = np.float32
