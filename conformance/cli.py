@@ -28,7 +28,7 @@ from conformance.commands import (
     watch,
 )
 from conformance.errors import ConformanceError, ExitCode
-from conformance.text import printable
+from conformance.text import printable, silence_progress
 
 COMMANDS = (
     run,
@@ -135,9 +135,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     if getattr(options, "quiet", False):
-        from conformance.progress import silence
-
-        silence()
+        silence_progress()
     return options.action(options)
 
 

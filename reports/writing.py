@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.progress import progress
 from conformance.records.findings import verified
 from conformance.reports.accuracy import accuracy, apart, exchanged, limit, pairs
 from conformance.reports.cards import conventions, experiment_cards, handed
@@ -31,7 +30,7 @@ from conformance.reports.page.markdown import render_markdown
 from conformance.reports.totals import matrix, totals
 from conformance.reports.trend import timelines, trends
 from conformance.reports.wording import counts_text
-from conformance.text import printable
+from conformance.text import printable, progress
 
 NO_BASELINE = Baseline(Path(), "", ())
 

@@ -24,7 +24,7 @@ from conformance.commands.shared import (
     replace_file,
 )
 from conformance.errors import ConformanceError, ExitCode, Unsupported, check_names
-from conformance.text import printable, stdout_to_stderr
+from conformance.text import printable, progress, stdout_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,7 +166,6 @@ def _explore(options: argparse.Namespace) -> int:
     (options.implementation,) = options.implementation
     adapter = _prepared(options)
     from conformance.explore.search import MOST_EXAMPLES, Options, Search
-    from conformance.progress import progress
 
     check_writable(options.output / f"NAME{SUFFIX}")
     wanted = Options(
@@ -256,7 +255,6 @@ def _survey(options: argparse.Namespace) -> int:
     from conformance.errors import Unavailable
     from conformance.explore.search import MOST_EXAMPLES, Options
     from conformance.explore.survey import survey
-    from conformance.progress import progress
 
     worst = ExitCode.OK
     for name in options.implementation:
@@ -364,7 +362,6 @@ def _shrunk(
     With --no-shrink, that is the given problem.
     """
     from conformance.explore.shrinking import Small, shrink
-    from conformance.progress import progress
 
     if not options.shrink:
         return Small(trial, deviation, finished=True)

@@ -173,10 +173,9 @@ def examine(
     import pytest
 
     from conformance.commands.terminal import Bar, Refusals
-    from conformance.progress import wanted
     from conformance.running.plugin import SUITE
     from conformance.running.provenance import environment
-    from conformance.text import stdout_to_stderr
+    from conformance.text import shows_progress, stdout_to_stderr
 
     environment()
     _check_names(options)
@@ -192,7 +191,7 @@ def examine(
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
-    bar = wanted() and not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}
+    bar = shows_progress() and not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}
     if bar or options.quiet:
         plugins.append(Bar(shown=bar))
         arguments += ["-o", "console_output_style=classic"]

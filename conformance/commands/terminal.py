@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.errors import ConformanceError
-from conformance.progress import progress
+from conformance.text import progress
 from conformance.running.plugin import RUN
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from conformance.adapter.base import Adapter
 from conformance.adapter.loading import adapted, load, registered
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
-from conformance.progress import progress
 from conformance.records.findings import INFINITE, CaseResult, Finding, count, gravity
 from conformance.records.record import Record, check_writable, write
 from conformance.reports.totals import WRONG
@@ -27,7 +26,7 @@ from conformance.running.joining import Lock
 from conformance.running.provenance import describe, environment, header_of
 from conformance.running.selection import Selection
 from conformance.running.session import Examiner, Inquiry, Session, kept, places
-from conformance.text import printable, relative
+from conformance.text import printable, progress, relative
 from conformance.words import say
 
 if TYPE_CHECKING:
