@@ -124,7 +124,6 @@ Advance = Callable[..., None]
 _silenced = False
 
 
-
 def silence_progress() -> None:
     """Disable progress bars, as --quiet requires."""
     global _silenced

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -33,10 +34,11 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from conformance.adapter.base import DEFAULT_MODE
+from conformance.adapter.base import DEFAULT_MODE, Call, Mode
 from conformance.cases.case import Case, StoredCase
 from conformance.definition.dtypes import DTYPES
-from conformance.errors import NotAnAdapter
+from conformance.definition.problem import Answer, Problem
+from conformance.errors import NotAnAdapter, Unavailable
 from conformance.experiments import settled
 from conformance.records.findings import CaseResult, Finding, Verdict, without_outcome
 from conformance.records.header import Implementation
@@ -44,33 +46,52 @@ from conformance.records.phrase import Phrase
 from conformance.records.record import decode_line, encode_line
 from conformance.requirements.laboratory import CANNOT_BE_ASKED
 from conformance.requirements.probed import declares
-from conformance.running.isolation_messages import (
+from conformance.running.isolation_child import (
     STACK_SIGNAL,
     Ask,
     Checked,
     Declare,
     Declared,
-    DeclaredMode,
     Ended,
     Examine,
     Examined,
-    Limits,
     Mistaken,
     Ready,
     Request,
     Response,
     decode,
     encode,
+    plan_key,
+    serve,
 )
-from conformance.running.session import Inquiry, Row
+from conformance.running.session import Inquiry, Planned, Row
 
 TICK = 0.05
 """The interval in seconds at which the memory of a busy process is checked."""
 TREE = 20
-"""Every 20th check of the memory includes child processes, because listing them takes
-milliseconds."""
+"""Every 20th check includes child processes, because listing them takes milliseconds."""
 
 _SUPERVISORS: dict[str, Supervisor] = {}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one process.
+
+    Attributes:
+        item: seconds for one item.
+        start: seconds for the import of the implementation and its framework, and as many again
+            for its declaration.
+        memory: MiB of resident memory, including child processes. Address space would be easier
+            to limit, but JAX, TensorFlow and CUDA reserve far more of it than they use.
+        deaths: the number of consecutive lost processes after which the remaining items are
+            skipped, so that the run ends in reasonable time.
+    """
+
+    item: float = 60.0
+    start: float = 120.0
+    memory: float = 8192.0
+    deaths: int = 10
 
 
 class Supervisor:
@@ -78,18 +99,17 @@ class Supervisor:
 
     def __init__(self, spec: str, device: str, limits: Limits) -> None:
         self.spec, self.device, self.limits = spec, device, limits
-        self.name = ""
         self._process: Process | None = None
         self._deaths = 0
         self._ended: Ended | None = None
+        # Whether the process was given inputs that may have spoiled its memory.
         self._exposed = False
-        """Whether the process was given inputs that may have spoiled its memory."""
         atexit.register(self.close)
 
     def start(self) -> None:
         """Start a process and import the implementation in it, unless this was already done.
 
-        `declare` reports other failures than the following one.
+        Any other failure than the following one is reported by `declare`.
 
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.
@@ -102,7 +122,7 @@ class Supervisor:
     def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
         """Return the implementation's declaration and the modes planned for each case and dtype.
 
-        If there was no answer, the declaration says why.
+        If the process could not be started or was lost, the declaration says why.
 
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.
@@ -111,24 +131,25 @@ class Supervisor:
         if self._ended is None:
             names = [case.id for case in cases]
             files = [case.path for case in cases if isinstance(case, StoredCase) and case.path]
-            answer = self._ask(Declare(names, list(dtypes), files), self.limits.start)
+            assert self._process is not None
+            request = Declare(names, list(dtypes), files)
+            answer = self._received(self._process.ask(request, self.limits.start))
             if isinstance(answer, Declared):
-                self.name = answer.implementation.name
                 return answer
             self._ended = answer
         return self._unreachable()
 
     def adopt(self, declared: Declared) -> None:
         """Use a declaration from another process of this run, without importing anything."""
-        self.name, self._ended = declared.implementation.name, declared.ended
+        self._ended = declared.ended
 
     def _unreachable(self) -> Declared:
         """Return an empty declaration of an implementation that did not answer `declare`."""
         assert self._ended is not None
-        self.name = self.spec.rpartition(":")[2]
+        name = self.spec.rpartition(":")[2]
         described = Implementation(
-            name=self.name,
-            title=self.name,
+            name=name,
+            title=name,
             documentation="",
             framework="",
             spec=self.spec,
@@ -138,7 +159,7 @@ class Supervisor:
             masks=[],
             unavailable=self._ended.reason,
         )
-        return Declared(described, [DeclaredMode(DEFAULT_MODE.name)], ended=self._ended)
+        return Declared(described, {DEFAULT_MODE.name: DEFAULT_MODE.optimised}, ended=self._ended)
 
     def examine(self, row: Row, place: int) -> bytes:
         """Examine a row in the process, and return its journal line.
@@ -231,9 +252,9 @@ class Supervisor:
         return answer
 
     def _examined(self, request: Examine | Ask, row: Row) -> Examined | Ended:
-        """Return the response of the process to a request about this row.
+        """Return the response to a request about this row.
 
-        If the response is about another item, the process is considered to have crashed.
+        If it is about another item, the process is considered to have crashed.
         """
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
@@ -251,12 +272,8 @@ class Supervisor:
         assert isinstance(answer, Examined | Ended)
         return answer
 
-    def _ask(self, request: Request, seconds: float) -> Any:
-        """Return the response to a request; if it is `Ended`, the process no longer exists."""
-        assert self._process is not None
-        return self._received(self._process.ask(request, seconds))
-
     def _received(self, answer: Any) -> Any:
+        """Return a response after discarding the process if the response is `Ended`."""
         if isinstance(answer, Mistaken):
             raise RuntimeError(f"in the process of {self.spec}:\n{answer.traceback}")
         if isinstance(answer, Ended):
@@ -302,6 +319,45 @@ def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
     return supervisor
 
 
+class StandIn(Planned):
+    """A proxy adapter for an implementation in another process, created from its declaration."""
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+        described = declared.implementation
+        self.name = described.name
+        self.title = described.title
+        self.dtypes = tuple(described.dtypes)
+        self.geometry = declared.geometry
+        self.projections_supplied = declared.projections_supplied
+        self.modes = tuple(Mode(name, optimised=how) for name, how in declared.modes.items())
+
+    @property
+    def compiles(self) -> bool:
+        return self.declared.compiles
+
+    @property
+    def page(self) -> int:
+        return self.declared.page
+
+    def planned_modes(self, case: Case, dtype: str) -> tuple[Mode, ...]:
+        if self.declared.ended is not None:
+            return self.modes[:1]
+        names = self.declared.plan.get(plan_key(case.id, dtype), [])
+        return tuple(mode for mode in self.modes if mode.name in names)
+
+    def versions(self) -> dict[str, str]:
+        return self.declared.implementation.versions
+
+    def device_model(self, device: str) -> str:
+        if self.declared.implementation.unavailable:
+            raise Unavailable(self.declared.implementation.unavailable)
+        return self.declared.device_model
+
+    def run(self, problem: Problem, call: Call) -> Answer:
+        raise AssertionError("an isolated implementation is run by its supervisor")
+
+
 # The process
 
 
@@ -317,8 +373,6 @@ class Process:
         self._channel, theirs = context.Pipe()
         printed, stdout = context.Pipe(duplex=False)
         with _without_main():
-            from conformance.running.isolation_child import serve
-
             self._process = context.Process(  # type: ignore[attr-defined]
                 target=serve, args=(theirs, stdout, spec, device)
             )

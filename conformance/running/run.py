@@ -55,8 +55,7 @@ from conformance.running.session import (
 from conformance.text import printable
 
 if TYPE_CHECKING:
-    from conformance.running.isolation import Supervisor
-    from conformance.running.isolation_messages import Limits
+    from conformance.running.isolation import Limits, Supervisor
 
 ENDED = "the run ended before this item"
 """The reason recorded for items that were not examined because the run was interrupted."""
@@ -227,8 +226,8 @@ class Run:
         debugging = option("usepdb", False) or option("trace", False)
         if not is_isolated(spec, option("--isolate"), debugging=debugging):
             return load(spec)
-        from conformance.running.isolation import supervise
-        from conformance.running.isolation_messages import Declared, StandIn, decode, encode
+        from conformance.running.isolation import StandIn, supervise
+        from conformance.running.isolation_child import Declared, decode, encode
 
         supervisor = supervise(spec, self.device, limits_of(option))
         if self._is_worker:
@@ -658,7 +657,7 @@ def limits_of(option: Callable[[str], float]) -> Limits:
 
     `option` is a function that returns the value of an option, given its name.
     """
-    from conformance.running.isolation_messages import Limits
+    from conformance.running.isolation import Limits
 
     return Limits(option("--item-timeout"), option("--start-timeout"), option("--memory-limit"))
 
