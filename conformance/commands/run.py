@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print_summary(outcome: Outcome, code: ExitCode) -> None:
     from conformance.commands.formats import print_json
-    from conformance.running.ending import summary
+    from conformance.running.examine import summary
 
     print_json(summary(outcome, code))
 
@@ -119,9 +119,9 @@ def standing(options: argparse.Namespace) -> Record | None:
     from msgspec.structs import replace
 
     from conformance.records.record import journal_path, save
-    from conformance.running.digests import remember
     from conformance.running.earlier import unchanged
     from conformance.running.joining import Lock
+    from conformance.running.provenance import remember
 
     if journal_path(options.record).exists():
         return None

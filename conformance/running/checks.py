@@ -18,8 +18,7 @@ from conformance.adapter.base import Adapter
 from conformance.cases.catalogue import matches
 from conformance.errors import ConformanceError, UnknownName
 from conformance.records.findings import VERIFIED, CaseResult, count
-from conformance.running.ending import failure, is_must
-from conformance.running.examine import Implementation, resolve, several
+from conformance.running.examine import Implementation, failure, is_must, resolve, several
 from conformance.running.selection import Selection, can_express, check_names, dtypes_of
 from conformance.running.session import Examiner, Item, Row, conforms_alone
 from conformance.text import printable

@@ -32,10 +32,13 @@ from conformance.records.record import (
     read_arrays,
     read_journal,
 )
-from conformance.running.digests import CAUSES, adapter_digest, documentation, revisions
 from conformance.running.provenance import (
     BASE_PACKAGES,
+    CAUSES,
+    adapter_digest,
+    documentation,
     requirements,
+    revisions,
     setting,
 )
 from conformance.running.session import Item, Row, is_exchanged, worst_of

@@ -36,12 +36,19 @@ from conformance.records.record import (
     journal_path,
     narrowed_path,
 )
-from conformance.running import digests, ending, gated
 from conformance.running.earlier import Earlier, as_measured, earlier
-from conformance.running.examine import Outcome
-from conformance.running.gated import Gated
+from conformance.running.examine import (
+    Outcome,
+    counted,
+    everything,
+    exit_code,
+    failure,
+    heading,
+    is_must,
+    worst,
+)
 from conformance.running.joining import Lock
-from conformance.running.provenance import describe, header_of
+from conformance.running.provenance import describe, header_of, remember
 from conformance.running.selection import Selection, check_names, parse_shard, part
 from conformance.running.session import (
     Examiner,
@@ -56,9 +63,13 @@ from conformance.text import printable
 
 if TYPE_CHECKING:
     from conformance.running.isolation import Limits, Supervisor
+    from conformance.running.known import Gated
 
 ENDED = "the run ended before this item"
 """The reason recorded for items that were not examined because the run was interrupted."""
+
+KNOWN = "known: "
+"""The beginning of the reason of an item whose deviations are all in the baseline."""
 
 SKIPPED = ("unsupported", "unavailable", "not-run")
 FAILED = ("deviates", "error", "crashed", "timed-out")
@@ -144,6 +155,8 @@ class Run:
         self._earlier = self._read_earlier()
         baseline = option("--conformance-baseline")
         if baseline is not None and not config.option.collectonly:
+            from conformance.running.known import Gated
+
             self._gated = Gated(
                 Path(baseline),
                 config.invocation_params.dir,
@@ -173,11 +186,10 @@ class Run:
             if self.survey:
                 _expect(self._failure(row, result).splitlines()[0])
             if self._gated is not None:
-                excuse = self._gated.excuse(result)
-                if excuse:
-                    _expect(excuse)
+                if excuse := self._gated.excuse(result):
+                    _expect(printable(f"{KNOWN}{excuse}"))
                 result = self._gated.unknown(result)
-            elif verdict == "deviates" and not any(map(ending.is_must, decisive)):
+            elif verdict == "deviates" and not any(map(is_must, decisive)):
                 return
             message = self._failure(row, result, alone=self._conforms_alone(row))
             pytest.fail(message, pytrace=False)
@@ -187,7 +199,7 @@ class Run:
     def _failure(self, row: Row, result: CaseResult, *, alone: bool = False) -> str:
         spec = next(spec for adapter, spec in self.adapters if adapter is row.adapter)
         stored = self.selection.files.get(result.case)
-        return ending.failure(result, spec, stored.path if stored else "", alone=alone)
+        return failure(result, spec, stored.path if stored else "", alone=alone)
 
     def _conforms_alone(self, row: Row) -> bool:
         """Return whether the item conforms when examined alone.
@@ -278,7 +290,7 @@ class Run:
             supervisor.close()
         if self._lock is not None:
             self._lock.release()
-        digests.remember()
+        remember()
         gc.unfreeze()
 
     # The record
@@ -498,7 +510,7 @@ class Run:
         verdict = _decoded(line).verdict
         if verdict in SKIPPED:
             return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
-        if gated.is_known(report):
+        if getattr(report, "wasxfail", "").removeprefix("reason: ").startswith(KNOWN):
             return "known", "k", ("KNOWN", {"yellow": True})
         if report.outcome == "skipped" or (verdict == "deviates" and report.outcome == "passed"):
             # pytest would print a traceback for each report in its category "error".
@@ -537,7 +549,7 @@ class Run:
             if fine or (self.survey and exitstatus == pytest.ExitCode.TESTS_FAILED):
                 session.exitstatus = code
         elif fine:
-            worth = ending.exit_code(self.results.values(), complete=not missing)
+            worth = exit_code(self.results.values(), complete=not missing)
             if worth != ExitCode.OK:
                 session.exitstatus = PYTEST_CODES[worth]
         if self._unwritten:
@@ -568,7 +580,7 @@ class Run:
             reasons = self.config.option.verbose > 0
             for adapter, _ in self.adapters:
                 results = self._results_of(adapter)
-                for line in ending.counted(adapter.name, results, reasons=reasons):
+                for line in counted(adapter.name, results, reasons=reasons):
                     write(line)
             missing = sum(name not in self.results for name in self.chosen)
             if missing:
@@ -597,17 +609,17 @@ class Run:
         """Yield the lines of the worst deviation of each implementation, for `--survey`."""
         left = False
         for adapter, _ in self.adapters:
-            result, of = ending.worst(self._results_of(adapter))
+            result, of = worst(self._results_of(adapter))
             if result is None:
                 continue
             left = left or of > 1
             row = next(row for row in self.planned if row.id == result.id)
             yield ""
-            yield ending.heading(adapter.name, of)
+            yield heading(adapter.name, of)
             yield from self._failure(row, result, alone=self._conforms_alone(row)).splitlines()
         if left:
             yield ""
-            yield ending.everything(str(self.written or ""))
+            yield everything(str(self.written or ""))
 
     def _results_of(self, adapter: Adapter) -> list[CaseResult]:
         """Return the results of one implementation, in the order of the plan."""
