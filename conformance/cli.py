@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from conformance.commands import (
@@ -66,8 +67,6 @@ EXIT_CODES = {
 
 
 def _epilog() -> str:
-    import textwrap
-
     meanings = (
         textwrap.fill(meaning, 79, initial_indent=f"  {code:<4d} ", subsequent_indent=" " * 7)
         for code, meaning in EXIT_CODES.items()

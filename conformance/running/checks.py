@@ -19,7 +19,7 @@ from conformance.cases.catalogue import matches
 from conformance.errors import ConformanceError, UnknownName
 from conformance.records.findings import VERIFIED, CaseResult, count
 from conformance.running.examine import Implementation, failure, is_must, resolve, several
-from conformance.running.selection import Selection, can_express, check_names, dtypes_of
+from conformance.running.selection import Selection, can_express, check_distinct, dtypes_of
 from conformance.running.session import Examiner, Item, Row, conforms_alone
 from conformance.text import printable
 from conformance.words import say
@@ -190,7 +190,7 @@ def _plan(
         implementations = [implementations]
     selection = Selection(several(cases), several(dtypes), level=level)
     benches = [Bench(*resolve(one)) for one in implementations]
-    check_names([bench.adapter for bench in benches])
+    check_distinct([bench.adapter for bench in benches])
     for bench in benches:
         yield bench, _rows(bench.adapter, selection, device)
 

@@ -43,15 +43,7 @@ from conformance.running.provenance import (
 )
 from conformance.running.session import Item, Row, is_exchanged, worst_of
 
-SETTING = (
-    "code",
-    "python",
-    "platform",
-    "machine",
-    "environment",
-    "device",
-    "device_model",
-)
+SETTING = ("code", "python", "platform", "machine", "environment", "device", "device_model")
 """The fields of `Provenance` that must be equal for any result to be reused.
 
 The versions of `BASE_PACKAGES` must be equal, too.
@@ -75,10 +67,7 @@ class Earlier:
 
 
 def earlier(
-    files: Iterable[Path],
-    header: Header,
-    planned: Sequence[Row],
-    places: Mapping[str, int],
+    files: Iterable[Path], header: Header, planned: Sequence[Row], places: Mapping[str, int]
 ) -> Earlier:
     """Return the results in these records and journals that are still valid.
 
@@ -129,10 +118,7 @@ def as_measured(days: Sequence[str], total: int) -> str:
     return f"{len(days):,} of {total:,} items as measured {when}"
 
 
-Read = tuple[Header, dict[str, tuple[CaseResult, dict[str, Array]]]]
-
-
-def _read(file: Path) -> Read:
+def _read(file: Path) -> tuple[Header, dict[str, tuple[CaseResult, dict[str, Array]]]]:
     """Return the header of a record or journal, and each item's result and arrays, by item id."""
     if file.suffix == ".journal":
         header, results, stored = read_journal(file, resumes=True)
@@ -149,12 +135,7 @@ def _read(file: Path) -> Read:
 
 
 def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
-    """Return a function that returns whether a result of the earlier run is still valid.
-
-    Args:
-        before: the header of the earlier run.
-        now: the header of the new run.
-    """
+    """Return a function that returns whether a result of the run with header `before` is valid."""
     one, other = before.provenance, now.provenance
     pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
     pairs += [(one.packages.get(name), other.packages.get(name)) for name in BASE_PACKAGES]
@@ -174,8 +155,7 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
             if asked is None or asked.hash != now.cases[result.case].hash:
                 return False
         names = {finding.requirement for finding in result.findings}
-        asks = [item.id for item in row.requirements] if isinstance(row, Item) else [result.case]
-        names.update(asks)
+        names |= {one.id for one in row.requirements} if isinstance(row, Item) else {result.case}
         if any(finding.verdict == "deviates" for finding in result.findings):
             names.add(CAUSES)
         return all(before.revisions.get(name) == now.revisions.get(name) for name in names)
@@ -225,11 +205,8 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
         return None
     if [one.spec for one in header.implementations] != list(specs):
         return None
-    now = msgspec.structs.replace(
-        then,
-        packages=then.packages | package_versions(BASE_PACKAGES),
-        **setting(),
-    )
+    packages = then.packages | package_versions(BASE_PACKAGES)
+    now = msgspec.structs.replace(then, packages=packages, **setting())
     if now != then or not all(map(_stands, header.implementations)):
         return None
     if (header.revisions, header.requirements) != (revisions(), requirements()):

@@ -57,10 +57,7 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file, or None if another process has just removed it.
-
-        In the latter case, the caller must try again.
-        """
+        """Return the locked file, or None to try again, if another process has just removed it."""
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,18 +150,12 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
 
 def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
-    """Return the requirement, verdict and value of each finding.
-
-    These must be the same on all machines.
-    """
+    """Return what must be the same on all machines: requirement, verdict and value of findings."""
     return [(f.requirement, f.verdict, f.value) for f in result.findings]
 
 
 def _difference(one: CaseResult, other: CaseResult) -> str:
-    """Return a text that names the requirements on which two results differ.
-
-    Return "" if the overall verdicts differ.
-    """
+    """Return a text that names the requirements on which two results of one verdict differ."""
     if one.verdict != other.verdict:
         return ""
     names = {name for name, *_ in {*_judged(one)} ^ {*_judged(other)}}

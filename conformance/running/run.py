@@ -49,7 +49,7 @@ from conformance.running.examine import (
 )
 from conformance.running.joining import Lock
 from conformance.running.provenance import describe, header_of, remember
-from conformance.running.selection import Selection, check_names, parse_shard, part
+from conformance.running.selection import Selection, check_distinct, parse_shard, part
 from conformance.running.session import (
     Examiner,
     Inquiry,
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from conformance.running.isolation import Limits, Supervisor
     from conformance.running.known import Gated
 
+Phase = Literal["setup", "call", "teardown"]
+
 ENDED = "the run ended before this item"
 """The reason recorded for items that were not examined because the run was interrupted."""
 
@@ -77,12 +79,11 @@ FAILED = ("deviates", "error", "crashed", "timed-out")
 FIXTURES = {"conformance_item", "conformance_run", "request"}
 """The fixtures that the test of an item may use without needing pytest's setup."""
 SETUP_PLUGINS = {f"_pytest.{name}" for name in ("runner", "capture", "skipping", "unittest")}
+"""The plugins whose setup hooks do nothing for a test with only `FIXTURES`."""
 SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan", "durations")
-"""The plugins whose setup hooks do nothing for a test with only `FIXTURES`, and the options that
-change this."""
+"""The options with which they do something."""
 REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.terminal", __name__}
 """The plugins that use only the report of a test's call, not those of setup and teardown."""
-
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -115,6 +116,8 @@ class Run:
             raise ConformanceError(f"which implementation? say --implementation NAME ({every})")
         self.survey: bool = option("--survey")
         self.device: str = option("--device")
+        record = option("--record")
+        self._given = None if record is None else Path(record).absolute()
         if self._is_worker and self.device == "gpu":
             take_gpu(config.workerinput["workerid"])  # type: ignore[attr-defined]
         files = {case.id: case for case in map(load_case, map(Path, option("--case-file")))}
@@ -126,7 +129,7 @@ class Run:
             (self._adapter(spec), spec) for spec in option("--implementation")
         ]
         adapters = [adapter for adapter, _ in self.adapters]
-        check_names(adapters)
+        check_distinct(adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         rows = self.selection.rows(adapters, self.device)
@@ -139,19 +142,17 @@ class Run:
         self._examined = 0
         self._collected: list[str] | None = None
         self._only_calls = False
-        self._phases: tuple[Literal["setup", "call", "teardown"], ...]
-        self._phases = ("setup", "call", "teardown")
+        self._phases: tuple[Phase, ...] = ("setup", "call", "teardown")
         self._located: tuple[Any, tuple[str, int | None, str]] = (None, ("", None, ""))
         self._journal: Journal | None = None
         self.written: Path | None = None
         self.exit_status: int | None = None
         self._session: pytest.Session | None = None
+        # Why the record cannot be written, such as a full disk.
         self._unwritten = ""
-        """Why the record cannot be written, such as a full disk."""
         self._gated: Gated | None = None
-        self._lock: Lock | None = None
         if self._given is not None and not self._is_worker and not config.option.collectonly:
-            self._lock = Lock(self._given)
+            self._guard.callback(Lock(self._given).release)
         self._earlier = self._read_earlier()
         baseline = option("--conformance-baseline")
         if baseline is not None and not config.option.collectonly:
@@ -197,29 +198,26 @@ class Run:
             pytest.skip(printable(decisive[0].detail) if decisive else "no requirement applies")
 
     def _failure(self, row: Row, result: CaseResult, *, alone: bool = False) -> str:
-        spec = next(spec for adapter, spec in self.adapters if adapter is row.adapter)
         stored = self.selection.files.get(result.case)
-        return failure(result, spec, stored.path if stored else "", alone=alone)
+        file = stored.path if stored else ""
+        return failure(result, self._spec(row.adapter), file, alone=alone)
+
+    def _spec(self, adapter: Adapter) -> str:
+        return next(spec for own, spec in self.adapters if own is adapter)
 
     def _conforms_alone(self, row: Row) -> bool:
-        """Return whether the item conforms when examined alone.
-
-        Return False for isolated implementations and for the first item, for which this is not
-        tried.
-        """
+        """Return whether the item conforms alone; False if it is the first or isolated anyway."""
         isolated = row.adapter.name in self.supervisors
         return not isolated and self._examined > 1 and conforms_alone(row)
 
     def _examine(self, row: Row) -> tuple[CaseResult, bytes]:
-        """Return the result of a row and its journal line.
-
-        A result of an earlier run is reused if it is still valid.
-        """
+        """Return the result of a row, measured now or in an earlier run, and its journal line."""
         line = self._earlier.lines.get(row.id)
         if line is None:
             supervisor = self.supervisors.get(row.adapter.name)
             if supervisor is None and isinstance(row, Inquiry) and row.asked.apart:
-                supervisor = self._beside(row.adapter)
+                # It must not be run in this process.
+                supervisor = self._supervise(self._spec(row.adapter))
             if supervisor is None:
                 process = os.getpid()
                 result, arrays = self._examiner.examine(row)
@@ -238,10 +236,10 @@ class Run:
         debugging = option("usepdb", False) or option("trace", False)
         if not is_isolated(spec, option("--isolate"), debugging=debugging):
             return load(spec)
-        from conformance.running.isolation import StandIn, supervise
+        from conformance.running.isolation import StandIn
         from conformance.running.isolation_child import Declared, decode, encode
 
-        supervisor = supervise(spec, self.device, limits_of(option))
+        supervisor = self._supervise(spec)
         if self._is_worker:
             # Reuse the controller's declaration, so that all workers have the same plan.
             declared = decode(self._from_controller["declared"][spec], Declared)
@@ -250,17 +248,16 @@ class Run:
             selection = self.selection
             declared = supervisor.declare(selection.find_cases(), selection.dtype_names)
             self._declared[spec] = encode(declared)
-        if self._is_distributed:
-            # With xdist only workers examine items.
-            supervisor.close()
+            if option("dist", "no") != "no":
+                # With xdist only workers examine items.
+                supervisor.close()
         self.supervisors[declared.implementation.name] = supervisor
         return StandIn(declared)
 
-    def _beside(self, adapter: Adapter) -> Supervisor:
-        """Return a supervisor for experiments that must not be run in this process."""
+    def _supervise(self, spec: str) -> Supervisor:
+        """Return the supervisor of an implementation, which is closed at the end of the session."""
         from conformance.running.isolation import supervise
 
-        spec = next(spec for own, spec in self.adapters if own is adapter)
         supervisor = supervise(spec, self.device, limits_of(self.config.getoption))
         self._guard.callback(supervisor.close)
         return supervisor
@@ -268,10 +265,6 @@ class Run:
     @property
     def _is_worker(self) -> bool:
         return hasattr(self.config, "workerinput")
-
-    @property
-    def _is_distributed(self) -> bool:
-        return not self._is_worker and self.config.getoption("dist", "no") != "no"
 
     @property
     def _from_controller(self) -> dict[str, Any]:
@@ -286,27 +279,14 @@ class Run:
     def pytest_unconfigure(self) -> None:
         """Close supervisors, release the lock and save caches at the end of the session."""
         self._guard.close()
-        for supervisor in self.supervisors.values():
-            supervisor.close()
-        if self._lock is not None:
-            self._lock.release()
         remember()
         gc.unfreeze()
 
     # The record
 
     @property
-    def _given(self) -> Path | None:
-        given = self.config.getoption("--record")
-        return None if given is None else Path(given).absolute()
-
-    @property
     def _record(self) -> Path | None:
-        """The file to write, or None if no record was requested.
-
-        Shards and restricted runs have files of their own, so that they do not overwrite a complete
-        record.
-        """
+        """The file to write, or None; only a complete run overwrites a complete record."""
         given = self._given
         if given is not None and self.shard[1] > 1:
             return given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
@@ -342,10 +322,7 @@ class Run:
         )
 
     def _read_earlier(self) -> Earlier:
-        """Return the valid results of earlier records and of journals of interrupted runs.
-
-        There are none with --fresh.
-        """
+        """Return the valid results of earlier records and of journals of interrupted runs."""
         option = self.config.getoption
         if self._given is None or option("--fresh") or self.config.option.collectonly:
             return Earlier()
@@ -363,10 +340,7 @@ class Run:
         return earlier(there, header, self.planned, self._places)
 
     def _open_journal(self) -> Journal | None:
-        """Return the journal, or None if nothing is recorded.
-
-        The first call creates it with the reused results.
-        """
+        """Return the journal, which the first call creates with the reused results, or None."""
         if self._journal is None and self._record is not None:
             chosen = {*self.chosen}
             lines = [line for name, line in self._earlier.lines.items() if name in chosen]
@@ -482,7 +456,7 @@ class Run:
     def _writing(self) -> Iterator[None]:
         """If the body fails to write the record, remember the reason and close the journal.
 
-        Nothing more may be written to the journal then, because its last line may be incomplete.
+        Its last line may be incomplete, so nothing more may be written to it.
         """
         try:
             yield
@@ -607,17 +581,17 @@ class Run:
 
     def _worst(self) -> Iterator[str]:
         """Yield the lines of the worst deviation of each implementation, for `--survey`."""
-        left = False
+        most = 0
         for adapter, _ in self.adapters:
             result, of = worst(self._results_of(adapter))
             if result is None:
                 continue
-            left = left or of > 1
+            most = max(most, of)
             row = next(row for row in self.planned if row.id == result.id)
             yield ""
             yield heading(adapter.name, of)
             yield from self._failure(row, result, alone=self._conforms_alone(row)).splitlines()
-        if left:
+        if most > 1:
             yield ""
             yield everything(str(self.written or ""))
 
@@ -665,10 +639,7 @@ def exit_raises() -> Iterator[None]:
 
 
 def limits_of(option: Callable[[str], float]) -> Limits:
-    """Return the limits of isolated processes.
-
-    `option` is a function that returns the value of an option, given its name.
-    """
+    """Return the limits of isolated processes; `option` returns the value of a named option."""
     from conformance.running.isolation import Limits
 
     return Limits(option("--item-timeout"), option("--start-timeout"), option("--memory-limit"))
@@ -686,13 +657,9 @@ def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
 
 
 def _expect(reason: str) -> NoReturn:
-    """End the test as an expected failure.
+    """End the test as an expected failure, without the traceback that `pytest.xfail` formats.
 
-    Unlike `pytest.xfail`, this does not format a traceback, which would take longer than examining
-    an item.
-
-    Raises:
-        pytest.xfail.Exception: always.
+    Formatting it would take longer than examining an item.
     """
     raise pytest.xfail.Exception(reason, pytrace=False)
 
