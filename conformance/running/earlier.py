@@ -1,8 +1,8 @@
 """Reuse those results of an earlier run that are still valid.
 
 A result is valid as long as nothing has changed on which it depends: the case, the requirements,
-the adapter, the packages and the machine. All of these are in the header of a record, so the items
-to measure again can be determined by comparing two headers. Items that crashed, timed out, were
+the adapter, the packages and the machine. All of these are in the header of a record, so comparing
+two headers shows which items must be measured again. Items that crashed, timed out, were
 unavailable or were not run are always measured again. The journal of an interrupted run can be
 reused too.
 """
@@ -69,17 +69,16 @@ class Earlier:
 def earlier(
     files: Iterable[Path], header: Header, planned: Sequence[Row], places: Mapping[str, int]
 ) -> Earlier:
-    """Return the results in these records and journals that are still valid.
+    """Return the results in records and journals that are still valid in a new run.
 
     If several files have a valid result of an item, the first of these files is used. A result is
     left out if the new record needs arrays that are missing.
 
     Args:
         files: paths of records and journals.
-        header: the header of the new run.
-        planned: the rows of the new run.
-        places: the position in the run of each item whose attention weights may be recorded, by
-            item id.
+        header, planned: the header and the rows of the new run.
+        places: the position in the new run of each item whose attention weights may be recorded,
+            by item id.
     """
     problems: list[str] = []
     items = {item.id: item for item in planned}
@@ -109,9 +108,7 @@ def earlier(
 def as_measured(days: Sequence[str], total: int) -> str:
     """Return a text such as "1,803 of 1,848 items as measured on 2026-11-22".
 
-    Args:
-        days: the day of each reused measurement.
-        total: the number of all items.
+    `days` has the day of each reused measurement, and `total` is the number of all items.
     """
     each = sorted({*days})
     when = f"between {each[0]} and {each[-1]}" if len(each) > 3 else f"on {' and '.join(each)}"

@@ -370,10 +370,7 @@ def is_must(finding: Finding) -> bool:
 def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
     """Yield lines about an implementation: counts, unmet requirements, items not verified.
 
-    Args:
-        name: the name of the implementation.
-        results: its results.
-        reasons: whether to include the reasons why items are unsupported.
+    If `reasons` is true, they include the reasons why items are unsupported.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
@@ -437,16 +434,16 @@ def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
     case rather than an experiment, a known cause, and a large deviation. It is None if no item
     deviates or failed.
     """
+
+    def weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
+        return max(
+            (is_must(finding), not result.entries, bool(finding.cause), gravity(finding))
+            for finding in result.findings
+            if finding.verdict in WRONG
+        )
+
     wrong = [result for result in results if result.verdict in WRONG]
-    return max(wrong, key=_weight, default=None), len(wrong)
-
-
-def _weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
-    return max(
-        (is_must(finding), not result.entries, bool(finding.cause), gravity(finding))
-        for finding in result.findings
-        if finding.verdict in WRONG
-    )
+    return max(wrong, key=weight, default=None), len(wrong)
 
 
 def heading(name: str, of: int) -> str:

@@ -114,10 +114,21 @@ class Supervisor:
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.
         """
-        if self._process is None and self._ended is None:
-            self._ended = self._begin()
+        self._ended = self._started()
         if self._ended is not None and self._ended.invalid:
             raise NotAnAdapter(self._ended.reason)
+
+    def _started(self) -> Ended | None:
+        """Start a process if there is none; return None, or why there still is none."""
+        if self._ended is not None or self._process is not None:
+            return self._ended
+        self._process = Process(self.spec, self.device, self.limits.memory)
+        answer = self._process.receive(self.limits.start, Ready | Ended, "to its import")
+        if isinstance(answer, Ready):
+            return None
+        self._clear()
+        assert isinstance(answer, Ended), answer
+        return answer
 
     def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
         """Return the implementation's declaration and the modes planned for each case and dtype.
@@ -166,17 +177,16 @@ class Supervisor:
 
         `place` is the position of the row in the run, or -1 if its weights must not be recorded.
         """
-        lost = self._ended
-        if lost is None and isinstance(row, Inquiry) and row.asked.apart:
+        if self._ended is None and isinstance(row, Inquiry) and row.asked.apart:
             return encode_line(self.inquire(row), {})
         if self._exposed:
             self._clear()
-        if lost is None and self._deaths >= self.limits.deaths:
+        if self._ended is None and self._deaths >= self.limits.deaths:
             reason = f"not asked: its process was lost at {self._deaths} items in a row"
-            lost = Ended("not-run", reason)
-        elif lost is None and self._process is None:
-            # The first import succeeded, so a failure now is attributed to this item.
-            lost = self._begin()
+            lost: Ended | None = Ended("not-run", reason)
+        else:
+            # If the first import succeeded, a failure now is attributed to this item.
+            lost = self._started()
             self._deaths += lost is not None
         if lost is None:
             file = row.asked.path if isinstance(row.asked, StoredCase) else ""
@@ -221,13 +231,11 @@ class Supervisor:
         return inquiry.concluded(settled(entries)) if entries else listed
 
     def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
-        """Return the result of a question with this number, or how its process was lost.
+        """Return the result of a question, or how its process was lost; -1 lists all questions.
 
-        The number -1 lists all questions. Afterwards, the process is used only for questions.
+        Afterwards, the process is used only for questions.
         """
-        failure = self._ended
-        if failure is None and self._process is None:
-            failure = self._begin()
+        failure = self._started()
         if failure is not None:
             return failure
         self._exposed = True
@@ -241,21 +249,8 @@ class Supervisor:
         atexit.unregister(self.close)
         _SUPERVISORS.pop(self.spec, None)
 
-    def _begin(self) -> Ended | None:
-        """Start a process that imports the implementation; return None or the failure."""
-        self._process = Process(self.spec, self.device, self.limits.memory)
-        answer = self._process.receive(self.limits.start, Ready | Ended, "to its import")
-        if isinstance(answer, Ready):
-            return None
-        self._clear()
-        assert isinstance(answer, Ended), answer
-        return answer
-
     def _examined(self, request: Examine | Ask, row: Row) -> Examined | Ended:
-        """Return the response to a request about this row.
-
-        If it is about another item, the process is considered to have crashed.
-        """
+        """Return the response to a request about this row; one about another item is a crash."""
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
         if isinstance(answer, Checked):
@@ -396,10 +391,8 @@ class Process:
     def receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
         """Return the next message, or `Ended` if the process died or exceeded its limits.
 
-        Args:
-            seconds: the time limit.
-            kinds: the types that the message may have.
-            to: what the message responds to, such as "to its import", for the reason in `Ended`.
+        `kinds` are the types that the message may have, and `to` says what it responds to, such as
+        "to its import", for the reason in `Ended`.
         """
         sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
         now = time.monotonic()
@@ -430,10 +423,7 @@ class Process:
                 return self._kill("timed-out", reason)
 
     def _used(self, tree: bool) -> float:
-        """Return the resident memory in MiB, including child processes if `tree` is true.
-
-        Return 0 if it cannot be determined.
-        """
+        """Return the resident memory in MiB, with child processes if `tree`; 0 if unknown."""
         try:
             processes = [self._measured] if self._measured else []
             processes += [child for one in processes if tree for child in one.children(True)]
@@ -573,23 +563,15 @@ def died(code: int | None) -> str:
 def last_words(text: str, spec: str) -> str:
     """Return a text with the innermost line of the stack and the line printed last, if known.
 
-    Args:
-        text: the output of the process, with its stack if it printed one.
-        spec: the implementation's name on the command line.
+    `text` is the output of the process that runs the implementation `spec`, including its stack if
+    it printed one.
     """
     dump = _DUMP.search(text)
     printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    place, words = _place(stack, spec), lines[-1][:200] if lines else ""
-    return (f" (at {place})" if place else "") + (f"; it printed last: {words}" if words else "")
-
-
-def _place(stack: str, spec: str) -> str:
-    """Return "file:line" of the innermost frame of a stack, or "" if there is none.
-
-    Frames in the implementation's own file are preferred.
-    """
-    frames = _FRAME.findall(stack)
+    frames = [(Path(path).name, line) for path, line, _ in _FRAME.findall(stack)]
+    # Prefer frames in the implementation's own file.
     file = Path(spec.partition(":")[0]).name
-    theirs = [frame for frame in frames if Path(frame[0]).name == file] or frames
-    return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""
+    theirs = [frame for frame in frames if frame[0] == file] or frames
+    where = " (at {}:{})".format(*theirs[0]) if theirs else ""
+    return where + (f"; it printed last: {lines[-1][:200]}" if lines else "")

@@ -134,8 +134,7 @@ def join(files: Sequence[Path], output: Path) -> Joined:
             item = name.rpartition("|")[0]
             if source.get(item) == file:
                 arrays[name] = array
-    ordered = sorted(results.values(), key=lambda result: _place(result, header))
-    ordered.sort(key=lambda result: result.verdict == "not-run")
+    ordered = sorted(results.values(), key=lambda r: (r.verdict == "not-run", _place(r, header)))
     complete = not any(result.verdict == "not-run" for result in ordered)
     pictured = {item for item, _, kind in (n.rpartition("|") for n in arrays) if kind in PICTURED}
     keep = kept(ordered, {r.id: place for place, r in enumerate(ordered) if r.id in pictured})

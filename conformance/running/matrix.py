@@ -82,16 +82,11 @@ class Cluster:
 
 
 def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> Environments:
-    """Return the environments that tox would run.
-
-    Args:
-        chosen: the names of environments.
-        labels: the labels of environments.
-        root: the folder of the project.
+    """Return the environments that tox would run in a project, chosen by their names and labels.
 
     Raises:
-        ConformanceError: tox is not installed, finds no configuration in the folder, or rejects it;
-            or there is no such environment, or none that writes a record.
+        ConformanceError: tox is not installed, finds no configuration in the folder `root`, or
+            rejects it; or there is no such environment, or none that writes a record.
     """
     command = ["config", "--format", "json", "-k", "depends", "commands"]
     command += ["-e", ",".join(chosen)] if chosen else []
@@ -154,16 +149,10 @@ def run_here(
 
 
 def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say) -> ExitCode:
-    """Run environments on the nodes of a cluster, and write each record here when it arrives.
+    """Run environments on the nodes of a cluster, and return the exit code.
 
-    Args:
-        chosen: the environments; those without a record are run on this machine.
-        cluster: the cluster, and how to use it.
-        root: the folder of the project.
-        say: a function that is called with each line about the progress.
-
-    Returns:
-        The exit code.
+    Each record is written here when it arrives, and environments without a record are run here.
+    `say` is called with each line about the progress.
 
     Raises:
         ConformanceError: Ray is not installed, there is no such cluster, or no node of it has the
@@ -197,8 +186,7 @@ def on_ray(address: str) -> bool:
 def connected(address: str) -> Iterator[list[dict[str, float]]]:
     """Connect to a Ray cluster, or start one, and yield the resources of each node.
 
-    Args:
-        address: "ray", or "ray://HOST:PORT"; see `Cluster`.
+    `address` is "ray" or "ray://HOST:PORT"; see `Cluster`.
 
     Raises:
         ConformanceError: the address is invalid, Ray is not installed, or there is no such cluster.

@@ -106,8 +106,7 @@ def header_of(
     """Return the header of a record.
 
     Args:
-        adapters: the implementations.
-        described: the declarations of the implementations.
+        adapters, described: the implementations and their declarations.
         rows: the rows to examine.
         device: "cpu" or "gpu".
         selection: the options that restrict the run, or "".
@@ -408,10 +407,7 @@ def documentation(spec: str) -> str:
 
 
 def _start(spec: str) -> tuple[str, Path | None]:
-    """Return the module name or path in an implementation's spec, and its source file.
-
-    The latter is None if there is no source file.
-    """
+    """Return the module name or path in an implementation's spec, and its source file, if any."""
     known = registered()
     place = (known[spec].value if spec in known else spec).partition(":")[0]
     file = Path(place) if place.endswith(".py") else _file(place)
@@ -506,10 +502,7 @@ def _file(module: str) -> Path | None:
 
 @cache
 def source(path: Path) -> Source:
-    """Return the parsed source of a file.
-
-    If it is not valid Python, the result has only a digest of its bytes.
-    """
+    """Return the parsed source of a file, or only a digest of its bytes if it is not Python."""
     content = path.read_bytes()
     key = hashlib.sha256(content).hexdigest()
     if key not in _cache():
@@ -557,10 +550,7 @@ def _cache_file() -> Path:
 
 @cache
 def _cache() -> dict[str, Source]:
-    """Return the cached parse results, by the hash of the file.
-
-    Without this cache, parsing all files takes half a second.
-    """
+    """Return the cached parse results, by the hash of the file; parsing all takes half a second."""
     try:
         return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, Source])
     except (OSError, RuntimeError, msgspec.MsgspecError):

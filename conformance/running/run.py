@@ -135,12 +135,13 @@ class Run:
         rows = self.selection.rows(adapters, self.device)
         self.shard = parse_shard(option("--shard"))
         self.planned = part(rows, *self.shard)
+        # The ids of the items that are selected after -k and similar options.
+        self.chosen = [row.id for row in self.planned]
         self._places = places(self.planned)
         self._examiner = Examiner(self._places)
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._examined = 0
-        self._collected: list[str] | None = None
         self._only_calls = False
         self._phases: tuple[Phase, ...] = ("setup", "call", "teardown")
         self._located: tuple[Any, tuple[str, int | None, str]] = (None, ("", None, ""))
@@ -416,19 +417,18 @@ class Run:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Store the ids of the collected items."""
-        self._collected = [row.id for item in items if (row := _row(item)) is not None]
+        self.chosen = [row.id for item in items if (row := _row(item)) is not None]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """Remove deselected items (by -k, for example) from the collected ones."""
         gone = {row.id for item in items if (row := _row(item)) is not None}
-        if self._collected is not None:
-            self._collected = [name for name in self._collected if name not in gone]
+        self.chosen = [name for name in self.chosen if name not in gone]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """Store the ids of the items that an xdist worker collected, the same for all workers."""
         planned = {row.id for row in self.planned}
-        self._collected = [name for name in map(_parameter, ids) if name in planned]
+        self.chosen = [name for name in map(_parameter, ids) if name in planned]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
@@ -599,13 +599,6 @@ class Run:
         """Return the results of one implementation, in the order of the plan."""
         ids = [row.id for row in self.planned if row.adapter is adapter]
         return [self.results[name] for name in ids if name in self.results]
-
-    @property
-    def chosen(self) -> list[str]:
-        """The ids of the items that are selected after -k and similar options."""
-        if self._collected is not None:
-            return self._collected
-        return [row.id for row in self.planned]
 
     @property
     def outcome(self) -> Outcome:

@@ -30,8 +30,7 @@ CORE_DTYPES = (SINGLE[0], HALVES[0])
 """The dtypes of levels "core" and "large"; `dtypes_of` replaces those that an adapter lacks."""
 
 FIRST = "first"
-"""The name that selects the first mode of every implementation, with which its other modes are
-compared."""
+"""The name that selects the first mode of every implementation."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,6 @@ class Selection:
     def rows(self, adapters: Sequence[Adapter], device: str) -> list[Row]:
         """Return the rows to examine: first the cases, then the experiments.
 
-        Args:
-            adapters: the implementations.
-            device: "cpu" or "gpu".
-
         Raises:
             UnknownName: a case, experiment, mode or device does not exist.
             ConformanceError: level "core" or "large" has none of the cases that a pattern matches.
@@ -202,15 +197,10 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
-    """Return one of several parts of about equal size, in the order of the plan.
+    """Return part `number` of `of` parts of about equal size, in the order of the plan.
 
-    Items that share an expectation are in the same part. The division depends only on the plan, so
-    machines with the same plan need not communicate.
-
-    Args:
-        rows: all rows.
-        number: the number of the part, from 1.
-        of: the number of parts.
+    Parts are counted from 1. Items that share an expectation are in the same part. The division
+    depends only on the plan, so machines with the same plan need not communicate.
     """
     rows = list(rows)
     if of == 1:
