@@ -28,8 +28,7 @@ from conformance.records.record import (
 )
 from conformance.requirements import REQUIREMENTS
 from conformance.running import provenance
-from conformance.running.earlier import as_measured, earlier, unchanged
-from conformance.running.joining import Lock, join
+from conformance.running.merging import Lock, as_measured, earlier, join, unchanged
 from conformance.running.provenance import describe, environment, header_of
 from conformance.running.selection import parse_shard, part
 from conformance.running.session import Examiner, inquiries, kept, places, plan
@@ -65,7 +64,7 @@ def record(path, adapter, items, asked=(), selection="", change=lambda header: h
 @pytest.fixture
 def known(monkeypatch):
     """Adapters of this file have a digest, as those that are loaded by a name."""
-    for module in ("provenance", "earlier"):
+    for module in ("provenance", "merging"):
         monkeypatch.setattr(
             f"conformance.running.{module}.adapter_digest", lambda spec, framework: "adapter"
         )
@@ -440,8 +439,8 @@ def test_the_catalogue_is_no_code(monkeypatch):
 def whole(tmp_path, monkeypatch):
     """A record that a run of everything made, as far as there is anything."""
     cases = find_cases("mask/shared/self")
-    monkeypatch.setattr("conformance.running.earlier.catalogue", lambda: cases)
-    monkeypatch.setattr("conformance.running.earlier.TOPICS", ())
+    monkeypatch.setattr("conformance.running.merging.catalogue", lambda: cases)
+    monkeypatch.setattr("conformance.running.merging.TOPICS", ())
     adapter = load("tutorial-1")
     items = list(plan([adapter], cases, ["float32"], "cpu"))
     described = describe([(adapter, "tutorial-1")], "cpu")
@@ -488,8 +487,8 @@ def test_a_whole_record_stands_until_something_changes(whole):
 
 def test_a_whole_record_stands_without_cases_that_nobody_asked(whole, monkeypatch):
     more = find_cases("mask/shared/*")
-    monkeypatch.setattr("conformance.running.earlier.catalogue", lambda: more)
-    monkeypatch.setattr("conformance.running.earlier.catalogue_hash", lambda: "then")
+    monkeypatch.setattr("conformance.running.merging.catalogue", lambda: more)
+    monkeypatch.setattr("conformance.running.merging.catalogue_hash", lambda: "then")
     header = read(whole).header
     for before, stands in (("then", True), ("before", False)):
         save(

@@ -119,8 +119,7 @@ def standing(options: argparse.Namespace) -> Record | None:
     from msgspec.structs import replace
 
     from conformance.records.record import journal_path, save
-    from conformance.running.earlier import unchanged
-    from conformance.running.joining import Lock
+    from conformance.running.merging import Lock, unchanged
     from conformance.running.provenance import remember
 
     if journal_path(options.record).exists():
@@ -141,7 +140,7 @@ def standing(options: argparse.Namespace) -> Record | None:
 
 def print_standing(path: Path, record: Record) -> None:
     """Print that nothing was measured again, when it was measured, and the path of the record."""
-    from conformance.running.earlier import as_measured
+    from conformance.running.merging import as_measured
     from conformance.text import printable
 
     created = record.header.provenance.created[:10]

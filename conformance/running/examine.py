@@ -36,7 +36,7 @@ from conformance.records.record import Record, check_writable, write
 from conformance.reports import wording
 from conformance.reports.totals import WRONG
 from conformance.reports.totals import reasons as reasons_of
-from conformance.running.joining import Lock
+from conformance.running.merging import Lock
 from conformance.running.provenance import describe, environment, header_of, requirements
 from conformance.running.selection import Selection
 from conformance.running.session import Examiner, Inquiry, Session, kept, places

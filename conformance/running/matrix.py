@@ -158,7 +158,7 @@ def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say)
         ConformanceError: Ray is not installed, there is no such cluster, or no node of it has the
             resources that a part needs; or another run is writing the same records.
     """
-    from conformance.running.joining import Lock
+    from conformance.running.merging import Lock
 
     with ExitStack() as held, connected(cluster.address) as nodes:
         # Nodes need not have this suite.
@@ -367,7 +367,7 @@ class Run:
         Return None, without joining anything, unless `part` is the last shard to arrive and there
         are records to join.
         """
-        from conformance.running.joining import join, joined_selection
+        from conformance.running.merging import join, joined_selection
 
         shards = self._shards.pop(part.environment, []) if not self._left[part.environment] else []
         if not part.shard or not shards:

@@ -36,7 +36,6 @@ from conformance.records.record import (
     journal_path,
     narrowed_path,
 )
-from conformance.running.earlier import Earlier, as_measured, earlier
 from conformance.running.examine import (
     Outcome,
     counted,
@@ -47,7 +46,7 @@ from conformance.running.examine import (
     is_must,
     worst,
 )
-from conformance.running.joining import Lock
+from conformance.running.merging import Earlier, Lock, as_measured, earlier
 from conformance.running.provenance import describe, header_of, remember
 from conformance.running.selection import Selection, check_distinct, parse_shard, part
 from conformance.running.session import (
