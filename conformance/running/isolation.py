@@ -39,7 +39,7 @@ from conformance.cases.case import Case, StoredCase
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import NotAnAdapter, Unavailable
-from conformance.experiments import settled
+from conformance.experiments import Experiment, settled
 from conformance.records.findings import CaseResult, Finding, Verdict, without_outcome
 from conformance.records.header import Implementation
 from conformance.records.phrase import Phrase
@@ -48,7 +48,6 @@ from conformance.requirements.laboratory import CANNOT_BE_ASKED
 from conformance.requirements.probed import declares
 from conformance.running.isolation_child import (
     STACK_SIGNAL,
-    Ask,
     Checked,
     Declare,
     Declared,
@@ -140,10 +139,8 @@ class Supervisor:
         """
         self.start()
         if self._ended is None:
-            names = [case.id for case in cases]
-            files = [case.path for case in cases if isinstance(case, StoredCase) and case.path]
             assert self._process is not None
-            request = Declare(names, list(dtypes), files)
+            request = Declare({case.id: _file_of(case) for case in cases}, list(dtypes))
             answer = self._received(self._process.ask(request, self.limits.start))
             if isinstance(answer, Declared):
                 return answer
@@ -189,8 +186,7 @@ class Supervisor:
             lost = self._started()
             self._deaths += lost is not None
         if lost is None:
-            file = row.asked.path if isinstance(row.asked, StoredCase) else ""
-            request = Examine(row.asked.id, row.dtype, row.mode.name, place, file)
+            request = Examine(row.asked.id, row.dtype, row.mode.name, _file_of(row.asked), place)
             answer = self._examined(request, row)
             if isinstance(answer, Examined):
                 self._deaths = 0
@@ -239,7 +235,8 @@ class Supervisor:
         if failure is not None:
             return failure
         self._exposed = True
-        request = Ask(inquiry.asked.id, inquiry.dtype, inquiry.mode.name, number)
+        asked, mode = inquiry.asked.id, inquiry.mode.name
+        request = Examine(asked, inquiry.dtype, mode, question=number)
         answer = self._examined(request, inquiry)
         return answer if isinstance(answer, Ended) else decode_line(answer.line)[0]
 
@@ -249,7 +246,7 @@ class Supervisor:
         atexit.unregister(self.close)
         _SUPERVISORS.pop(self.spec, None)
 
-    def _examined(self, request: Examine | Ask, row: Row) -> Examined | Ended:
+    def _examined(self, request: Examine, row: Row) -> Examined | Ended:
         """Return the response to a request about this row; one about another item is a crash."""
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
@@ -280,6 +277,10 @@ class Supervisor:
             self._process.close()
         self._process = None
         self._exposed = False
+
+
+def _file_of(asked: Case | Experiment) -> str:
+    return asked.path if isinstance(asked, StoredCase) else ""
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import case_of
+from conformance.definition.dtypes import Array
 from conformance.definition.geometry import Geometry
 from conformance.errors import ConformanceError, FailsOnImport, Unavailable
 from conformance.experiments import EXPERIMENTS
@@ -67,10 +68,9 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 class Declare(msgspec.Struct, frozen=True, tag=True):
     """A request for the adapter's declaration and the modes in which to run these cases."""
 
-    cases: list[str]
+    cases: dict[str, str]
+    """The path of the case file by the id of the case; "" if the case is in the catalogue."""
     dtypes: list[str]
-    files: list[str] = []
-    """The paths of case files, for cases that are not in the catalogue."""
 
 
 class Declared(msgspec.Struct, frozen=True, tag=True):
@@ -91,34 +91,25 @@ class Declared(msgspec.Struct, frozen=True, tag=True):
 
 
 class Examine(msgspec.Struct, frozen=True, tag=True):
-    """A request to examine an item.
+    """A request to examine an item, to run an experiment, or to answer one of its questions.
 
-    `place` is the position of the item in the run, or -1 if its weights must not be recorded.
+    Attributes:
+        case: the id of the case or experiment.
+        file: the path of the case file, if the case is not in the catalogue.
+        place: the position of the item in the run, or -1 if its weights must not be recorded.
+        question: the number of a question for `Session.question`, or None.
     """
 
     case: str
     dtype: str
     mode: str
-    place: int
     file: str = ""
-    """The path of the case file, if the case is not in the catalogue."""
-
-
-class Ask(msgspec.Struct, frozen=True, tag=True):
-    """A request to answer one question of an experiment, or to list all of them.
-
-    `number` is the index of the question, or -1 to list the subjects of all questions. The response
-    is an `Examined` message with the result of `Session.question`.
-    """
-
-    case: str
-    dtype: str
-    mode: str
-    number: int
+    place: int = -1
+    question: int | None = None
 
 
 class Examined(msgspec.Struct, frozen=True, tag=True):
-    """The response to `Examine` and `Ask`: the journal line and the id of an item.
+    """The response to `Examine`: the journal line and the id of an item.
 
     If `spent` is True, the process must not be used again.
     """
@@ -143,7 +134,7 @@ class Mistaken(msgspec.Struct, frozen=True, tag=True):
     traceback: str
 
 
-Request = Declare | Examine | Ask
+Request = Declare | Examine
 """A message to the process, which handles one request at a time."""
 
 Response = Declared | Checked | Examined | Mistaken | Ended
@@ -219,9 +210,6 @@ class Desk:
         try:
             if isinstance(request, Declare):
                 return self._declare(request)
-            if isinstance(request, Ask):
-                result = self._examiner.session.question(self._inquiry(request), request.number)
-                return Examined(encode_line(result, {}), result.id)
             return self._examine(request)
         except Exception:
             return Mistaken(traceback.format_exc())
@@ -237,9 +225,7 @@ class Desk:
         adapter, device = self._adapter, self._device
         (described,) = describe([(adapter, self._spec)], device)
         asked: dict[str, list[str]] = {}
-        for file in request.files:
-            self._read(file)
-        cases = [self._case(name) for name in request.cases]
+        cases = [self._case(name, file) for name, file in request.cases.items()]
         for item in plan([adapter], cases, request.dtypes, device):
             asked.setdefault(plan_key(item.asked.id, item.dtype), []).append(item.mode.name)
         reachable = not described.unavailable
@@ -255,31 +241,30 @@ class Desk:
         )
 
     def _examine(self, request: Examine) -> Examined:
+        where = request.dtype, self._device, self._modes[request.mode]
+        experiment = self._experiments.get(request.case)
         row: Row
-        if request.case in self._experiments:
-            row = self._inquiry(request)
+        if experiment is None:
+            row = Item(self._adapter, self._case(request.case, request.file), *where)
         else:
-            if request.file and request.case not in self._stored:
-                self._read(request.file)
-            mode, case = self._modes[request.mode], self._case(request.case)
-            row = Item(self._adapter, case, request.dtype, self._device, mode)
+            row = Inquiry(self._adapter, experiment, *where)
         if request.place >= 0:
             self._places[row.id] = request.place
-        result, arrays = self._examiner.examine(row)
+        arrays: dict[str, Array] = {}
+        if isinstance(row, Inquiry) and request.question is not None:
+            result = self._examiner.session.question(row, request.question)
+        else:
+            result, arrays = self._examiner.examine(row)
         details = [finding.detail for finding in result.findings if finding.verdict == "error"]
         spent = any(sign in detail for detail in details for sign in FATAL)
         return Examined(encode_line(result, arrays), row.id, spent)
 
-    def _inquiry(self, request: Examine | Ask) -> Inquiry:
-        mode, asked = self._modes[request.mode], self._experiments[request.case]
-        return Inquiry(self._adapter, asked, request.dtype, self._device, mode)
-
-    def _read(self, file: str) -> None:
-        case = load_case(Path(file))
-        self._stored[case.id] = case
-
-    def _case(self, name: str) -> Case:
-        return self._stored[name] if name in self._stored else case_of(name)
+    def _case(self, name: str, file: str) -> Case:
+        if not file:
+            return case_of(name)
+        if name not in self._stored:
+            self._stored[name] = load_case(Path(file))
+        return self._stored[name]
 
 
 def _failed(error: BaseException) -> Ended:

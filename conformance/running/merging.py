@@ -54,7 +54,7 @@ from conformance.running.provenance import (
     revisions,
     setting,
 )
-from conformance.running.session import Item, Row, is_exchanged, kept, worst_of
+from conformance.running.session import Item, Row, Worst, is_exchanged, kept
 
 try:
     import fcntl
@@ -162,11 +162,18 @@ def earlier(
             problems.append(f"{error}; not used")
             continue
         holds = _holds(before, header)
-        for name, (result, exchanged) in measured.items():
+        for name, (result, own) in measured.items():
             if name in items and name not in results and holds(result, items[name]):
-                results[name], arrays[name] = result, exchanged
+                results[name], arrays[name] = result, own
                 days[name] = result.measured or before.provenance.created[:10]
-    _drop_without_arrays(results, arrays, items, places)
+    # The new record needs the arrays of some items.
+    for name, result in list(results.items()):
+        exchanged = is_exchanged(items[name]) and result.verdict in ("conforms", "deviates")
+        if exchanged and not arrays[name].keys() - {*PICTURED}:
+            del results[name]
+    for name in Worst(places, results.values()).ids:
+        if not arrays[name].keys() & {*PICTURED}:
+            del results[name]
     lines = {
         name: encode_line(_measured(result, days[name], header), arrays[name])
         for name, result in results.items()
@@ -239,22 +246,6 @@ def _without_words(declared: Implementation) -> Implementation:
     """Return a declaration without its descriptive texts, on which no result depends."""
     words = {"spec": "", "title": "", "documentation": "", "about": "", "example": ""}
     return msgspec.structs.replace(declared, mode_notes={}, **words)
-
-
-def _drop_without_arrays(
-    results: dict[str, CaseResult],
-    arrays: Mapping[str, Mapping[str, Array]],
-    items: Mapping[str, Row],
-    places: Mapping[str, int],
-) -> None:
-    """Remove results whose arrays are missing although the new record needs them."""
-    for name, result in list(results.items()):
-        exchanged = is_exchanged(items[name]) and result.verdict in ("conforms", "deviates")
-        if exchanged and not arrays[name].keys() - {*PICTURED}:
-            del results[name]
-    for name in worst_of(results.values(), places):
-        if not arrays[name].keys() & {*PICTURED}:
-            del results[name]
 
 
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:

@@ -418,10 +418,12 @@ class Worst:
     former are kept.
     """
 
-    def __init__(self, places: Mapping[str, int]) -> None:
+    def __init__(self, places: Mapping[str, int], results: Iterable[CaseResult] = ()) -> None:
         self._places = places
         self._entries: dict[tuple[str, str, Phrase], list[tuple[float, float, int, str]]]
         self._entries = defaultdict(list)
+        for result in results:
+            self.takes(result)
 
     def takes(self, result: CaseResult) -> bool:
         """Add a result; return whether its item is now among the worst."""
@@ -446,17 +448,9 @@ class Worst:
         return {entry[-1] for entries in self._entries.values() for entry in entries}
 
 
-def worst_of(results: Iterable[CaseResult], places: Mapping[str, int]) -> set[str]:
-    """Return the ids of those items among the results whose attention weights are recorded."""
-    worst = Worst(places)
-    for result in results:
-        worst.takes(result)
-    return worst.ids
-
-
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
     """Return a function that returns whether to record an array, given "item id|array"."""
-    worst = worst_of(results, places)
+    worst = Worst(places, results).ids
 
     def keep(name: str) -> bool:
         item, _, part = name.rpartition("|")
