@@ -187,8 +187,6 @@ def _short(text: str, most: int = 36) -> str:
 
 # Names of axes
 
-_INPUT_WEIGHT = ("in head component",)
-
 _AXES = {
     "output": ("batch query component",),
     "weights": ("batch head query key", "batch query key"),
@@ -197,7 +195,9 @@ _AXES = {
     "query": ("batch query component",),
     "key": ("batch key component",),
     "value": ("batch key component",),
-    **dict.fromkeys(("weights.query", "weights.key", "weights.value"), _INPUT_WEIGHT),
+    "weights.query": ("in head component",),
+    "weights.key": ("in head component",),
+    "weights.value": ("in head component",),
     "weights.output": ("head component out",),
     "weights.output_bias": ("out",),
 }

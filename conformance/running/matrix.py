@@ -131,12 +131,8 @@ def run_here(
 ) -> int:
     """Run environments with tox on this machine, and return the exit code of tox.
 
-    Args:
-        chosen: the environments.
-        arguments: the arguments that tox passes on to their commands.
-        root: the folder of the project.
-        jobs: the number of environments to run at the same time.
-        workers: the number of processes of an environment's command.
+    tox passes `arguments` on to their commands. It runs `jobs` environments at the same time, and
+    the command of each uses `workers` processes.
     """
     names = [*chosen.before, *chosen.records, *chosen.after]
     how = ["run-parallel", "--parallel", str(jobs)] if jobs > 1 else ["run"]

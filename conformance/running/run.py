@@ -141,8 +141,8 @@ class Run:
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._examined = 0
-        self._only_calls = False
-        self._phases: tuple[Phase, ...] = ("setup", "call", "teardown")
+        # The phases of tests to run here; () to let pytest run them.
+        self._phases: tuple[Phase, ...] = ()
         self._located: tuple[Any, tuple[str, int | None, str]] = (None, ("", None, ""))
         self._journal: Journal | None = None
         self.written: Path | None = None
@@ -360,7 +360,7 @@ class Run:
             hooks = [getattr(self.config.hook, f"pytest_runtest_{name}") for name in names]
             return {it.function.__module__ for hook in hooks for it in hook.get_hookimpls()}
 
-        self._only_calls = (
+        if (
             plugins("setup", "teardown") <= SETUP_PLUGINS
             and not any(getattr(self.config.option, name, False) for name in SETUP_OPTIONS)
             and all(
@@ -369,9 +369,9 @@ class Run:
                 and all(mark.name == "parametrize" for mark in item.iter_markers())
                 for item in session.items
             )
-        )
-        if plugins("logreport") <= REPORT_PLUGINS:
-            self._phases = ("call",)
+        ):
+            only = plugins("logreport") <= REPORT_PLUGINS
+            self._phases = ("call",) if only else ("setup", "call", "teardown")
         # Exclude the objects of imported modules from garbage collection during the tests.
         gc.collect()
         gc.freeze()
@@ -382,7 +382,7 @@ class Run:
         They take as long as examining an item. Their reports are still made if another plugin, such
         as the JUnit writer, may use them.
         """
-        if not self._only_calls:
+        if not self._phases:
             return None
         hook = item.ihook
         if item.function is not self._located[0]:
