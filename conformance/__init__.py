@@ -10,116 +10,69 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.adapter.arguments import CausalFlag, MaskArgument
-    from conformance.adapter.base import Adapter, Call, Mode
-    from conformance.adapter.code import Example
-    from conformance.adapter.features import (
-        Alibi,
-        HeadNorm,
-        Lengths,
-        PositionIds,
-        RotaryBase,
-        RotaryTables,
-        SegmentIds,
-        Sinks,
-        SoftCap,
-        Window,
-    )
-    from conformance.adapter.function import Function, attention_function
-    from conformance.adapter.handing import Cache, Packed, Pages
-    from conformance.adapter.native import Layer
-    from conformance.adapter.parameters import Parameter
-    from conformance.adapter.world import Distributed, Shard, Split, World
-    from conformance.definition.geometry import Geometry
-    from conformance.definition.problem import Answer, Problem, Shape, Weights
-    from conformance.errors import Unavailable, Unsupported
-    from conformance.judging.pool import judge
-    from conformance.running.checks import assert_conforms, parametrize_with_checks
-    from conformance.running.examine import Outcome, examine
+    from conformance.adapter.arguments import CausalFlag as CausalFlag
+    from conformance.adapter.arguments import MaskArgument as MaskArgument
+    from conformance.adapter.base import Adapter as Adapter
+    from conformance.adapter.base import Call as Call
+    from conformance.adapter.base import Mode as Mode
+    from conformance.adapter.code import Example as Example
+    from conformance.adapter.features import Alibi as Alibi
+    from conformance.adapter.features import HeadNorm as HeadNorm
+    from conformance.adapter.features import Lengths as Lengths
+    from conformance.adapter.features import PositionIds as PositionIds
+    from conformance.adapter.features import RotaryBase as RotaryBase
+    from conformance.adapter.features import RotaryTables as RotaryTables
+    from conformance.adapter.features import SegmentIds as SegmentIds
+    from conformance.adapter.features import Sinks as Sinks
+    from conformance.adapter.features import SoftCap as SoftCap
+    from conformance.adapter.features import Window as Window
+    from conformance.adapter.function import Function as Function
+    from conformance.adapter.function import attention_function as attention_function
+    from conformance.adapter.handing import Cache as Cache
+    from conformance.adapter.handing import Packed as Packed
+    from conformance.adapter.handing import Pages as Pages
+    from conformance.adapter.native import Layer as Layer
+    from conformance.adapter.parameters import Parameter as Parameter
+    from conformance.adapter.world import Distributed as Distributed
+    from conformance.adapter.world import Shard as Shard
+    from conformance.adapter.world import Split as Split
+    from conformance.adapter.world import World as World
+    from conformance.definition.geometry import Geometry as Geometry
+    from conformance.definition.problem import Answer as Answer
+    from conformance.definition.problem import Problem as Problem
+    from conformance.definition.problem import Shape as Shape
+    from conformance.definition.problem import Weights as Weights
+    from conformance.errors import Unavailable as Unavailable
+    from conformance.errors import Unsupported as Unsupported
+    from conformance.judging.pool import judge as judge
+    from conformance.running.checks import assert_conforms as assert_conforms
+    from conformance.running.checks import parametrize_with_checks as parametrize_with_checks
+    from conformance.running.examine import Outcome as Outcome
+    from conformance.running.examine import examine as examine
 
-_PUBLIC = {
-    "Adapter": "conformance.adapter.base",
-    "Alibi": "conformance.adapter.features",
-    "Answer": "conformance.definition.problem",
-    "Cache": "conformance.adapter.handing",
-    "Call": "conformance.adapter.base",
-    "CausalFlag": "conformance.adapter.arguments",
-    "Distributed": "conformance.adapter.world",
-    "Example": "conformance.adapter.code",
-    "Function": "conformance.adapter.function",
-    "Geometry": "conformance.definition.geometry",
-    "HeadNorm": "conformance.adapter.features",
-    "Layer": "conformance.adapter.native",
-    "Lengths": "conformance.adapter.features",
-    "MaskArgument": "conformance.adapter.arguments",
-    "Mode": "conformance.adapter.base",
-    "Outcome": "conformance.running.examine",
-    "Packed": "conformance.adapter.handing",
-    "Pages": "conformance.adapter.handing",
-    "Parameter": "conformance.adapter.parameters",
-    "PositionIds": "conformance.adapter.features",
-    "Problem": "conformance.definition.problem",
-    "RotaryBase": "conformance.adapter.features",
-    "RotaryTables": "conformance.adapter.features",
-    "SegmentIds": "conformance.adapter.features",
-    "Shape": "conformance.definition.problem",
-    "Shard": "conformance.adapter.world",
-    "Sinks": "conformance.adapter.features",
-    "SoftCap": "conformance.adapter.features",
-    "Split": "conformance.adapter.world",
-    "Unavailable": "conformance.errors",
-    "Unsupported": "conformance.errors",
-    "Weights": "conformance.definition.problem",
-    "Window": "conformance.adapter.features",
-    "World": "conformance.adapter.world",
-    "assert_conforms": "conformance.running.checks",
-    "attention_function": "conformance.adapter.function",
-    "examine": "conformance.running.examine",
-    "judge": "conformance.judging.pool",
-    "parametrize_with_checks": "conformance.running.checks",
+_NAMES = {
+    "conformance.adapter.arguments": "CausalFlag MaskArgument",
+    "conformance.adapter.base": "Adapter Call Mode",
+    "conformance.adapter.code": "Example",
+    "conformance.adapter.features": "Alibi HeadNorm Lengths PositionIds RotaryBase RotaryTables "
+    "SegmentIds Sinks SoftCap Window",
+    "conformance.adapter.function": "Function attention_function",
+    "conformance.adapter.handing": "Cache Packed Pages",
+    "conformance.adapter.native": "Layer",
+    "conformance.adapter.parameters": "Parameter",
+    "conformance.adapter.world": "Distributed Shard Split World",
+    "conformance.definition.geometry": "Geometry",
+    "conformance.definition.problem": "Answer Problem Shape Weights",
+    "conformance.errors": "Unavailable Unsupported",
+    "conformance.judging.pool": "judge",
+    "conformance.running.checks": "assert_conforms parametrize_with_checks",
+    "conformance.running.examine": "Outcome examine",
 }
+"""The public names by the module that defines them."""
 
-__all__ = [
-    "Adapter",
-    "Alibi",
-    "Answer",
-    "Cache",
-    "Call",
-    "CausalFlag",
-    "Distributed",
-    "Example",
-    "Function",
-    "Geometry",
-    "HeadNorm",
-    "Layer",
-    "Lengths",
-    "MaskArgument",
-    "Mode",
-    "Outcome",
-    "Packed",
-    "Pages",
-    "Parameter",
-    "PositionIds",
-    "Problem",
-    "RotaryBase",
-    "RotaryTables",
-    "SegmentIds",
-    "Shape",
-    "Shard",
-    "Sinks",
-    "SoftCap",
-    "Split",
-    "Unavailable",
-    "Unsupported",
-    "Weights",
-    "Window",
-    "World",
-    "assert_conforms",
-    "attention_function",
-    "examine",
-    "judge",
-    "parametrize_with_checks",
-]
+_PUBLIC = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
@@ -129,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(_PUBLIC)
+    return __all__

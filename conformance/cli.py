@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from conformance.commands import (
@@ -26,7 +27,7 @@ from conformance.commands import (
     watch,
 )
 from conformance.errors import ConformanceError, ExitCode
-from conformance.text import printable
+from conformance.text import printable, silence_progress
 
 COMMANDS = (
     run,
@@ -62,8 +63,6 @@ EXIT_CODES = {
 
 
 def _epilog() -> str:
-    import textwrap
-
     meanings = (
         textwrap.fill(meaning, 79, initial_indent=f"  {code:<4d} ", subsequent_indent=" " * 7)
         for code, meaning in EXIT_CODES.items()
@@ -131,9 +130,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     if getattr(options, "quiet", False):
-        from conformance.progress import silence
-
-        silence()
+        silence_progress()
     return options.action(options)
 
 

@@ -42,10 +42,7 @@ PYTEST_CODES = {
     ExitCode.NOTHING_VERIFIED: 5,
     ExitCode.INCOMPLETE: 6,
 }
-"""The exit status of a pytest session for each code that it can end with.
-
-pytest itself uses 0 to 5, but not 6.
-"""
+"""The exit status of a pytest session for each code; of these, pytest itself does not use 6."""
 
 
 class ConformanceError(Exception):
@@ -55,10 +52,7 @@ class ConformanceError(Exception):
 
 
 MOST_NAMES = 24
-"""The most known names that a message lists.
-
-If there are more, it refers to the command that lists all of them, or else says how many it omits.
-"""
+"""The most known names that a message lists, before it refers to a command or counts the rest."""
 
 _LISTS = {
     "case": "list cases",
@@ -91,17 +85,14 @@ def _near(name: str, known: list[str]) -> list[str]:
 
     If there are none, return names of which a part between slashes resembles `name`.
     """
-    return (
+    near = (
         difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         or [candidate for candidate in known if name and name in candidate][:3]
-        or _near_in_part(name, known)
     )
-
-
-def _near_in_part(name: str, known: list[str]) -> list[str]:
-    parts = {part for candidate in known for part in candidate.split("/")}
-    near = difflib.get_close_matches(name, parts, n=3)
-    return [candidate for part in near for candidate in known if part in candidate.split("/")][:3]
+    if near:
+        return near
+    parts = difflib.get_close_matches(name, {p for one in known for p in one.split("/")}, n=3)
+    return [candidate for part in parts for candidate in known if part in candidate.split("/")][:3]
 
 
 def _hint(kind: str, near: list[str], known: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Text output: escaping of untrusted text, paragraphs on a terminal, names of axes.
+"""Text output: escaping of untrusted text, paragraphs and progress bars, names of axes.
 
 A control sequence could move the cursor, clear the screen or rename the window, and a bidirectional
 mark could reverse a line. Unprintable characters are therefore shown as Python escapes.
@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,7 +113,79 @@ def some(names: list[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
-_INPUT_WEIGHT = ("in head component",)
+# Progress bars
+
+Advance = Callable[..., None]
+"""`advance(text="", steps=1)` reports that `steps` more steps are done.
+
+`text` names the next step; with "", the name that is shown stays.
+"""
+
+_silenced = False
+
+
+def silence_progress() -> None:
+    """Disable progress bars, as --quiet requires."""
+    global _silenced
+    _silenced = True
+
+
+def shows_progress() -> bool:
+    """Return whether stderr is a terminal that can show bars, and bars are not disabled."""
+    dumb = os.environ.get("TERM") in ("dumb", "unknown")
+    return bool(
+        not (_silenced or dumb or os.environ.get("CI"))
+        # sys.stderr may be replaced while output is captured; bars go to the real one.
+        and sys.__stderr__ is not None
+        and sys.__stderr__.isatty()
+    )
+
+
+@contextmanager
+def progress(text: str, total: int | None = None) -> Iterator[Advance]:
+    """Show a progress bar while the body runs, and yield the function that advances it.
+
+    The bar is written to stderr and erased at the end. With --quiet, in CI, or if stderr is
+    redirected or a dumb terminal, none is shown, so that logs contain only results.
+
+    `total` is the number of steps. Without it, the bar only shows that the program is running.
+    """
+    if not shows_progress():
+        yield lambda text="", steps=1: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    count = (MofNCompleteColumn(),) if total is not None else ()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        *count,
+        TimeElapsedColumn(),
+        console=Console(file=sys.__stderr__),
+        transient=True,
+        refresh_per_second=4,
+        # Leave the stdout of implementations alone.
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task(_short(text), total=total)
+
+        def advance(text: str = "", steps: int = 1) -> None:
+            bar.update(task, advance=steps)
+            if text:
+                bar.update(task, description=escape(_short(printable(text))))
+
+        yield advance
+
+
+def _short(text: str, most: int = 36) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+# Names of axes
 
 _AXES = {
     "output": ("batch query component",),
@@ -123,7 +195,9 @@ _AXES = {
     "query": ("batch query component",),
     "key": ("batch key component",),
     "value": ("batch key component",),
-    **dict.fromkeys(("weights.query", "weights.key", "weights.value"), _INPUT_WEIGHT),
+    "weights.query": ("in head component",),
+    "weights.key": ("in head component",),
+    "weights.value": ("in head component",),
     "weights.output": ("head component out",),
     "weights.output_bias": ("out",),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -47,21 +48,20 @@ def say(phrase: Phrase) -> str:
         elif callable(wording):
             text = wording(**arguments)
         else:
-            text = wording.format(**{name: _field(value) for name, value in arguments.items()})
+            text = wording.format(**_fields(arguments))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):
         # A newer suite may use other arguments; the id with its arguments is still readable.
         text = str(Phrase(phrase.id, arguments))
     for name, template in around.items():
         if name in phrase.arguments:
-            text = template.format(text=text, **{name: _field(phrase.arguments[name])})
+            text = template.format(text=text, **_fields({name: phrase.arguments[name]}))
     return text
 
 
 def advice(cause: Phrase) -> str:
     """Return what to change to remove a cause; "" if there is no advice besides its wording."""
-    template = tables()["advice"].get(cause.id, "")
     try:
-        return template.format(**{name: _field(value) for name, value in cause.arguments.items()})
+        return tables()["advice"].get(cause.id, "").format(**_fields(cause.arguments))
     except (KeyError, IndexError, ValueError):
         return ""
 
@@ -117,8 +117,10 @@ class _Listed:
         return (separator or ", ").join(texts)
 
 
-def _field(value: Argument) -> int | float | _Listed:
-    return value if isinstance(value, int | float) else _Listed(value)
+def _fields(arguments: Mapping[str, Argument]) -> dict[str, Any]:
+    """Return the arguments of a phrase as values that a template can format."""
+    numbers = (int, float)
+    return {n: v if isinstance(v, numbers) else _Listed(v) for n, v in arguments.items()}
 
 
 def _mask_means(argument: str, form: Phrase, meaning: Phrase) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.progress import progress
 from conformance.records.findings import verified
 from conformance.reports import accuracy, cards, tables, trend
 from conformance.reports.gate.baseline import Baseline
@@ -18,7 +17,7 @@ from conformance.reports.model import SCHEMA, Loaded, Report
 from conformance.reports.page.html import figures, render_html
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.wording import counts_text
-from conformance.text import printable
+from conformance.text import printable, progress
 
 
 def build(

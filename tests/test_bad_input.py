@@ -18,8 +18,7 @@ from conformance.experiments import experiment
 from conformance.frameworks.base import GUARD
 from conformance.records.record import decode_line
 from conformance.requirements.probed import decided
-from conformance.running.isolation import Supervisor
-from conformance.running.isolation_messages import Limits
+from conformance.running.isolation import Limits, Supervisor
 from conformance.running.session import Inquiry, Item, Session
 from conformance.words import say
 

@@ -30,7 +30,7 @@ from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
 from conformance.explore.drawing import Recipe
 from conformance.records.phrase import NOTHING, Phrase
-from conformance.running.ending import failure
+from conformance.running.examine import failure
 from conformance.running.session import Item, Session
 from conformance.text import axes, element
 from conformance.words import say

@@ -16,7 +16,6 @@ from mutants import miniatures
 from records import bad, good, record, result, save
 from schemas import faults, validator
 
-from conformance import progress
 from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.cli import COMMANDS, main
@@ -244,7 +243,7 @@ def test_quiet_and_verbose(capsys):
 
 @pytest.fixture(autouse=True)
 def not_silenced(monkeypatch):
-    monkeypatch.setattr(progress, "_silenced", False)
+    monkeypatch.setattr("conformance.text._silenced", False)
 
 
 def on_a_terminal(*arguments, **environment):

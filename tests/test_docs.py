@@ -24,7 +24,7 @@ from conformance.errors import ConformanceError
 from conformance.judging.sandbox import check
 from conformance.records.findings import STORED
 from conformance.requirements import REQUIREMENTS
-from conformance.running.ending import failure
+from conformance.running.examine import failure
 from conformance.running.session import Item, Session, modes_of
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.records.phrase import Phrase
-from conformance.running.ending import counted, everything, worst
+from conformance.running.examine import counted, everything, worst
 
 OUTPUT = "output.equals-definition"
 DECLARED = "observed.fully-masked-row"

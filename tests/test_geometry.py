@@ -12,7 +12,7 @@ from conformance.cases.catalogue import case_of, catalogue, every_case, large_ca
 from conformance.cases.patterns import whole_tiles
 from conformance.definition.geometry import LARGE, Grid
 from conformance.errors import Unsupported, WrongDeclaration
-from conformance.running.ending import SIZES
+from conformance.running.examine import SIZES
 from conformance.running.selection import Selection
 from conformance.running.session import Examiner
 from conformance.words import say

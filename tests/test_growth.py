@@ -27,9 +27,8 @@ from conformance.records.record import (
     save,
 )
 from conformance.requirements import REQUIREMENTS
-from conformance.running import digests
-from conformance.running.earlier import as_measured, earlier, unchanged
-from conformance.running.joining import Lock, join
+from conformance.running import provenance
+from conformance.running.merging import Lock, as_measured, earlier, join, unchanged
 from conformance.running.provenance import describe, environment, header_of
 from conformance.running.selection import parse_shard, part
 from conformance.running.session import Examiner, inquiries, kept, places, plan
@@ -65,7 +64,7 @@ def record(path, adapter, items, asked=(), selection="", change=lambda header: h
 @pytest.fixture
 def known(monkeypatch):
     """Adapters of this file have a digest, as those that are loaded by a name."""
-    for module in ("provenance", "earlier"):
+    for module in ("provenance", "merging"):
         monkeypatch.setattr(
             f"conformance.running.{module}.adapter_digest", lambda spec, framework: "adapter"
         )
@@ -336,10 +335,10 @@ def project(tmp_path, monkeypatch):
 
 
 def digest(folder, spec="", framework="numpy"):
-    for function in (digests.adapter_digest, digests.source, digests._spec):
+    for function in (provenance.adapter_digest, provenance.source, provenance._spec):
         function.cache_clear()
     sys.path_importer_cache.clear()
-    return digests.adapter_digest(spec or f"{folder / 'mine.py'}:Mine", framework)
+    return provenance.adapter_digest(spec or f"{folder / 'mine.py'}:Mine", framework)
 
 
 @pytest.mark.parametrize("file", ["mine.py", "helper.py", "own/deep.py", "own/sibling.py"])
@@ -380,9 +379,9 @@ def test_what_an_adapter_does_not_depend_on(project, file, text):
 
 def test_the_version_of_an_installed_package(project, monkeypatch):
     before = digest(project)
-    version = digests.metadata.version
+    version = provenance.metadata.version
     monkeypatch.setattr(
-        digests.metadata, "version", lambda name: "9.9" if name == "numpy" else version(name)
+        provenance.metadata, "version", lambda name: "9.9" if name == "numpy" else version(name)
     )
     assert digest(project) != before
 
@@ -400,17 +399,17 @@ def test_the_bridge_belongs_to_the_adapter(project):
 
 def test_built_in_adapters_differ():
     names = ("ours", "torch-mha", "torch-sdpa", "flax-nnx", "tutorial-1")
-    found = {name: digests.adapter_digest(name, load(name).framework) for name in names}
+    found = {name: provenance.adapter_digest(name, load(name).framework) for name in names}
     assert all(found.values())
     assert len({*found.values()}) == len(names)
 
 
 def test_nobody_knows_of_what_has_no_source():
-    assert digests.adapter_digest("no.such.module:Mine", "numpy") == ""
+    assert provenance.adapter_digest("no.such.module:Mine", "numpy") == ""
 
 
 def test_revisions_are_of_their_own_modules():
-    found = digests.revisions()
+    found = provenance.revisions()
     assert {item.id for item in REQUIREMENTS} < found.keys()
     assert found["probe/weights"] != found["probe/masks"]
     names = (REQUIREMENTS[0].id, "dropout.is-unbiased")
@@ -419,17 +418,17 @@ def test_revisions_are_of_their_own_modules():
 
 def test_a_requirement_carries_its_own_revision(monkeypatch):
     own = dataclasses.replace(REQUIREMENTS[0], revision=7)
-    monkeypatch.setattr(digests, "REQUIREMENTS", (own,))
-    digests.revisions.cache_clear()
-    assert digests.revisions()[own.id].startswith("7-")
+    monkeypatch.setattr(provenance, "REQUIREMENTS", (own,))
+    provenance.revisions.cache_clear()
+    assert provenance.revisions()[own.id].startswith("7-")
     monkeypatch.undo()
-    digests.revisions.cache_clear()
+    provenance.revisions.cache_clear()
 
 
 def test_the_catalogue_is_no_code(monkeypatch):
     """A new case changes nothing for the others."""
-    modules = digests._closure(["conformance.running.session"], digests._judges)
-    assert not any("cases" in module for module in [*modules, *digests.BASE[:-1]])
+    modules = provenance._closure(["conformance.running.session"], provenance._judges)
+    assert not any("cases" in module for module in [*modules, *provenance.BASE[:-1]])
     assert "conformance.requirements.examination" in modules
 
 
@@ -440,8 +439,8 @@ def test_the_catalogue_is_no_code(monkeypatch):
 def whole(tmp_path, monkeypatch):
     """A record that a run of everything made, as far as there is anything."""
     cases = find_cases("mask/shared/self")
-    monkeypatch.setattr("conformance.running.earlier.catalogue", lambda: cases)
-    monkeypatch.setattr("conformance.running.earlier.TOPICS", ())
+    monkeypatch.setattr("conformance.running.merging.catalogue", lambda: cases)
+    monkeypatch.setattr("conformance.running.merging.TOPICS", ())
     adapter = load("tutorial-1")
     items = list(plan([adapter], cases, ["float32"], "cpu"))
     described = describe([(adapter, "tutorial-1")], "cpu")
@@ -488,8 +487,8 @@ def test_a_whole_record_stands_until_something_changes(whole):
 
 def test_a_whole_record_stands_without_cases_that_nobody_asked(whole, monkeypatch):
     more = find_cases("mask/shared/*")
-    monkeypatch.setattr("conformance.running.earlier.catalogue", lambda: more)
-    monkeypatch.setattr("conformance.running.earlier.catalogue_hash", lambda: "then")
+    monkeypatch.setattr("conformance.running.merging.catalogue", lambda: more)
+    monkeypatch.setattr("conformance.running.merging.catalogue_hash", lambda: "then")
     header = read(whole).header
     for before, stands in (("then", True), ("before", False)):
         save(

@@ -24,7 +24,6 @@ FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "tensorflow", "keras"}
 FLOORS = (
     "errors",
     "text",
-    "progress",
     "records",
     "words",
     "definition",
@@ -50,7 +49,7 @@ HEIGHT = {
 }
 
 READS = {
-    "reports": {"reports", "records", "words", "text", "errors", "progress"},
+    "reports": {"reports", "records", "words", "text", "errors"},
     "records": {"records", "text", "errors"},
     "definition": {"definition", "records", "errors"},
     "experiments": set(HEIGHT) - {"frameworks"},
@@ -61,7 +60,6 @@ READS = {
         "adapter",
         "records",
         "frameworks",
-        "progress",
         "text",
         "words",
         "errors",

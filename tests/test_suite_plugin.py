@@ -22,7 +22,7 @@ from conformance.records.findings import INFINITE, CaseResult, Figures, Finding,
 from conformance.records.phrase import Phrase
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.reports.wording import again
-from conformance.running.ending import failure
+from conformance.running.examine import failure
 from conformance.running.run import GPUS, take_gpu
 from conformance.words import say
 

@@ -32,7 +32,7 @@ from conformance.errors import (
     Unsupported,
     check_names,
 )
-from conformance.text import printable, stdout_to_stderr
+from conformance.text import printable, progress, stdout_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,7 +167,6 @@ def _explore(options: argparse.Namespace) -> int:
     (spec,) = options.implementation
     adapter = _prepared(options, spec)
     from conformance.explore.search import Search
-    from conformance.progress import progress
 
     check_writable(options.output / f"NAME{SUFFIX}")
     known = _known(options, adapter)
@@ -252,7 +251,6 @@ def _print_known(known: KnownDeviations | None) -> None:
 
 def _survey(options: argparse.Namespace) -> int:
     from conformance.explore.search import survey
-    from conformance.progress import progress
 
     worst = ExitCode.OK
     for spec in options.implementation:
@@ -336,7 +334,6 @@ def _shrunk(
 ) -> Small:
     """Return the smallest failing problem found; with --no-shrink, that is the given one."""
     from conformance.explore.shrinking import Small, shrink
-    from conformance.progress import progress
 
     if not options.shrink:
         return Small(trial, deviation, finished=True)

@@ -101,10 +101,10 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import DTYPES as KNOWN_DTYPES
     from conformance.long.ladder import DTYPES, Ladder, Limits, Sizes, lengths
-    from conformance.progress import progress
     from conformance.records.long import SCHEMA, Climb
     from conformance.records.record import write_document
     from conformance.running.provenance import describe, header_of
+    from conformance.text import progress
 
     adapter = load(spec)
     check_names("mode", options.mode, (mode.name for mode in adapter.modes))

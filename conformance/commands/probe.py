@@ -24,7 +24,7 @@ from conformance.commands.shared import (
 from conformance.errors import ConformanceError, ExitCode, check_names
 from conformance.records.findings import CaseResult, Entry
 from conformance.records.phrase import Phrase
-from conformance.text import paragraph, printable, stdout_to_stderr
+from conformance.text import paragraph, printable, progress, stdout_to_stderr
 from conformance.words import Worded, say, worded
 
 if TYPE_CHECKING:
@@ -172,7 +172,6 @@ def _worded(struct: type[Struct], item: object) -> Struct:
 
 def _run_experiments(adapter: Adapter, spec: str, options: argparse.Namespace) -> list[CaseResult]:
     from conformance.experiments import EXPERIMENTS, experiment
-    from conformance.progress import progress
     from conformance.running.isolation import asking
     from conformance.running.session import Session, inquiries
 

@@ -200,7 +200,7 @@ def _report(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace) -> int:
     from conformance.records.findings import count
     from conformance.reports.wording import counts_text
-    from conformance.running.joining import join
+    from conformance.running.merging import join
     from conformance.text import printable
 
     joined = join(options.parts, options.output)

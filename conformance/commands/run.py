@@ -107,7 +107,7 @@ def fill_in(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _print_summary(outcome: Outcome, code: ExitCode) -> None:
-    from conformance.running.ending import summary
+    from conformance.running.examine import summary
 
     print_json(summary(outcome, code))
 
@@ -134,9 +134,8 @@ def standing(options: argparse.Namespace) -> Record | None:
     from msgspec.structs import replace
 
     from conformance.records.record import journal_path, save
-    from conformance.running.digests import remember
-    from conformance.running.earlier import unchanged
-    from conformance.running.joining import Lock
+    from conformance.running.merging import Lock, unchanged
+    from conformance.running.provenance import remember
 
     if journal_path(options.record).exists():
         return None
@@ -156,7 +155,7 @@ def standing(options: argparse.Namespace) -> Record | None:
 
 def print_standing(path: Path, record: Record) -> None:
     """Print that nothing was measured again, when it was measured, and the path of the record."""
-    from conformance.running.earlier import as_measured
+    from conformance.running.merging import as_measured
     from conformance.text import printable
 
     created = record.header.provenance.created[:10]
@@ -188,10 +187,9 @@ def examine(
     import pytest
 
     from conformance.commands.terminal import Bar, Refusals
-    from conformance.progress import wanted
     from conformance.running.plugin import SUITE
     from conformance.running.provenance import environment
-    from conformance.text import stdout_to_stderr
+    from conformance.text import shows_progress, stdout_to_stderr
 
     environment()
     _check_names(options)
@@ -208,7 +206,7 @@ def examine(
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
-    bar = wanted() and not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}
+    bar = shows_progress() and not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}
     if bar or options.quiet:
         plugins.append(Bar(shown=bar))
         arguments += ["-o", "console_output_style=classic"]

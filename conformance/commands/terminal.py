@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.errors import ConformanceError
-from conformance.progress import progress
 from conformance.running.plugin import RUN
+from conformance.text import progress
 
 if TYPE_CHECKING:
     from conformance.running.run import Run

@@ -12,15 +12,15 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from conformance.adapter.base import Adapter
 from conformance.cases.catalogue import matches
 from conformance.errors import ConformanceError, UnknownName
 from conformance.records.findings import VERIFIED, CaseResult, count
-from conformance.running.ending import failure, is_must
-from conformance.running.examine import Implementation, resolve, several
-from conformance.running.selection import Selection, can_express, check_names, dtypes_of
+from conformance.running.examine import Implementation, failure, is_must, resolve, several
+from conformance.running.selection import Selection, can_express, check_distinct, dtypes_of
 from conformance.running.session import Examiner, Item, Row, conforms_alone
 from conformance.text import printable
 from conformance.words import say
@@ -58,7 +58,7 @@ class Bench:
     def message(self, row: Row, result: CaseResult, command: str) -> str:
         """Return a message with all deviations of a row and a command that reproduces them.
 
-        `command` is this command; if it is "", a command is generated.
+        If `command` is "", a command is generated.
         """
         if not command and not self.spec:
             name, case = self.adapter.name, row.asked.id
@@ -119,8 +119,9 @@ def parametrize_with_checks(
     checks: list[Check] = []
     reasons = dict(known or {})
     for bench, rows in _plan(implementations, level, cases, dtypes, device):
-        checks += [_check(bench, row, _reason(row, reasons)) for row in rows]
-        checks.append(Check(f"{bench.adapter.name}:verified", _verified(bench, rows)))
+        for row in rows:
+            checks.append(Check(_id(row), partial(_check, bench, row, _reason(row, reasons))))
+        checks.append(Check(f"{bench.adapter.name}:verified", partial(_verify, bench, rows)))
     ids = [check.id for check in checks]
     _validate(reasons, ids)
     return pytest.mark.parametrize("check", checks, ids=ids)
@@ -154,14 +155,11 @@ def assert_conforms(
             failed.append((row, result, reason))
     if failed:
         raise AssertionError(_all_failures(bench, failed, len(rows)))
-    _verified(bench, rows)()
+    _verify(bench, rows)
 
 
 def _all_failures(bench: Bench, failed: Sequence[tuple[Row, CaseResult, str]], total: int) -> str:
-    """Return a message that counts the failures by cause and shows the first few in full.
-
-    It only lists the ids of the rest.
-    """
+    """Return a message that counts the failures by cause and shows the first few in full."""
     causes = Counter(
         next((say(f.cause) for f in result.findings if f.cause), "no known cause")
         for _, result, reason in failed
@@ -191,7 +189,7 @@ def _plan(
         implementations = [implementations]
     selection = Selection(several(cases), several(dtypes), level=level)
     benches = [Bench(*resolve(one)) for one in implementations]
-    check_names([bench.adapter for bench in benches])
+    check_distinct([bench.adapter for bench in benches])
     for bench in benches:
         yield bench, _rows(bench.adapter, selection, device)
 
@@ -218,10 +216,7 @@ def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
 
 
 def _id(row: Row) -> str:
-    """Return the id of a row's check.
-
-    It omits the device if that is "cpu", and the mode if the adapter has only one.
-    """
+    """Return the id of a row's check, without the device "cpu" and without the only mode."""
     parts = [row.adapter.name, row.asked.id, row.dtype]
     parts += [row.device] if row.device != "cpu" else []
     parts += [row.mode.name] if len(row.adapter.modes) > 1 else []
@@ -240,57 +235,47 @@ def _validate(known: Mapping[str, str], ids: Sequence[str]) -> None:
             raise UnknownName("check in known=", pattern, ids)
 
 
-def _check(bench: Bench, row: Row, known: str) -> Check:
-    def run() -> None:
-        __tracebackhide__ = True
-        import pytest
+def _check(bench: Bench, row: Row, known: str) -> None:
+    """Check a row, whose deviation is expected if `known` has a reason, in the current test."""
+    __tracebackhide__ = True
+    import pytest
 
-        result = bench.examine(row)
-        if _fails(result):
-            if known:
-                pytest.xfail(printable(f"known: {known}"))
-            # Build a command that reruns the current test.
-            node = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
-            command = shlex.join(["pytest", node]) if node else ""
-            pytest.fail(bench.message(row, result, command), pytrace=False)
+    result = bench.examine(row)
+    if _fails(result):
         if known:
-            pytest.fail(_fixed(row, known), pytrace=False)
-        if result.verdict not in VERIFIED:
-            details = [finding.detail for finding in result.findings]
-            reason = next((detail for detail in details if detail), "nothing applies")
-            pytest.skip(printable(f"{result.verdict}: {reason}"))
+            pytest.xfail(printable(f"known: {known}"))
+        # Build a command that reruns the current test.
+        node = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+        command = shlex.join(["pytest", node]) if node else ""
+        pytest.fail(bench.message(row, result, command), pytrace=False)
+    if known:
+        pytest.fail(_fixed(row, known), pytrace=False)
+    if result.verdict not in VERIFIED:
+        reason = next((f.detail for f in result.findings if f.detail), "nothing applies")
+        pytest.skip(printable(f"{result.verdict}: {reason}"))
 
-    return Check(_id(row), run)
 
-
-def _verified(bench: Bench, rows: Sequence[Row]) -> Callable[[], None]:
-    """Return a function that raises `AssertionError` if no row could be verified."""
-
-    def run() -> None:
-        __tracebackhide__ = True
-        verdicts: list[str] = []
-        reasons: dict[str, None] = {}
-        for row in rows:
-            result = bench.examine(row)
-            if result.verdict in VERIFIED:
-                return
-            verdicts.append(result.verdict)
-            reasons |= dict.fromkeys(f"{f.verdict}: {f.detail}" for f in result.findings)
-            if result.verdict == "unavailable":
-                break
-        counted = ", ".join(f"{n} {verdict}" for verdict, n in count(verdicts).items())
-        lines = [f"{bench.adapter.name}: nothing was verified ({counted})"]
-        lines += [f"  {reason}" for reason in list(reasons)[:SHOWN_IN_FULL]]
-        raise AssertionError(printable("\n".join(lines)))
-
-    return run
+def _verify(bench: Bench, rows: Sequence[Row]) -> None:
+    """Raise `AssertionError` if no row could be verified."""
+    __tracebackhide__ = True
+    verdicts: list[str] = []
+    reasons: dict[str, None] = {}
+    for row in rows:
+        result = bench.examine(row)
+        if result.verdict in VERIFIED:
+            return
+        verdicts.append(result.verdict)
+        reasons |= dict.fromkeys(f"{f.verdict}: {f.detail}" for f in result.findings)
+        if result.verdict == "unavailable":
+            break
+    counted = ", ".join(f"{n} {verdict}" for verdict, n in count(verdicts).items())
+    lines = [f"{bench.adapter.name}: nothing was verified ({counted})"]
+    lines += [f"  {reason}" for reason in list(reasons)[:SHOWN_IN_FULL]]
+    raise AssertionError(printable("\n".join(lines)))
 
 
 def _fails(result: CaseResult) -> bool:
-    """Return whether a check fails.
-
-    It fails on an error, crash or timeout, or if a requirement of level "must" is not met.
-    """
+    """Return whether a check fails: an error, crash or timeout, or an unmet "must"."""
     return result.verdict in ("error", "crashed", "timed-out") or any(
         finding.verdict == "deviates" and is_must(finding) for finding in result.findings
     )

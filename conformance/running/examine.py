@@ -1,14 +1,17 @@
-"""Examine an implementation with a function call, which returns the results as an object."""
+"""Examine an implementation with a function call, and report results as objects, text and data."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import math
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,16 +20,27 @@ import msgspec
 from conformance.adapter.base import Adapter
 from conformance.adapter.loading import adapted, load, registered
 from conformance.definition.dtypes import Array
-from conformance.errors import ConformanceError
-from conformance.progress import progress
-from conformance.records.findings import INFINITE, WRONG, CaseResult, Finding, count, gravity
+from conformance.errors import ConformanceError, ExitCode, UnknownName
+from conformance.records.findings import (
+    INFINITE,
+    NOT_VERIFIED,
+    VERIFIED,
+    WRONG,
+    CaseResult,
+    Finding,
+    count,
+    gravity,
+)
+from conformance.records.header import RequirementInfo
+from conformance.records.phrase import NOTHING
 from conformance.records.record import Record, check_writable, write
-from conformance.running import ending
-from conformance.running.joining import Lock
-from conformance.running.provenance import describe, environment, header_of
+from conformance.reports import wording
+from conformance.reports.tables import reasons as reasons_of
+from conformance.running.merging import Lock
+from conformance.running.provenance import describe, environment, header_of, requirements
 from conformance.running.selection import Selection
 from conformance.running.session import Examiner, Inquiry, Session, kept, places
-from conformance.text import printable, relative
+from conformance.text import plural, printable, progress, relative
 from conformance.words import say
 
 if TYPE_CHECKING:
@@ -135,10 +149,7 @@ def resolve(given: Implementation) -> tuple[Adapter, str]:
 
 
 def _global_name(given: Any) -> tuple[Any, str]:
-    """Return the module in which an object is a global variable, and the variable's name.
-
-    Return None and "" if there is no such variable.
-    """
+    """Return the module in which an object is a global variable, and its name; or None and ""."""
     inner = getattr(given, "_function", given)
     module = sys.modules.get(getattr(inner, "__module__", ""))
     for name, value in vars(module).items() if module is not None else ():
@@ -193,11 +204,11 @@ class Outcome:
 
         It is None if no finding deviates or is an error.
         """
-        result, _ = ending.worst(self.results)
+        result, _ = worst(self.results)
         if result is None:
             return None
         wrong = [finding for finding in result.findings if finding.verdict in WRONG]
-        return _row(result, max(wrong, key=lambda f: (ending.is_must(f), gravity(f))))
+        return _row(result, max(wrong, key=lambda f: (is_must(f), gravity(f))))
 
     @property
     def card(self) -> list[dict[str, Any]]:
@@ -221,8 +232,8 @@ class Outcome:
 
         It contains the fields of the `Summary`, and `counts`, `findings` and `card`.
         """
-        code = ending.exit_code(self.results, complete=self.record.complete)
-        data: dict[str, Any] = msgspec.to_builtins(ending.summary(self, code))
+        code = exit_code(self.results, complete=self.record.complete)
+        data: dict[str, Any] = msgspec.to_builtins(summary(self, code))
         return data | {"counts": self.counts, "findings": self.findings, "card": self.card}
 
     def to_pandas(self) -> Any:
@@ -265,7 +276,7 @@ class Outcome:
         lines = [
             line
             for one in self.record.header.implementations
-            for line in ending.counted(one.name, self.results_of(one.name), reasons=False)
+            for line in counted(one.name, self.results_of(one.name), reasons=False)
         ]
         return printable("\n".join(lines))
 
@@ -280,10 +291,10 @@ class Outcome:
 
         parts = [Text(str(self))]
         for one in self.record.header.implementations:
-            result, of = ending.worst(self.results_of(one.name))
+            result, of = worst(self.results_of(one.name))
             if result is not None:
-                head = printable(ending.heading(one.name, of))
-                parts += [Text(f"\n{head}", style="bold"), Text(ending.failure(result, one.spec))]
+                head = printable(heading(one.name, of))
+                parts += [Text(f"\n{head}", style="bold"), Text(failure(result, one.spec))]
         return Group(*parts)
 
     def _repr_html_(self) -> str:
@@ -314,3 +325,233 @@ def _row(result: CaseResult, finding: Finding) -> dict[str, Any]:
         "cause": say(finding.cause) or None,
         "detail": finding.detail,
     }
+
+
+# A failure
+
+
+@cache
+def _requirements() -> dict[str, RequirementInfo]:
+    return {item.id: item for item in requirements()}
+
+
+class _Suite:
+    """The requirements of this version of the suite, and what its cases and experiments ask."""
+
+    def requirement(self, name: str) -> RequirementInfo | None:
+        return _requirements().get(name)
+
+    def question(self, case: str) -> str:
+        from conformance.cases.catalogue import case_of
+        from conformance.experiments import EXPERIMENTS
+
+        questions = {item.id: item.topic.question for item in EXPERIMENTS}
+        with suppress(UnknownName):
+            return questions[case] if case in questions else case_of(case).why
+        return ""
+
+
+def failure(
+    result: CaseResult, spec: str, file: str = "", *, alone: bool = False, command: str = ""
+) -> str:
+    """Return a message with all deviations of an item; see `wording.failure` for the arguments."""
+    return wording.failure(result, spec, _Suite(), file, alone=alone, command=command)
+
+
+def is_must(finding: Finding) -> bool:
+    """Return whether a finding is about a requirement of level "must"."""
+    requirement = _requirements().get(finding.requirement)
+    return requirement is not None and requirement.level == "must"
+
+
+# The end, as text
+
+
+def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
+    """Yield lines about an implementation: counts, unmet requirements, items not verified.
+
+    If `reasons` is true, they include the reasons why items are unsupported.
+    """
+    counts = count(result.verdict for result in results)
+    yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
+    asked = [result for result in results if result.verdict != "unsupported"]
+    failed = [it for it in asked if _call_failed(it)]
+    if asked and len(failed) == len(asked):
+        # The call itself fails, so a line for each requirement would say nothing.
+        for reason, times in reasons_of(asked, ("error",)).most_common(3):
+            yield f"  error, {plural(times, 'item')}: {reason}"
+        yield SIZES
+        return
+    for requirement, findings in unmet(results):
+        cause, times = _cause(findings)
+        share = f"{times} of them: " if times < len(findings) else ""
+        verdicts = wording.counts_text(count(finding.verdict for finding in findings))
+        yield f"  {requirement.id}: {verdicts}{f' ({share}{cause})' if cause else ''}"
+    for reason, times in reasons_of(results, NOT_VERIFIED).items():
+        yield f"  not verified, {plural(times, 'item')}: {reason}"
+    if reasons:
+        for reason, times in reasons_of(results, ("unsupported",)).most_common():
+            yield f"  unsupported, {plural(times, 'item')}: {reason}"
+    if len(failed) > len(asked) / 2:
+        yield SIZES
+
+
+def _call_failed(result: CaseResult) -> bool:
+    """Return whether the call itself failed: with an error, and with nothing that was measured.
+
+    Findings of an experiment on the arguments, such as "rejected", may then deviate.
+    """
+    answered = [one for one in result.findings if one.verdict != "unsupported"]
+    return any(one.verdict == "error" for one in answered) and all(
+        one.verdict in WRONG and one.figures is None for one in answered
+    )
+
+
+SIZES = "  If it takes some sizes only, its adapter declares them: docs/adapters.md, section Sizes."
+
+
+def unmet(results: Iterable[CaseResult]) -> list[tuple[RequirementInfo, list[Finding]]]:
+    """Return the requirements that are not met, each with its findings that deviate or failed."""
+    wrong: dict[str, list[Finding]] = defaultdict(list)
+    for result in results:
+        for finding in result.findings:
+            if finding.verdict in WRONG:
+                wrong[finding.requirement].append(finding)
+    return [(item, wrong[name]) for name, item in _requirements().items() if name in wrong]
+
+
+def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
+    """Return the text of the most frequent cause and the number of its findings, or "" and 0."""
+    causes = Counter(finding.cause for finding in findings if finding.cause)
+    ((cause, times),) = causes.most_common(1) or [(NOTHING, 0)]
+    return say(cause), times
+
+
+def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
+    """Return the item to show in full, and the number of items that deviate or failed.
+
+    The item to show is chosen by these criteria, in this order: a requirement of level "must", a
+    case rather than an experiment, a known cause, and a large deviation. It is None if no item
+    deviates or failed.
+    """
+
+    def weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
+        return max(
+            (is_must(finding), not result.entries, bool(finding.cause), gravity(finding))
+            for finding in result.findings
+            if finding.verdict in WRONG
+        )
+
+    wrong = [result for result in results if result.verdict in WRONG]
+    return max(wrong, key=weight, default=None), len(wrong)
+
+
+def heading(name: str, of: int) -> str:
+    """Return the heading of the item that is shown in full; `of` is the number of items."""
+    return f"{name}, {f'the worst of {of} items' if of > 1 else 'the item'} in full:"
+
+
+def everything(record: str) -> str:
+    """Return a hint on how to show all deviations; `record` is the path of the record, or ""."""
+    again = "the same with --strict"
+    if record:
+        return f"all of them: {shlex.join(['mha-conformance', 'report', record])}, or {again}"
+    return f"all of them: {again}; or --record FILE.json, and mha-conformance report FILE.json"
+
+
+def exit_code(results: Iterable[CaseResult], *, complete: bool) -> ExitCode:
+    """Return the exit code of a run in which deviations are not failures.
+
+    `complete` says whether every planned item has a result.
+    """
+    verdicts = {result.verdict for result in results}
+    if not verdicts & VERIFIED:
+        return ExitCode.NOTHING_VERIFIED
+    return ExitCode.OK if complete and not verdicts & NOT_VERIFIED else ExitCode.INCOMPLETE
+
+
+# The end, as data
+
+
+SCHEMA = "mha-conformance/summary/1"
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """A requirement that an implementation does not meet.
+
+    Attributes:
+        requirement: the id of the requirement.
+        level: the level of the requirement.
+        findings: the number of findings that deviate or failed, by verdict.
+        cause: the text of the most frequent cause, or "".
+    """
+
+    requirement: str
+    level: str
+    findings: dict[str, int]
+    cause: str
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """The summary of the results of one implementation.
+
+    Attributes:
+        name: the name of the implementation.
+        spec: its name on the command line.
+        items: the number of its items, by verdict.
+        missed: the requirements that it does not meet.
+        not_verified: the number of items that could not be verified, by reason.
+    """
+
+    name: str
+    spec: str
+    items: dict[str, int]
+    missed: list[Missed]
+    not_verified: dict[str, int]
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The summary of a run, which `mha-conformance run --json` prints.
+
+    Attributes:
+        schema: `SCHEMA`.
+        implementations: the summary of each implementation.
+        planned: the number of planned items; `missing` of them were not examined.
+        selection: the options that restricted the run, or "".
+        record: the path of the record, or "".
+        exit_code: the exit code of the command.
+    """
+
+    schema: str
+    implementations: list[Examined]
+    planned: int
+    missing: int
+    selection: str
+    record: str
+    exit_code: int
+
+
+def summary(outcome: Outcome, code: int) -> Summary:
+    """Return the summary of a run; `code` is the exit code of the command."""
+    header, results = outcome.record.header, outcome.results
+    return Summary(
+        schema=SCHEMA,
+        implementations=[
+            _examined(one.name, one.spec, outcome.results_of(one.name))
+            for one in header.implementations
+        ],
+        planned=header.planned,
+        missing=header.planned - len(results),
+        selection=header.provenance.selection,
+        record=str(outcome.path or ""),
+        exit_code=code,
+    )
+
+
+def _examined(name: str, spec: str, results: Sequence[CaseResult]) -> Examined:
+    missed = [
+        Missed(item.id, item.level, count(f.verdict for f in findings), _cause(findings)[0])
+        for item, findings in unmet(results)
+    ]
+    reasons = reasons_of(results, NOT_VERIFIED)
+    return Examined(name, spec, count(r.verdict for r in results), missed, dict(reasons))

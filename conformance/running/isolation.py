@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -33,44 +34,63 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from conformance.adapter.base import DEFAULT_MODE
+from conformance.adapter.base import DEFAULT_MODE, Call, Mode
 from conformance.cases.case import Case, StoredCase
 from conformance.definition.dtypes import DTYPES
-from conformance.errors import NotAnAdapter
-from conformance.experiments import settled
+from conformance.definition.problem import Answer, Problem
+from conformance.errors import NotAnAdapter, Unavailable
+from conformance.experiments import Experiment, settled
 from conformance.records.findings import CaseResult, Finding, Verdict, without_outcome
 from conformance.records.header import Implementation
 from conformance.records.phrase import Phrase
 from conformance.records.record import decode_line, encode_line
 from conformance.requirements.laboratory import CANNOT_BE_ASKED
 from conformance.requirements.probed import declares
-from conformance.running.isolation_messages import (
+from conformance.running.isolation_child import (
     STACK_SIGNAL,
-    Ask,
     Checked,
     Declare,
     Declared,
-    DeclaredMode,
     Ended,
     Examine,
     Examined,
-    Limits,
     Mistaken,
     Ready,
     Request,
     Response,
     decode,
     encode,
+    plan_key,
+    serve,
 )
-from conformance.running.session import Inquiry, Row
+from conformance.running.session import Inquiry, Planned, Row
 
 TICK = 0.05
 """The interval in seconds at which the memory of a busy process is checked."""
 TREE = 20
-"""Every 20th check of the memory includes child processes, because listing them takes
-milliseconds."""
+"""Every 20th check includes child processes, because listing them takes milliseconds."""
 
 _SUPERVISORS: dict[str, Supervisor] = {}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one process.
+
+    Attributes:
+        item: seconds for one item.
+        start: seconds for the import of the implementation and its framework, and as many again
+            for its declaration.
+        memory: MiB of resident memory, including child processes. Address space would be easier
+            to limit, but JAX, TensorFlow and CUDA reserve far more of it than they use.
+        deaths: the number of consecutive lost processes after which the remaining items are
+            skipped, so that the run ends in reasonable time.
+    """
+
+    item: float = 60.0
+    start: float = 120.0
+    memory: float = 8192.0
+    deaths: int = 10
 
 
 class Supervisor:
@@ -78,57 +98,66 @@ class Supervisor:
 
     def __init__(self, spec: str, device: str, limits: Limits) -> None:
         self.spec, self.device, self.limits = spec, device, limits
-        self.name = ""
         self._process: Process | None = None
         self._deaths = 0
         self._ended: Ended | None = None
+        # Whether the process was given inputs that may have spoiled its memory.
         self._exposed = False
-        """Whether the process was given inputs that may have spoiled its memory."""
         atexit.register(self.close)
 
     def start(self) -> None:
         """Start a process and import the implementation in it, unless this was already done.
 
-        `declare` reports other failures than the following one.
+        Any other failure than the following one is reported by `declare`.
 
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.
         """
-        if self._process is None and self._ended is None:
-            self._ended = self._begin()
+        self._ended = self._started()
         if self._ended is not None and self._ended.invalid:
             raise NotAnAdapter(self._ended.reason)
+
+    def _started(self) -> Ended | None:
+        """Start a process if there is none; return None, or why there still is none."""
+        if self._ended is not None or self._process is not None:
+            return self._ended
+        self._process = Process(self.spec, self.device, self.limits.memory)
+        answer = self._process.receive(self.limits.start, Ready | Ended, "to its import")
+        if isinstance(answer, Ready):
+            return None
+        self._clear()
+        assert isinstance(answer, Ended), answer
+        return answer
 
     def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
         """Return the implementation's declaration and the modes planned for each case and dtype.
 
-        If there was no answer, the declaration says why.
+        If the process could not be started or was lost, the declaration says why.
 
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.
         """
         self.start()
         if self._ended is None:
-            names = [case.id for case in cases]
-            files = [case.path for case in cases if isinstance(case, StoredCase) and case.path]
-            answer = self._ask(Declare(names, list(dtypes), files), self.limits.start)
+            assert self._process is not None
+            request = Declare({case.id: _file_of(case) for case in cases}, list(dtypes))
+            answer = self._received(self._process.ask(request, self.limits.start))
             if isinstance(answer, Declared):
-                self.name = answer.implementation.name
                 return answer
             self._ended = answer
         return self._unreachable()
 
     def adopt(self, declared: Declared) -> None:
         """Use a declaration from another process of this run, without importing anything."""
-        self.name, self._ended = declared.implementation.name, declared.ended
+        self._ended = declared.ended
 
     def _unreachable(self) -> Declared:
         """Return an empty declaration of an implementation that did not answer `declare`."""
         assert self._ended is not None
-        self.name = self.spec.rpartition(":")[2]
+        name = self.spec.rpartition(":")[2]
         described = Implementation(
-            name=self.name,
-            title=self.name,
+            name=name,
+            title=name,
             documentation="",
             framework="",
             spec=self.spec,
@@ -138,28 +167,26 @@ class Supervisor:
             masks=[],
             unavailable=self._ended.reason,
         )
-        return Declared(described, [DeclaredMode(DEFAULT_MODE.name)], ended=self._ended)
+        return Declared(described, {DEFAULT_MODE.name: DEFAULT_MODE.optimised}, ended=self._ended)
 
     def examine(self, row: Row, place: int) -> bytes:
         """Examine a row in the process, and return its journal line.
 
         `place` is the position of the row in the run, or -1 if its weights must not be recorded.
         """
-        lost = self._ended
-        if lost is None and isinstance(row, Inquiry) and row.asked.apart:
+        if self._ended is None and isinstance(row, Inquiry) and row.asked.apart:
             return encode_line(self.inquire(row), {})
         if self._exposed:
             self._clear()
-        if lost is None and self._deaths >= self.limits.deaths:
+        if self._ended is None and self._deaths >= self.limits.deaths:
             reason = f"not asked: its process was lost at {self._deaths} items in a row"
-            lost = Ended("not-run", reason)
-        elif lost is None and self._process is None:
-            # The first import succeeded, so a failure now is attributed to this item.
-            lost = self._begin()
+            lost: Ended | None = Ended("not-run", reason)
+        else:
+            # If the first import succeeded, a failure now is attributed to this item.
+            lost = self._started()
             self._deaths += lost is not None
         if lost is None:
-            file = row.asked.path if isinstance(row.asked, StoredCase) else ""
-            request = Examine(row.asked.id, row.dtype, row.mode.name, place, file)
+            request = Examine(row.asked.id, row.dtype, row.mode.name, _file_of(row.asked), place)
             answer = self._examined(request, row)
             if isinstance(answer, Examined):
                 self._deaths = 0
@@ -200,17 +227,16 @@ class Supervisor:
         return inquiry.concluded(settled(entries)) if entries else listed
 
     def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
-        """Return the result of a question with this number, or how its process was lost.
+        """Return the result of a question, or how its process was lost; -1 lists all questions.
 
-        The number -1 lists all questions. Afterwards, the process is used only for questions.
+        Afterwards, the process is used only for questions.
         """
-        failure = self._ended
-        if failure is None and self._process is None:
-            failure = self._begin()
+        failure = self._started()
         if failure is not None:
             return failure
         self._exposed = True
-        request = Ask(inquiry.asked.id, inquiry.dtype, inquiry.mode.name, number)
+        asked, mode = inquiry.asked.id, inquiry.mode.name
+        request = Examine(asked, inquiry.dtype, mode, question=number)
         answer = self._examined(request, inquiry)
         return answer if isinstance(answer, Ended) else decode_line(answer.line)[0]
 
@@ -220,21 +246,8 @@ class Supervisor:
         atexit.unregister(self.close)
         _SUPERVISORS.pop(self.spec, None)
 
-    def _begin(self) -> Ended | None:
-        """Start a process that imports the implementation; return None or the failure."""
-        self._process = Process(self.spec, self.device, self.limits.memory)
-        answer = self._process.receive(self.limits.start, Ready | Ended, "to its import")
-        if isinstance(answer, Ready):
-            return None
-        self._clear()
-        assert isinstance(answer, Ended), answer
-        return answer
-
-    def _examined(self, request: Examine | Ask, row: Row) -> Examined | Ended:
-        """Return the response of the process to a request about this row.
-
-        If the response is about another item, the process is considered to have crashed.
-        """
+    def _examined(self, request: Examine, row: Row) -> Examined | Ended:
+        """Return the response to a request about this row; one about another item is a crash."""
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
         if isinstance(answer, Checked):
@@ -251,12 +264,8 @@ class Supervisor:
         assert isinstance(answer, Examined | Ended)
         return answer
 
-    def _ask(self, request: Request, seconds: float) -> Any:
-        """Return the response to a request; if it is `Ended`, the process no longer exists."""
-        assert self._process is not None
-        return self._received(self._process.ask(request, seconds))
-
     def _received(self, answer: Any) -> Any:
+        """Return a response after discarding the process if the response is `Ended`."""
         if isinstance(answer, Mistaken):
             raise RuntimeError(f"in the process of {self.spec}:\n{answer.traceback}")
         if isinstance(answer, Ended):
@@ -268,6 +277,10 @@ class Supervisor:
             self._process.close()
         self._process = None
         self._exposed = False
+
+
+def _file_of(asked: Case | Experiment) -> str:
+    return asked.path if isinstance(asked, StoredCase) else ""
 
 
 @contextmanager
@@ -302,6 +315,45 @@ def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
     return supervisor
 
 
+class StandIn(Planned):
+    """A proxy adapter for an implementation in another process, created from its declaration."""
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+        described = declared.implementation
+        self.name = described.name
+        self.title = described.title
+        self.dtypes = tuple(described.dtypes)
+        self.geometry = declared.geometry
+        self.projections_supplied = declared.projections_supplied
+        self.modes = tuple(Mode(name, optimised=how) for name, how in declared.modes.items())
+
+    @property
+    def compiles(self) -> bool:
+        return self.declared.compiles
+
+    @property
+    def page(self) -> int:
+        return self.declared.page
+
+    def planned_modes(self, case: Case, dtype: str) -> tuple[Mode, ...]:
+        if self.declared.ended is not None:
+            return self.modes[:1]
+        names = self.declared.plan.get(plan_key(case.id, dtype), [])
+        return tuple(mode for mode in self.modes if mode.name in names)
+
+    def versions(self) -> dict[str, str]:
+        return self.declared.implementation.versions
+
+    def device_model(self, device: str) -> str:
+        if self.declared.implementation.unavailable:
+            raise Unavailable(self.declared.implementation.unavailable)
+        return self.declared.device_model
+
+    def run(self, problem: Problem, call: Call) -> Answer:
+        raise AssertionError("an isolated implementation is run by its supervisor")
+
+
 # The process
 
 
@@ -317,8 +369,6 @@ class Process:
         self._channel, theirs = context.Pipe()
         printed, stdout = context.Pipe(duplex=False)
         with _without_main():
-            from conformance.running.isolation_child import serve
-
             self._process = context.Process(  # type: ignore[attr-defined]
                 target=serve, args=(theirs, stdout, spec, device)
             )
@@ -342,10 +392,8 @@ class Process:
     def receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
         """Return the next message, or `Ended` if the process died or exceeded its limits.
 
-        Args:
-            seconds: the time limit.
-            kinds: the types that the message may have.
-            to: what the message responds to, such as "to its import", for the reason in `Ended`.
+        `kinds` are the types that the message may have, and `to` says what it responds to, such as
+        "to its import", for the reason in `Ended`.
         """
         sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
         now = time.monotonic()
@@ -376,10 +424,7 @@ class Process:
                 return self._kill("timed-out", reason)
 
     def _used(self, tree: bool) -> float:
-        """Return the resident memory in MiB, including child processes if `tree` is true.
-
-        Return 0 if it cannot be determined.
-        """
+        """Return the resident memory in MiB, with child processes if `tree`; 0 if unknown."""
         try:
             processes = [self._measured] if self._measured else []
             processes += [child for one in processes if tree for child in one.children(True)]
@@ -519,23 +564,15 @@ def died(code: int | None) -> str:
 def last_words(text: str, spec: str) -> str:
     """Return a text with the innermost line of the stack and the line printed last, if known.
 
-    Args:
-        text: the output of the process, with its stack if it printed one.
-        spec: the implementation's name on the command line.
+    `text` is the output of the process that runs the implementation `spec`, including its stack if
+    it printed one.
     """
     dump = _DUMP.search(text)
     printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    place, words = _place(stack, spec), lines[-1][:200] if lines else ""
-    return (f" (at {place})" if place else "") + (f"; it printed last: {words}" if words else "")
-
-
-def _place(stack: str, spec: str) -> str:
-    """Return "file:line" of the innermost frame of a stack, or "" if there is none.
-
-    Frames in the implementation's own file are preferred.
-    """
-    frames = _FRAME.findall(stack)
+    frames = [(Path(path).name, line) for path, line, _ in _FRAME.findall(stack)]
+    # Prefer frames in the implementation's own file.
     file = Path(spec.partition(":")[0]).name
-    theirs = [frame for frame in frames if Path(frame[0]).name == file] or frames
-    return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""
+    theirs = [frame for frame in frames if frame[0] == file] or frames
+    where = " (at {}:{})".format(*theirs[0]) if theirs else ""
+    return where + (f"; it printed last: {lines[-1][:200]}" if lines else "")

@@ -1,7 +1,8 @@
-"""The process of one implementation: it receives requests, examines items and returns results.
+"""The process of an isolated implementation, and its messages: requests and results.
 
-The server from which such processes are forked preloads this module. For this reason, the module
-imports what all of these processes need, but no framework.
+The messages are plain data, never pickled objects: unpickling a message from the process could run
+code of the implementation. The server from which such processes are forked preloads this module.
+For this reason, the module imports what all of these processes need, but no framework.
 """
 
 from __future__ import annotations
@@ -17,34 +18,22 @@ from collections.abc import Callable
 from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from conformance.adapter.base import Adapter
 from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import case_of
+from conformance.definition.dtypes import Array
+from conformance.definition.geometry import Geometry
 from conformance.errors import ConformanceError, FailsOnImport, Unavailable
 from conformance.experiments import EXPERIMENTS
-from conformance.records.findings import item_id, without_outcome
+from conformance.records.findings import Verdict, item_id, without_outcome
+from conformance.records.header import Implementation
 from conformance.records.record import encode_line
-from conformance.running.isolation_messages import (
-    STACK_SIGNAL,
-    Ask,
-    Checked,
-    Declare,
-    Declared,
-    DeclaredMode,
-    Ended,
-    Examine,
-    Examined,
-    Mistaken,
-    Ready,
-    Request,
-    Response,
-    decode,
-    encode,
-    plan_key,
-)
 from conformance.running.provenance import describe
 from conformance.running.session import Examiner, Inquiry, Item, Row, Session, plan
 from conformance.text import message
@@ -53,6 +42,120 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
+"""The signal on which a process prints its stack, even if Python hangs; None without signals."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """A message that the process has imported the implementation."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The reason why a process ended, was killed, or could not import the implementation.
+
+    Attributes:
+        verdict: the verdict for an item that the process was asked to examine.
+        reason: the reason, as text.
+        invalid: whether the reason is that the implementation does not exist or is invalid.
+    """
+
+    verdict: Verdict
+    reason: str
+    invalid: bool = False
+
+
+class Declare(msgspec.Struct, frozen=True, tag=True):
+    """A request for the adapter's declaration and the modes in which to run these cases."""
+
+    cases: dict[str, str]
+    """The path of the case file by the id of the case; "" if the case is in the catalogue."""
+    dtypes: list[str]
+
+
+class Declared(msgspec.Struct, frozen=True, tag=True):
+    """The response to `Declare`: what a run needs to know about an isolated implementation."""
+
+    implementation: Implementation
+    modes: dict[str, bool]
+    """Whether each mode is `optimised`, by name."""
+    geometry: Geometry | None = None
+    page: int = 0
+    projections_supplied: bool = False
+    device_model: str = ""
+    compiles: bool = False
+    plan: dict[str, list[str]] = {}
+    """The names of the modes to examine, by `plan_key` of case and dtype."""
+    ended: Ended | None = None
+    """The verdict and reason for every item if the implementation could not be imported."""
+
+
+class Examine(msgspec.Struct, frozen=True, tag=True):
+    """A request to examine an item, to run an experiment, or to answer one of its questions.
+
+    Attributes:
+        case: the id of the case or experiment.
+        file: the path of the case file, if the case is not in the catalogue.
+        place: the position of the item in the run, or -1 if its weights must not be recorded.
+        question: the number of a question for `Session.question`, or None.
+    """
+
+    case: str
+    dtype: str
+    mode: str
+    file: str = ""
+    place: int = -1
+    question: int | None = None
+
+
+class Examined(msgspec.Struct, frozen=True, tag=True):
+    """The response to `Examine`: the journal line and the id of an item.
+
+    If `spent` is True, the process must not be used again.
+    """
+
+    line: bytes
+    item: str
+    spent: bool = False
+
+
+class Checked(msgspec.Struct, frozen=True, tag=True):
+    """A message before `Examined`, if an item deviates: the journal line of the item so far.
+
+    The process sends it before it begins to search for the causes of the deviations.
+    """
+
+    line: bytes
+
+
+class Mistaken(msgspec.Struct, frozen=True, tag=True):
+    """A response that reports an error of the suite rather than the implementation."""
+
+    traceback: str
+
+
+Request = Declare | Examine
+"""A message to the process, which handles one request at a time."""
+
+Response = Declared | Checked | Examined | Mistaken | Ended
+"""A message from the process in return; `Ended` if the process ended or was killed."""
+
+
+def plan_key(case: str, dtype: str) -> str:
+    """Return the key for a case id and a dtype in `Declared.plan`."""
+    return f"{case} {dtype}"
+
+
+encode = msgspec.msgpack.encode
+"""Encode a message as bytes."""
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Decode a message of type `kind`, which may be a union of message types."""
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+# The process
 
 FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED")
 """Parts of error messages after which every later call in the same process would fail."""
@@ -107,9 +210,6 @@ class Desk:
         try:
             if isinstance(request, Declare):
                 return self._declare(request)
-            if isinstance(request, Ask):
-                result = self._examiner.session.question(self._inquiry(request), request.number)
-                return Examined(encode_line(result, {}), self._name(request))
             return self._examine(request)
         except Exception:
             return Mistaken(traceback.format_exc())
@@ -117,21 +217,21 @@ class Desk:
             # Only the implementation can have raised SystemExit or KeyboardInterrupt.
             if isinstance(request, Declare):
                 return _failed(error)
-            return Examined(self._ended(request, error), self._name(request))
+            place = request.case, request.dtype, self._device, request.mode
+            failed = without_outcome(item_id(self._adapter.name, *place), "error", _reason(error))
+            return Examined(encode_line(failed, {}), failed.id)
 
     def _declare(self, request: Declare) -> Declared:
         adapter, device = self._adapter, self._device
         (described,) = describe([(adapter, self._spec)], device)
         asked: dict[str, list[str]] = {}
-        for file in request.files:
-            self._read(file)
-        cases = [self._case(name) for name in request.cases]
+        cases = [self._case(name, file) for name, file in request.cases.items()]
         for item in plan([adapter], cases, request.dtypes, device):
             asked.setdefault(plan_key(item.asked.id, item.dtype), []).append(item.mode.name)
         reachable = not described.unavailable
         return Declared(
             implementation=described,
-            modes=[DeclaredMode(mode.name, mode.optimised) for mode in adapter.modes],
+            modes={mode.name: mode.optimised for mode in adapter.modes},
             geometry=adapter.geometry,
             page=adapter.page,
             projections_supplied=adapter.projections_supplied,
@@ -141,39 +241,30 @@ class Desk:
         )
 
     def _examine(self, request: Examine) -> Examined:
-        mode = self._modes[request.mode]
+        where = request.dtype, self._device, self._modes[request.mode]
+        experiment = self._experiments.get(request.case)
         row: Row
-        if request.case in self._experiments:
-            row = self._inquiry(request)
+        if experiment is None:
+            row = Item(self._adapter, self._case(request.case, request.file), *where)
         else:
-            if request.file and request.case not in self._stored:
-                self._read(request.file)
-            case = self._case(request.case)
-            row = Item(self._adapter, case, request.dtype, self._device, mode)
+            row = Inquiry(self._adapter, experiment, *where)
         if request.place >= 0:
             self._places[row.id] = request.place
-        result, arrays = self._examiner.examine(row)
-        line = encode_line(result, arrays)
+        arrays: dict[str, Array] = {}
+        if isinstance(row, Inquiry) and request.question is not None:
+            result = self._examiner.session.question(row, request.question)
+        else:
+            result, arrays = self._examiner.examine(row)
         details = [finding.detail for finding in result.findings if finding.verdict == "error"]
         spent = any(sign in detail for detail in details for sign in FATAL)
-        return Examined(line, self._name(request), spent)
+        return Examined(encode_line(result, arrays), row.id, spent)
 
-    def _inquiry(self, request: Examine | Ask) -> Inquiry:
-        mode, asked = self._modes[request.mode], self._experiments[request.case]
-        return Inquiry(self._adapter, asked, request.dtype, self._device, mode)
-
-    def _read(self, file: str) -> None:
-        case = load_case(Path(file))
-        self._stored[case.id] = case
-
-    def _case(self, name: str) -> Case:
-        return self._stored[name] if name in self._stored else case_of(name)
-
-    def _ended(self, request: Examine | Ask, error: BaseException) -> bytes:
-        return encode_line(without_outcome(self._name(request), "error", _reason(error)), {})
-
-    def _name(self, request: Examine | Ask) -> str:
-        return item_id(self._adapter.name, request.case, request.dtype, self._device, request.mode)
+    def _case(self, name: str, file: str) -> Case:
+        if not file:
+            return case_of(name)
+        if name not in self._stored:
+            self._stored[name] = load_case(Path(file))
+        return self._stored[name]
 
 
 def _failed(error: BaseException) -> Ended:
@@ -184,7 +275,6 @@ def _failed(error: BaseException) -> Ended:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the type and message of an exception as one line of text."""
     return f"{type(error).__name__}: {message(error)[:300]}".rstrip(": ")
 
 
@@ -215,22 +305,20 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is None:
         return
+    sentinel = parent.sentinel
     try:
-        _ask_kernel(parent.sentinel)
+        # On Linux, the kernel kills the process group when the other end of this pipe is closed.
+        # prctl's parent-death signal does not work: the parent is the server, which outlives the
+        # run.
+        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgrp())
+        flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+        if connection.wait([sentinel], 0):
+            os._exit(1)
     except (AttributeError, OSError):
         # On other systems a thread watches; it cannot interrupt C code that holds the GIL.
-        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
-
-
-def _ask_kernel(sentinel: int) -> None:
-    """Have the kernel kill the process group when the other end of this pipe is closed (Linux)."""
-    # prctl's parent-death signal does not work: the parent is the server, which outlives the run.
-    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
-    fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgrp())
-    flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
-    fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if connection.wait([sentinel], 0):
-        os._exit(1)
+        threading.Thread(target=_watch, args=(sentinel,), daemon=True).start()
 
 
 def _watch(sentinel: int) -> None:

@@ -32,8 +32,7 @@ VARIABLE = "MHA_CONFORMANCE_CACHE"
 """The environment variable that names the folder of the cache; "off" disables the cache."""
 
 MOST_BYTES = 2 * 2**30
-"""The maximum size of the cache, above which the older half is deleted; a run of level "full" takes
-50 MB, one of level "large" up to 1 GB."""
+"""The maximum size of the cache; a run of level "full" takes 50 MB, "large" up to 1 GB."""
 
 _AT_ONCE = 100 * 2**20
 """How many bytes a process writes before it checks the size of the cache again."""
@@ -120,8 +119,7 @@ def _write(path: Path, found: Expectation) -> None:
     part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        _make_room(path.parent, size)
+        _make_room(path.parent, sum(tensor.nbytes for tensor in tensors.values()))
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
             part = Path(file.name)
             file.write(safetensors.numpy.save(tensors))
@@ -141,25 +139,17 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
 
 
 _NOISE = "|noise"
-"""The suffix of the tensors that hold the noise σ for each accuracy class.
-
-They are in float32 if that is exact, and in float64 otherwise.
-"""
+"""The suffix of tensors with the noise σ of each accuracy class, in float32 if that is exact."""
 
 
 def _make_room(folder: Path, size: int) -> None:
     """If the cache is full, delete the oldest files until it is half full.
 
-    The size of the cache is determined when a process first writes to it, and again each time the
-    process has written another `_AT_ONCE` bytes.
-
-    Args:
-        folder: the folder of the cache.
-        size: the number of bytes that are about to be written.
+    Its size is determined when a process first writes to it, and again each time the process has
+    written another `_AT_ONCE` bytes. `size` bytes are about to be written.
     """
-    written = _written.get(folder, _AT_ONCE) + size
-    _written[folder] = written
-    if written <= _AT_ONCE:
+    _written[folder] = _written.get(folder, _AT_ONCE) + size
+    if _written[folder] <= _AT_ONCE:
         return
     _written[folder] = 0
     files = [(path.stat(), path) for path in folder.iterdir() if path.is_file()]

@@ -1,37 +1,114 @@
-"""Find the entry of a baseline that explains a deviation on a randomly drawn problem.
+"""Compare deviations with the known ones in a baseline: those of a run, and of drawn problems.
 
-Entries refer to cases of the catalogue by patterns, but a drawn problem is not one of these cases.
-It is represented by the cases that have the same features, that is, the same kinds of masks, heads
-and scale. If there are no such cases, it is represented by those that have as many of its features
-as possible and no others. An entry explains a deviation of the drawn problem if it claims the same
-deviation of more than half of the cases that represent it. For example, `mask/*` explains
-deviations on problems with a mask, but neither `*/one-key` nor `logits/huge/*` explains deviations
-on problems without a mask.
+Entries of a baseline refer to cases of the catalogue by patterns, but a randomly drawn problem is
+not one of these cases. It is represented by the cases that have the same features, that is, the
+same kinds of masks, heads and scale. If there are no such cases, it is represented by those that
+have as many of its features as possible and no others. An entry explains a deviation of the drawn
+problem if it claims the same deviation of more than half of the cases that represent it. For
+example, `mask/*` explains deviations on problems with a mask, but neither `*/one-key` nor
+`logits/huge/*` explains deviations on problems without a mask.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from conformance.adapter.base import Adapter
 from conformance.cases.catalogue import catalogue
 from conformance.causes.diagnose import explain
 from conformance.definition.problem import Problem
+from conformance.errors import PYTEST_CODES
 from conformance.explore.search import features
 from conformance.explore.trial import LOOKED_AT, Deviation, Trial
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
+from conformance.records.header import Header, KnownDeviation
 from conformance.records.numbers import LIMIT
 from conformance.records.record import Record
-from conformance.reports.gate.baseline import Baseline, Entry
-from conformance.reports.gate.judging import Claims, agrees
+from conformance.reports.gate import tell
+from conformance.reports.gate.baseline import VERDICTS, Baseline, Entry, read_baseline, to_record
+from conformance.reports.gate.judging import Claims, Judgement, agrees, judge
 from conformance.requirements.examination import Examination
 from conformance.running.provenance import describe, header_of
+from conformance.text import relative
 
-EVERY_REQUIREMENT = tuple(item.id for item in LOOKED_AT)
+
+class Gated:
+    """The baseline with which a run is compared, and the judgement at the end of the run.
+
+    Raises:
+        BrokenBaseline: the baseline cannot be read, or a condition in it uses a variable that the
+            run does not define.
+    """
+
+    def __init__(self, path: Path, folder: Path, header: Header, *, verbose: bool) -> None:
+        # In messages, use the path as the user wrote it.
+        self.baseline = dataclasses.replace(read_baseline(folder / path), path=path)
+        self.verbose = verbose
+        self._claims = Claims(self.baseline, Record(header, True, []))
+        self.judgement: Judgement | None = None
+
+    @property
+    def known(self) -> list[KnownDeviation]:
+        """The entries of the baseline that apply to this run, for its record."""
+        return [to_record(entry) for entry in self._claims.active]
+
+    def unknown(self, result: CaseResult) -> CaseResult:
+        """Return the result without findings that are known deviations."""
+        left = [
+            finding
+            for finding in result.findings
+            if finding.verdict not in VERDICTS or self._claims.knows(result, finding) is None
+        ]
+        return replace(result, findings=left)
+
+    def excuse(self, result: CaseResult) -> str:
+        """Return the reasons for an item's deviations if all of them are in the baseline.
+
+        Return "" if there are no deviations, or if one is not in the baseline.
+        """
+        wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
+        entries = [self._claims.knows(result, finding) for finding in wrong]
+        reasons = {entry.reason.strip() for entry in entries if entry is not None}
+        if None in entries or result.verdict not in VERDICTS:
+            return ""
+        return "; ".join(sorted(reasons))
+
+    def judge(
+        self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
+    ) -> int:
+        """Compare the results with the baseline and return the exit code for pytest."""
+        self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
+        return PYTEST_CODES[self.judgement.exit_code]
+
+    def summary(self, terminal: Any, record: Path | None) -> None:
+        """Print the judgement to pytest's terminal; `record` is the path of the record, if any."""
+        from rich.console import Console
+
+        if self.judgement is None:
+            return
+        writer = terminal._tw
+        file = io.StringIO()
+        console = Console(
+            file=file,
+            force_terminal=writer.hasmarkup,
+            no_color=not writer.hasmarkup,
+            highlight=False,
+            width=writer.fullwidth,
+        )
+        judged = ["--from-record", relative(record)] if record is not None else []
+        console.print(tell(self.judgement, verbose=self.verbose, judged=judged), soft_wrap=True)
+        terminal.write(file.getvalue(), flush=True)
+
+
+# Problems drawn at random
 
 
 class KnownDeviations:
@@ -65,7 +142,8 @@ class KnownDeviations:
             for case in similar(trial.problem)
         ]
         # An exception is an error for every requirement.
-        for requirement in [deviation.requirement] if deviation.requirement else EVERY_REQUIREMENT:
+        every = [item.id for item in LOOKED_AT]
+        for requirement in [deviation.requirement] if deviation.requirement else every:
             finding = _finding(requirement, deviation)
             claims = Counter(
                 entry for result in results for entry in self._claims.of(result, finding)
@@ -73,11 +151,17 @@ class KnownDeviations:
             for entry, count in claims.items():
                 if 2 * count <= len(results):
                     continue
-                if entry.cause:
-                    finding = _explained(finding, self._adapter, trial)
+                if entry.cause and not finding.cause:
+                    finding = self._explained(finding, trial)
                 if agrees(entry, finding):
                     return entry
         return None
+
+    def _explained(self, finding: Finding, trial: Trial) -> Finding:
+        """Return the finding with its cause; to find it, call the implementation again."""
+        dtype = trial.problem.dtype
+        ex = Examination(self._adapter, trial.case(), dtype, trial.device, trial.mode)
+        return replace(finding, cause=explain(finding, ex).cause)
 
 
 def _finding(requirement: str, deviation: Deviation) -> Finding:
@@ -87,14 +171,6 @@ def _finding(requirement: str, deviation: Deviation) -> Finding:
     ratio = min(deviation.ratio, INFINITE)
     figures = Figures(deviation.array, ratio, ratio, 0.0, LIMIT)
     return Finding(requirement, "deviates", deviation.text, figures=figures)
-
-
-def _explained(finding: Finding, adapter: Adapter, trial: Trial) -> Finding:
-    """Return the finding with its cause; to find it, call the implementation again."""
-    if finding.cause:
-        return finding
-    ex = Examination(adapter, trial.case(), trial.problem.dtype, trial.device, trial.mode)
-    return msgspec.structs.replace(finding, cause=explain(finding, ex).cause)
 
 
 def similar(problem: Problem) -> Sequence[str]:

@@ -17,7 +17,7 @@ import sys
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.util import find_spec
@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
+from conformance.records.record import narrowed_path, read, replace_file
 from conformance.running import node
 from conformance.running.node import Answer, Part
-from conformance.text import message
+from conformance.text import message, plural
 
 RETRIES = 3
 """How often a part is restarted after the node on which it ran died."""
+
 _APART = {".git", ".tox", ".venv", "venv", "__pycache__", "node_modules", "build", "dist"}
 """Folders that hold no sources; they are excluded if git cannot list the files."""
 
@@ -80,16 +82,11 @@ class Cluster:
 
 
 def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> Environments:
-    """Return the environments that tox would run.
-
-    Args:
-        chosen: the names of environments.
-        labels: the labels of environments.
-        root: the folder of the project.
+    """Return the environments that tox would run in a project, chosen by their names and labels.
 
     Raises:
-        ConformanceError: tox is not installed, finds no configuration in the folder, or rejects it;
-            or there is no such environment, or none that writes a record.
+        ConformanceError: tox is not installed, finds no configuration in the folder `root`, or
+            rejects it; or there is no such environment, or none that writes a record.
     """
     command = ["config", "--format", "json", "-k", "depends", "commands"]
     command += ["-e", ",".join(chosen)] if chosen else []
@@ -134,12 +131,8 @@ def run_here(
 ) -> int:
     """Run environments with tox on this machine, and return the exit code of tox.
 
-    Args:
-        chosen: the environments.
-        arguments: the arguments that tox passes on to their commands.
-        root: the folder of the project.
-        jobs: the number of environments to run at the same time.
-        workers: the number of processes of an environment's command.
+    tox passes `arguments` on to their commands. It runs `jobs` environments at the same time, and
+    the command of each uses `workers` processes.
     """
     names = [*chosen.before, *chosen.records, *chosen.after]
     how = ["run-parallel", "--parallel", str(jobs)] if jobs > 1 else ["run"]
@@ -152,22 +145,16 @@ def run_here(
 
 
 def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say) -> ExitCode:
-    """Run environments on the nodes of a cluster, and write each record here when it arrives.
+    """Run environments on the nodes of a cluster, and return the exit code.
 
-    Args:
-        chosen: the environments; those without a record are run on this machine.
-        cluster: the cluster, and how to use it.
-        root: the folder of the project.
-        say: a function that is called with each line about the progress.
-
-    Returns:
-        The exit code.
+    Each record is written here when it arrives, and environments without a record are run here.
+    `say` is called with each line about the progress.
 
     Raises:
         ConformanceError: Ray is not installed, there is no such cluster, or no node of it has the
             resources that a part needs; or another run is writing the same records.
     """
-    from conformance.running.joining import Lock
+    from conformance.running.merging import Lock
 
     with ExitStack() as held, connected(cluster.address) as nodes:
         # Nodes need not have this suite.
@@ -195,8 +182,7 @@ def on_ray(address: str) -> bool:
 def connected(address: str) -> Iterator[list[dict[str, float]]]:
     """Connect to a Ray cluster, or start one, and yield the resources of each node.
 
-    Args:
-        address: "ray", or "ray://HOST:PORT"; see `Cluster`.
+    `address` is "ray" or "ray://HOST:PORT"; see `Cluster`.
 
     Raises:
         ConformanceError: the address is invalid, Ray is not installed, or there is no such cluster.
@@ -286,43 +272,34 @@ class Run:
     def _order(self) -> list[str]:
         """Return the names of the environments, beginning with those that last took longest.
 
-        If a long environment came last, one node would work on it while the others wait. If this
-        machine has no record of an environment, it may take any time, so it comes first.
+        If a long environment came last, one node would work on it while the others wait.
         """
         return sorted(self._records, key=self._expected, reverse=True)
 
     def _expected(self, name: str) -> float:
-        """Return how many seconds the items of an environment took according to its records here.
-
-        Return infinity if there are no records.
-        """
-        from conformance.records.record import narrowed_path, read
-
+        """Return how many seconds an environment took by its records here, or else infinity."""
         record = self._root / self._records[name]
         found = []
         for file in (record, narrowed_path(record)):
-            if file.is_file():
-                try:
+            # The command of the environment will say so if a record is broken.
+            with suppress(BrokenRecord):
+                if file.is_file():
                     found.append(sum(result.seconds for result in read(file).results))
-                except BrokenRecord:
-                    # The command of the environment will say so.
-                    continue
         return max(found, default=math.inf)
 
     def _part(self, name: str, shard: str = "") -> Part:
         """Return a part of an environment, with the records that exist already on this machine."""
-        from conformance.records.record import narrowed_path
-
         record = self._root / self._records[name]
         files = [record.with_name("run")]
         for own in (record, narrowed_path(record)):
             files += [own, own.with_suffix(".safetensors")]
-        found = {self._relative(file): file.read_bytes() for file in files if file.is_file()}
+        found = {
+            file.relative_to(self._root).as_posix(): file.read_bytes()
+            for file in files
+            if file.is_file()
+        }
         more = ("--shard", shard) if shard else ()
         return Part(name, shard, (*self._cluster.arguments, *more), found)
-
-    def _relative(self, file: Path) -> str:
-        return file.relative_to(self._root).as_posix()
 
     def _begin(self, project: Any, part: Part) -> Any:
         """Have a node run a part, and return Ray's reference to its `Answer`."""
@@ -342,8 +319,6 @@ class Run:
     def _take(self, part: Part, ref: Any) -> None:
         """Write the files of a finished part, report it, and note its exit code."""
         import ray
-
-        from conformance.records.record import replace_file
 
         try:
             answer: Answer = ray.get(ref)
@@ -388,8 +363,7 @@ class Run:
         Return None, without joining anything, unless `part` is the last shard to arrive and there
         are records to join.
         """
-        from conformance.records.record import narrowed_path, read
-        from conformance.running.joining import join, joined_selection
+        from conformance.running.merging import join, joined_selection
 
         shards = self._shards.pop(part.environment, []) if not self._left[part.environment] else []
         if not part.shard or not shards:
@@ -413,16 +387,13 @@ class Run:
 
 
 def _left(parts: Sequence[Part]) -> str:
-    environments = {part.environment for part in parts}
-    counts = [f"{len(environments)} environment{'s' * (len(environments) > 1)}"]
+    counts = [plural(len({part.environment for part in parts}), "environment")]
     if any(part.shard for part in parts):
-        counts.insert(0, f"{len(parts)} part{'s' * (len(parts) > 1)}")
+        counts.insert(0, plural(len(parts), "part"))
     return f"  left: {' of '.join(counts)}"
 
 
 def _items(records: Sequence[Path]) -> str:
-    from conformance.records.record import read
-
     count = sum(len(read(file).results) for file in records)
     return f"{count:,} items, " if records else "as measured before, "
 

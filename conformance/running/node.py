@@ -120,7 +120,8 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
             asked = [*command, *options, "-e", part.environment, "--", *part.arguments]
             with (home / "output").open("w+b") as output:
                 code = _ended(asked, root, output, workers)
-                tail = _tail(output)
+                output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+                tail = output.read().decode(errors="replace")
             after = _contents(root, folder)
             files = {path: after[path] for path in after if before.get(path) != after[path]}
             if files or code == 0:
@@ -183,16 +184,10 @@ def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
 
 
 def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -> int:
-    """Run a program and return its exit code.
+    """Run a program in the folder `root`, write its output to a file, and return its exit code.
 
     Any processes that it leaves behind are killed when it ends. If this process dies, the program
     and all its processes are killed.
-
-    Args:
-        command: the program and its arguments.
-        root: the working directory.
-        output: a file for the output of the program.
-        workers: the number of processes that the program may use.
     """
     settings = os.environ | {"WORKERS": str(workers)}
     # Ray makes its workers use the packages of the node, which are not those of the environment.
@@ -216,11 +211,6 @@ def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     guard.communicate()
     return process.wait()
-
-
-def _tail(output: BinaryIO) -> str:
-    output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
-    return output.read().decode(errors="replace")
 
 
 def _contents(root: Path, folder: str) -> Files:

@@ -47,11 +47,10 @@ def pytest_load_initial_conftests(
         try:
             _add_options(parser)
         except ValueError as error:
-            if not known.implementation:
-                return
-            raise pytest.UsageError(
-                f"an option of this project is in the way ({error}); use mha-conformance run"
-            ) from error
+            if known.implementation:
+                raise pytest.UsageError(
+                    f"an option of this project is in the way ({error}); use mha-conformance run"
+                ) from error
 
 
 def _add_options(parser: pytest.Parser) -> None:

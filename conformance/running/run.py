@@ -36,13 +36,19 @@ from conformance.records.record import (
     journal_path,
     narrowed_path,
 )
-from conformance.running import digests, ending, gated
-from conformance.running.earlier import Earlier, as_measured, earlier
-from conformance.running.examine import Outcome
-from conformance.running.gated import Gated
-from conformance.running.joining import Lock
-from conformance.running.provenance import describe, header_of
-from conformance.running.selection import Selection, check_names, parse_shard, part
+from conformance.running.examine import (
+    Outcome,
+    counted,
+    everything,
+    exit_code,
+    failure,
+    heading,
+    is_must,
+    worst,
+)
+from conformance.running.merging import Earlier, Lock, as_measured, earlier
+from conformance.running.provenance import describe, header_of, remember
+from conformance.running.selection import Selection, check_distinct, parse_shard, part
 from conformance.running.session import (
     Examiner,
     Inquiry,
@@ -55,11 +61,16 @@ from conformance.running.session import (
 from conformance.text import printable
 
 if TYPE_CHECKING:
-    from conformance.running.isolation import Supervisor
-    from conformance.running.isolation_messages import Limits
+    from conformance.running.isolation import Limits, Supervisor
+    from conformance.running.known import Gated
+
+Phase = Literal["setup", "call", "teardown"]
 
 ENDED = "the run ended before this item"
 """The reason recorded for items that were not examined because the run was interrupted."""
+
+KNOWN = "known: "
+"""The beginning of the reason of an item whose deviations are all in the baseline."""
 
 SKIPPED = ("unsupported", "unavailable", "not-run")
 FAILED = ("deviates", "error", "crashed", "timed-out")
@@ -67,12 +78,11 @@ FAILED = ("deviates", "error", "crashed", "timed-out")
 FIXTURES = {"conformance_item", "conformance_run", "request"}
 """The fixtures that the test of an item may use without needing pytest's setup."""
 SETUP_PLUGINS = {f"_pytest.{name}" for name in ("runner", "capture", "skipping", "unittest")}
+"""The plugins whose setup hooks do nothing for a test with only `FIXTURES`."""
 SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan", "durations")
-"""The plugins whose setup hooks do nothing for a test with only `FIXTURES`, and the options that
-change this."""
+"""The options with which they do something."""
 REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.terminal", __name__}
 """The plugins that use only the report of a test's call, not those of setup and teardown."""
-
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -105,6 +115,8 @@ class Run:
             raise ConformanceError(f"which implementation? say --implementation NAME ({every})")
         self.survey: bool = option("--survey")
         self.device: str = option("--device")
+        record = option("--record")
+        self._given = None if record is None else Path(record).absolute()
         if self._is_worker and self.device == "gpu":
             take_gpu(config.workerinput["workerid"])  # type: ignore[attr-defined]
         files = {case.id: case for case in map(load_case, map(Path, option("--case-file")))}
@@ -116,35 +128,36 @@ class Run:
             (self._adapter(spec), spec) for spec in option("--implementation")
         ]
         adapters = [adapter for adapter, _ in self.adapters]
-        check_names(adapters)
+        check_distinct(adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         rows = self.selection.rows(adapters, self.device)
         self.shard = parse_shard(option("--shard"))
         self.planned = part(rows, *self.shard)
+        # The ids of the items that are selected after -k and similar options.
+        self.chosen = [row.id for row in self.planned]
         self._places = places(self.planned)
         self._examiner = Examiner(self._places)
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._examined = 0
-        self._collected: list[str] | None = None
-        self._only_calls = False
-        self._phases: tuple[Literal["setup", "call", "teardown"], ...]
-        self._phases = ("setup", "call", "teardown")
+        # The phases of tests to run here; () to let pytest run them.
+        self._phases: tuple[Phase, ...] = ()
         self._located: tuple[Any, tuple[str, int | None, str]] = (None, ("", None, ""))
         self._journal: Journal | None = None
         self.written: Path | None = None
         self.exit_status: int | None = None
         self._session: pytest.Session | None = None
+        # Why the record cannot be written, such as a full disk.
         self._unwritten = ""
-        """Why the record cannot be written, such as a full disk."""
         self._gated: Gated | None = None
-        self._lock: Lock | None = None
         if self._given is not None and not self._is_worker and not config.option.collectonly:
-            self._lock = Lock(self._given)
+            self._guard.callback(Lock(self._given).release)
         self._earlier = self._read_earlier()
         baseline = option("--conformance-baseline")
         if baseline is not None and not config.option.collectonly:
+            from conformance.running.known import Gated
+
             self._gated = Gated(
                 Path(baseline),
                 config.invocation_params.dir,
@@ -174,11 +187,10 @@ class Run:
             if self.survey:
                 _expect(self._failure(row, result).splitlines()[0])
             if self._gated is not None:
-                excuse = self._gated.excuse(result)
-                if excuse:
-                    _expect(excuse)
+                if excuse := self._gated.excuse(result):
+                    _expect(printable(f"{KNOWN}{excuse}"))
                 result = self._gated.unknown(result)
-            elif verdict == "deviates" and not any(map(ending.is_must, decisive)):
+            elif verdict == "deviates" and not any(map(is_must, decisive)):
                 return
             message = self._failure(row, result, alone=self._conforms_alone(row))
             pytest.fail(message, pytrace=False)
@@ -186,29 +198,26 @@ class Run:
             pytest.skip(printable(decisive[0].detail) if decisive else "no requirement applies")
 
     def _failure(self, row: Row, result: CaseResult, *, alone: bool = False) -> str:
-        spec = next(spec for adapter, spec in self.adapters if adapter is row.adapter)
         stored = self.selection.files.get(result.case)
-        return ending.failure(result, spec, stored.path if stored else "", alone=alone)
+        file = stored.path if stored else ""
+        return failure(result, self._spec(row.adapter), file, alone=alone)
+
+    def _spec(self, adapter: Adapter) -> str:
+        return next(spec for own, spec in self.adapters if own is adapter)
 
     def _conforms_alone(self, row: Row) -> bool:
-        """Return whether the item conforms when examined alone.
-
-        Return False for isolated implementations and for the first item, for which this is not
-        tried.
-        """
+        """Return whether the item conforms alone; False if it is the first or isolated anyway."""
         isolated = row.adapter.name in self.supervisors
         return not isolated and self._examined > 1 and conforms_alone(row)
 
     def _examine(self, row: Row) -> tuple[CaseResult, bytes]:
-        """Return the result of a row and its journal line.
-
-        A result of an earlier run is reused if it is still valid.
-        """
+        """Return the result of a row, measured now or in an earlier run, and its journal line."""
         line = self._earlier.lines.get(row.id)
         if line is None:
             supervisor = self.supervisors.get(row.adapter.name)
             if supervisor is None and isinstance(row, Inquiry) and row.asked.apart:
-                supervisor = self._beside(row.adapter)
+                # It must not be run in this process.
+                supervisor = self._supervise(self._spec(row.adapter))
             if supervisor is None:
                 process = os.getpid()
                 result, arrays = self._examiner.examine(row)
@@ -227,10 +236,10 @@ class Run:
         debugging = option("usepdb", False) or option("trace", False)
         if not is_isolated(spec, option("--isolate"), debugging=debugging):
             return load(spec)
-        from conformance.running.isolation import supervise
-        from conformance.running.isolation_messages import Declared, StandIn, decode, encode
+        from conformance.running.isolation import StandIn
+        from conformance.running.isolation_child import Declared, decode, encode
 
-        supervisor = supervise(spec, self.device, limits_of(option))
+        supervisor = self._supervise(spec)
         if self._is_worker:
             # Reuse the controller's declaration, so that all workers have the same plan.
             declared = decode(self._from_controller["declared"][spec], Declared)
@@ -239,17 +248,16 @@ class Run:
             selection = self.selection
             declared = supervisor.declare(selection.find_cases(), selection.dtype_names)
             self._declared[spec] = encode(declared)
-        if self._is_distributed:
-            # With xdist only workers examine items.
-            supervisor.close()
+            if option("dist", "no") != "no":
+                # With xdist only workers examine items.
+                supervisor.close()
         self.supervisors[declared.implementation.name] = supervisor
         return StandIn(declared)
 
-    def _beside(self, adapter: Adapter) -> Supervisor:
-        """Return a supervisor for experiments that must not be run in this process."""
+    def _supervise(self, spec: str) -> Supervisor:
+        """Return the supervisor of an implementation, which is closed at the end of the session."""
         from conformance.running.isolation import supervise
 
-        spec = next(spec for own, spec in self.adapters if own is adapter)
         supervisor = supervise(spec, self.device, limits_of(self.config.getoption))
         self._guard.callback(supervisor.close)
         return supervisor
@@ -257,10 +265,6 @@ class Run:
     @property
     def _is_worker(self) -> bool:
         return hasattr(self.config, "workerinput")
-
-    @property
-    def _is_distributed(self) -> bool:
-        return not self._is_worker and self.config.getoption("dist", "no") != "no"
 
     @property
     def _from_controller(self) -> dict[str, Any]:
@@ -275,27 +279,14 @@ class Run:
     def pytest_unconfigure(self) -> None:
         """Close supervisors, release the lock and save caches at the end of the session."""
         self._guard.close()
-        for supervisor in self.supervisors.values():
-            supervisor.close()
-        if self._lock is not None:
-            self._lock.release()
-        digests.remember()
+        remember()
         gc.unfreeze()
 
     # The record
 
     @property
-    def _given(self) -> Path | None:
-        given = self.config.getoption("--record")
-        return None if given is None else Path(given).absolute()
-
-    @property
     def _record(self) -> Path | None:
-        """The file to write, or None if no record was requested.
-
-        Shards and restricted runs have files of their own, so that they do not overwrite a complete
-        record.
-        """
+        """The file to write, or None; only a complete run overwrites a complete record."""
         given = self._given
         if given is not None and self.shard[1] > 1:
             return given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
@@ -331,10 +322,7 @@ class Run:
         )
 
     def _read_earlier(self) -> Earlier:
-        """Return the valid results of earlier records and of journals of interrupted runs.
-
-        There are none with --fresh.
-        """
+        """Return the valid results of earlier records and of journals of interrupted runs."""
         option = self.config.getoption
         if self._given is None or option("--fresh") or self.config.option.collectonly:
             return Earlier()
@@ -352,10 +340,7 @@ class Run:
         return earlier(there, header, self.planned, self._places)
 
     def _open_journal(self) -> Journal | None:
-        """Return the journal, or None if nothing is recorded.
-
-        The first call creates it with the reused results.
-        """
+        """Return the journal, which the first call creates with the reused results, or None."""
         if self._journal is None and self._record is not None:
             chosen = {*self.chosen}
             lines = [line for name, line in self._earlier.lines.items() if name in chosen]
@@ -375,7 +360,7 @@ class Run:
             hooks = [getattr(self.config.hook, f"pytest_runtest_{name}") for name in names]
             return {it.function.__module__ for hook in hooks for it in hook.get_hookimpls()}
 
-        self._only_calls = (
+        if (
             plugins("setup", "teardown") <= SETUP_PLUGINS
             and not any(getattr(self.config.option, name, False) for name in SETUP_OPTIONS)
             and all(
@@ -384,9 +369,9 @@ class Run:
                 and all(mark.name == "parametrize" for mark in item.iter_markers())
                 for item in session.items
             )
-        )
-        if plugins("logreport") <= REPORT_PLUGINS:
-            self._phases = ("call",)
+        ):
+            only = plugins("logreport") <= REPORT_PLUGINS
+            self._phases = ("call",) if only else ("setup", "call", "teardown")
         # Exclude the objects of imported modules from garbage collection during the tests.
         gc.freeze()
 
@@ -396,7 +381,7 @@ class Run:
         They take as long as examining an item. Their reports are still made if another plugin, such
         as the JUnit writer, may use them.
         """
-        if not self._only_calls:
+        if not self._phases:
             return None
         hook = item.ihook
         if item.function is not self._located[0]:
@@ -430,19 +415,18 @@ class Run:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Store the ids of the collected items."""
-        self._collected = [row.id for item in items if (row := _row(item)) is not None]
+        self.chosen = [row.id for item in items if (row := _row(item)) is not None]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """Remove deselected items (by -k, for example) from the collected ones."""
         gone = {row.id for item in items if (row := _row(item)) is not None}
-        if self._collected is not None:
-            self._collected = [name for name in self._collected if name not in gone]
+        self.chosen = [name for name in self.chosen if name not in gone]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """Store the ids of the items that an xdist worker collected, the same for all workers."""
         planned = {row.id for row in self.planned}
-        self._collected = [name for name in map(_parameter, ids) if name in planned]
+        self.chosen = [name for name in map(_parameter, ids) if name in planned]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
@@ -470,7 +454,7 @@ class Run:
     def _writing(self) -> Iterator[None]:
         """If the body fails to write the record, remember the reason and close the journal.
 
-        Nothing more may be written to the journal then, because its last line may be incomplete.
+        Its last line may be incomplete, so nothing more may be written to it.
         """
         try:
             yield
@@ -498,7 +482,7 @@ class Run:
         verdict = _decoded(line).verdict
         if verdict in SKIPPED:
             return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
-        if gated.is_known(report):
+        if getattr(report, "wasxfail", "").removeprefix("reason: ").startswith(KNOWN):
             return "known", "k", ("KNOWN", {"yellow": True})
         if report.outcome == "skipped" or (verdict == "deviates" and report.outcome == "passed"):
             # pytest would print a traceback for each report in its category "error".
@@ -537,7 +521,7 @@ class Run:
             if fine or (self.survey and exitstatus == pytest.ExitCode.TESTS_FAILED):
                 session.exitstatus = code
         elif fine:
-            worth = ending.exit_code(self.results.values(), complete=not missing)
+            worth = exit_code(self.results.values(), complete=not missing)
             if worth != ExitCode.OK:
                 session.exitstatus = PYTEST_CODES[worth]
         if self._unwritten:
@@ -568,7 +552,7 @@ class Run:
             reasons = self.config.option.verbose > 0
             for adapter, _ in self.adapters:
                 results = self._results_of(adapter)
-                for line in ending.counted(adapter.name, results, reasons=reasons):
+                for line in counted(adapter.name, results, reasons=reasons):
                     write(line)
             missing = sum(name not in self.results for name in self.chosen)
             if missing:
@@ -595,31 +579,24 @@ class Run:
 
     def _worst(self) -> Iterator[str]:
         """Yield the lines of the worst deviation of each implementation, for `--survey`."""
-        left = False
+        most = 0
         for adapter, _ in self.adapters:
-            result, of = ending.worst(self._results_of(adapter))
+            result, of = worst(self._results_of(adapter))
             if result is None:
                 continue
-            left = left or of > 1
+            most = max(most, of)
             row = next(row for row in self.planned if row.id == result.id)
             yield ""
-            yield ending.heading(adapter.name, of)
+            yield heading(adapter.name, of)
             yield from self._failure(row, result, alone=self._conforms_alone(row)).splitlines()
-        if left:
+        if most > 1:
             yield ""
-            yield ending.everything(str(self.written or ""))
+            yield everything(str(self.written or ""))
 
     def _results_of(self, adapter: Adapter) -> list[CaseResult]:
         """Return the results of one implementation, in the order of the plan."""
         ids = [row.id for row in self.planned if row.adapter is adapter]
         return [self.results[name] for name in ids if name in self.results]
-
-    @property
-    def chosen(self) -> list[str]:
-        """The ids of the items that are selected after -k and similar options."""
-        if self._collected is not None:
-            return self._collected
-        return [row.id for row in self.planned]
 
     @property
     def outcome(self) -> Outcome:
@@ -653,11 +630,8 @@ def exit_raises() -> Iterator[None]:
 
 
 def limits_of(option: Callable[[str], float]) -> Limits:
-    """Return the limits of isolated processes.
-
-    `option` is a function that returns the value of an option, given its name.
-    """
-    from conformance.running.isolation_messages import Limits
+    """Return the limits of isolated processes; `option` returns the value of a named option."""
+    from conformance.running.isolation import Limits
 
     return Limits(option("--item-timeout"), option("--start-timeout"), option("--memory-limit"))
 
@@ -674,13 +648,9 @@ def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
 
 
 def _expect(reason: str) -> NoReturn:
-    """End the test as an expected failure.
+    """End the test as an expected failure, without the traceback that `pytest.xfail` formats.
 
-    Unlike `pytest.xfail`, this does not format a traceback, which would take longer than examining
-    an item.
-
-    Raises:
-        pytest.xfail.Exception: always.
+    Formatting it would take longer than examining an item.
     """
     raise pytest.xfail.Exception(reason, pytrace=False)
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from conformance.adapter.base import Adapter
 from conformance.cases.case import Case, StoredCase
@@ -18,7 +19,7 @@ from conformance.cases.catalogue import (
     posed,
 )
 from conformance.definition.dtypes import DTYPES, dtype_of
-from conformance.errors import ConformanceError, UnknownName, Unsupported
+from conformance.errors import ConformanceError, Unsupported, check_names
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
 from conformance.running import DEVICES, LEVELS
 from conformance.running.session import Item, Row, inquiries, plan
@@ -29,8 +30,7 @@ CORE_DTYPES = (SINGLE[0], HALVES[0])
 """The dtypes of levels "core" and "large"; `dtypes_of` replaces those that an adapter lacks."""
 
 FIRST = "first"
-"""The name that selects the first mode of every implementation, with which its other modes are
-compared."""
+"""The name that selects the first mode of every implementation."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class Selection:
     files: Mapping[str, StoredCase] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise UnknownName("level", self.level, LEVELS)
+        check_names("level", [self.level], LEVELS)
         object.__setattr__(self, "dtypes", [dtype_of(name).name for name in self.dtypes])
 
     def __str__(self) -> str:
@@ -96,23 +95,20 @@ class Selection:
             return [case for case in every.values() if self._has(case)]
         found: dict[str, Case] = {}
         for pattern in self.cases:
-            hits = [name for name in every if matches(name, pattern)]
-            hits = [pattern] if pattern in every else hits
+            hits = [pattern] if pattern in every else [n for n in every if matches(n, pattern)]
             those = [every[name] for name in hits]
             experiments = find_experiments(pattern)
             if not hits and not experiments:
                 those = [*find_cases(pattern)]
-            there = {
-                "core": any(map(self._has, those)),
-                "large": bool(hits or experiments),
-            }
-            if not there.get(self.level, True):
+            chosen = [case for case in those if self._has(case)]
+            absent = not chosen if self.level == "core" else not (hits or experiments)
+            if absent and self.level != "full":
                 name = those[0].id if those else experiments[0].id
                 raise ConformanceError(
                     f"--case {pattern}: {name} is not in level {self.level}; without --level it is "
                     "run"
                 )
-            found |= {case.id: case for case in those if self._has(case)}
+            found |= {case.id: case for case in chosen}
         order = [*every, *found]
         return sorted(found.values(), key=lambda case: order.index(case.id))
 
@@ -129,20 +125,13 @@ class Selection:
     def rows(self, adapters: Sequence[Adapter], device: str) -> list[Row]:
         """Return the rows to examine: first the cases, then the experiments.
 
-        Args:
-            adapters: the implementations.
-            device: "cpu" or "gpu".
-
         Raises:
             UnknownName: a case, experiment, mode or device does not exist.
             ConformanceError: level "core" or "large" has none of the cases that a pattern matches.
         """
-        if device not in DEVICES:
-            raise UnknownName("device", device, DEVICES)
-        known = [FIRST, *(mode.name for adapter in adapters for mode in adapter.modes)]
-        for name in self.modes:
-            if name not in known:
-                raise UnknownName("mode", name, known)
+        check_names("device", [device], DEVICES)
+        modes = (mode.name for adapter in adapters for mode in adapter.modes)
+        check_names("mode", self.modes, [FIRST, *modes])
         rows: list[Row] = [*plan(adapters, self.find_cases(), self.dtype_names, device)]
         rows += [
             row
@@ -174,16 +163,13 @@ def dtypes_of(adapter: Adapter, level: str) -> list[str]:
         if case.core
         for one in posed(case, adapter.geometry, layer=layer, page=adapter.page)
     ]
-    return [
-        dtype
-        for choice in (SINGLE, HALVES)
-        for dtype in [
-            # A framework may lack a dtype that the adapter declares.
-            name
-            for name in choice
-            if name in adapter.dtypes and any(can_express(adapter, case, name) for case in core)
-        ][:1]
-    ]
+    found = []
+    for choice in (SINGLE, HALVES):
+        declared = [name for name in choice if name in adapter.dtypes]
+        # A framework may lack a dtype that the adapter declares.
+        usable = (n for n in declared if any(can_express(adapter, case, n) for case in core))
+        found += [*islice(usable, 1)]
+    return found
 
 
 def can_express(adapter: Adapter, case: Case, dtype: str) -> bool:
@@ -193,10 +179,8 @@ def can_express(adapter: Adapter, case: Case, dtype: str) -> bool:
     """
     try:
         adapter.check(case.problem(dtype))
-    except Unsupported:
-        return False
-    except Exception:
-        return True
+    except Exception as error:
+        return not isinstance(error, Unsupported)
     return True
 
 
@@ -213,15 +197,10 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
-    """Return one of several parts of about equal size, in the order of the plan.
+    """Return part `number` of `of` parts of about equal size, in the order of the plan.
 
-    Items that share an expectation are in the same part. The division depends only on the plan, so
-    machines with the same plan need not communicate.
-
-    Args:
-        rows: all rows.
-        number: the number of the part, from 1.
-        of: the number of parts.
+    Parts are counted from 1. Items that share an expectation are in the same part. The division
+    depends only on the plan, so machines with the same plan need not communicate.
     """
     rows = list(rows)
     if of == 1:
@@ -242,7 +221,7 @@ def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
     return [row for row in rows if row.id in chosen]
 
 
-def check_names(adapters: Sequence[Adapter]) -> None:
+def check_distinct(adapters: Sequence[Adapter]) -> None:
     """Raise `ConformanceError` if two implementations have the same name."""
     for name, times in Counter(adapter.name for adapter in adapters).items():
         if times > 1:

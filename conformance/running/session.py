@@ -30,7 +30,7 @@ from conformance.cases.catalogue import posed
 from conformance.causes import explain, of_entries
 from conformance.definition.dtypes import Array
 from conformance.errors import RankLost, Unavailable, Unsupported
-from conformance.experiments import Experiment, Findings, Question
+from conformance.experiments import Experiment, Question
 from conformance.experiments.experiment import declared
 from conformance.frameworks.base import look, put_back
 from conformance.records.findings import (
@@ -76,7 +76,7 @@ class Row:
         """The stable id "implementation:case:dtype:device:mode"."""
         return item_id(self.adapter.name, self.asked.id, self.dtype, self.device, self.mode.name)
 
-    def result(self, findings: list[Finding], entries: Sequence[Entry] = ()) -> CaseResult:
+    def result(self, findings: list[Finding], entries: Iterable[Entry] = ()) -> CaseResult:
         """Return a `CaseResult` for this row with these findings and entries."""
         names = (self.adapter.name, self.asked.id, self.dtype, self.device, self.mode.name)
         return CaseResult(*names, findings, [*entries])
@@ -239,32 +239,25 @@ class Session:
     def examine(self, item: Item) -> CaseResult:
         """Return the result of an item; exceptions of the implementation become findings."""
         try:
-            return self._examine(item)
+            with _unchanged(item.adapter) as put_back:
+                examination = dataclasses.replace(self.examination(item), put_back=put_back)
+                decided = (self._decide(one, examination) for one in item.requirements)
+                findings = [finding for finding in decided if finding is not None]
+                if self.explains and any(_unexplained(finding) for finding in findings):
+                    self.checked(item.result(findings))
+                    findings = [
+                        explain(finding, examination) if _unexplained(finding) else finding
+                        for finding in findings
+                    ]
         except RankLost as error:
             # Every other requirement would lose the rank again, after the same time.
             return without_outcome(item.id, error.verdict, str(error))
-
-    def _examine(self, item: Item) -> CaseResult:
-        findings = []
-        with _unchanged(item.adapter) as put_back:
-            examination = dataclasses.replace(self.examination(item), put_back=put_back)
-            for requirement in item.requirements:
-                finding = self._decide(requirement, examination)
-                if finding is not None:
-                    findings.append(finding)
-            if self.explains and any(_unexplained(finding) for finding in findings):
-                self.checked(item.result(findings))
-                findings = [
-                    explain(finding, examination) if _unexplained(finding) else finding
-                    for finding in findings
-                ]
         return item.result(findings)
 
     def inquire(self, inquiry: Inquiry) -> tuple[CaseResult, dict[str, Array]]:
         """Run an experiment; return its result, with entries and findings, and arrays by name."""
         if inquiry.asked.apart and self.apart is not None:
             return self.apart(inquiry), {}
-        shown = Findings()
         try:
             with _unchanged(inquiry.adapter):
                 shown = inquiry.asked.run(self._laboratory(inquiry))
@@ -287,11 +280,9 @@ class Session:
                 if inquiry.id not in self.questions:
                     self.questions[inquiry.id] = inquiry.asked.questions(self._laboratory(inquiry))
                 questions = self.questions[inquiry.id]
-                if number >= 0:
-                    return inquiry.result(
-                        [], [*declared([questions[number].ask()], inquiry.adapter)]
-                    )
-                return inquiry.result([], [Entry(one.subject, NOTHING) for one in questions])
+                if number < 0:
+                    return inquiry.result([], [Entry(one.subject, NOTHING) for one in questions])
+                return inquiry.result([], declared([questions[number].ask()], inquiry.adapter))
         except (Unsupported, Unavailable, NoAnswer) as error:
             return inquiry.result([_without_answer(declares, error)])
 
@@ -303,11 +294,7 @@ class Session:
         return self.laboratories[place]
 
     def _between_modes(self, inquiry: Inquiry, entries: Sequence[Entry]) -> Iterator[Finding]:
-        """Yield the finding on whether these entries equal those of the first mode.
-
-        Yield nothing in the first mode, or if the entries of the experiment may differ between
-        modes.
-        """
+        """Yield the finding on whether the entries equal those of the first mode, if they must."""
         if inquiry.asked.name not in ONE_FOR_ALL:
             return
         first = dataclasses.replace(inquiry, mode=inquiry.asked.modes(inquiry.adapter)[0])
@@ -409,10 +396,7 @@ class Examiner:
 MOST = 2
 """The most items per implementation, requirement and cause whose weights are recorded."""
 MOST_ELEMENTS = 4096
-"""The most attention weights that an item may have if they are to be recorded.
-
-More would be unreadable and inflate records.
-"""
+"""The most attention weights that are recorded of an item; more would be unreadable."""
 
 
 def places(rows: Iterable[Row]) -> dict[str, int]:
@@ -434,10 +418,12 @@ class Worst:
     former are kept.
     """
 
-    def __init__(self, places: Mapping[str, int]) -> None:
+    def __init__(self, places: Mapping[str, int], results: Iterable[CaseResult] = ()) -> None:
         self._places = places
         self._entries: dict[tuple[str, str, Phrase], list[tuple[float, float, int, str]]]
         self._entries = defaultdict(list)
+        for result in results:
+            self.takes(result)
 
     def takes(self, result: CaseResult) -> bool:
         """Add a result; return whether its item is now among the worst."""
@@ -462,17 +448,9 @@ class Worst:
         return {entry[-1] for entries in self._entries.values() for entry in entries}
 
 
-def worst_of(results: Iterable[CaseResult], places: Mapping[str, int]) -> set[str]:
-    """Return the ids of those items among the results whose attention weights are recorded."""
-    worst = Worst(places)
-    for result in results:
-        worst.takes(result)
-    return worst.ids
-
-
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
     """Return a function that returns whether to record an array, given "item id|array"."""
-    worst = worst_of(results, places)
+    worst = Worst(places, results).ids
 
     def keep(name: str) -> bool:
         item, _, part = name.rpartition("|")
@@ -499,8 +477,8 @@ def conforms_alone(row: Row) -> bool:
     except Exception:
         return False
     fresh.name, fresh.title = adapter.name, adapter.title
-    modes = [mode for mode in fresh.modes if mode.name == row.mode.name]
-    if not modes:
+    mode = next((mode for mode in fresh.modes if mode.name == row.mode.name), None)
+    if mode is None:
         return False
-    alone = dataclasses.replace(row, adapter=fresh, mode=modes[0])
+    alone = dataclasses.replace(row, adapter=fresh, mode=mode)
     return Session(explains=False).ask(alone)[0].verdict in ("conforms", "observed")

@@ -19,7 +19,6 @@ import msgspec
 import psutil
 
 from conformance.errors import ConformanceError
-from conformance.progress import progress
 from conformance.records.header import processor
 from conformance.records.long import as_record
 from conformance.records.record import Exploration, Record, read_exploration
@@ -52,7 +51,7 @@ from conformance.reports.publishing.sizes import (
 from conformance.reports.tables import parts_of
 from conformance.reports.wording import UNSORTED
 from conformance.reports.writing import build, make_folder, outcome, read_run, write_file
-from conformance.text import plural, printable
+from conformance.text import plural, printable, progress
 
 RECORDS, VERSIONS = "records", "versions"
 """The folders of the records, and of those that show other versions of the libraries."""

@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.progress import progress
+from conformance.text import progress
 from conformance.words import say
 from mutants import causes as table
 from mutants.mutant import Mutant
