@@ -110,7 +110,7 @@ def _report(options: argparse.Namespace) -> int:
         if chosen:
             return code
         output = Path("reports/compatibility")
-    from conformance.reports.publishing.pages import read_baselines
+    from conformance.reports.gate.baseline import read_baselines
     from conformance.reports.writing import write
 
     report = write(

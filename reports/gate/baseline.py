@@ -346,6 +346,18 @@ def read_baseline(path: Path) -> Baseline:
     return baseline_of(path, text)
 
 
+def read_baselines(paths: Iterable[Path]) -> Baseline:
+    """Return the entries of baseline files, and of all .toml files in folders, as one baseline."""
+    files = [
+        file
+        for path in paths
+        for file in (sorted(path.glob("*.toml")) if path.is_dir() else [path])
+    ]
+    entries = [entry for file in files for entry in read_baseline(file).entries]
+    numbered = (msgspec.structs.replace(entry, number=n) for n, entry in enumerate(entries, 1))
+    return Baseline(Path("baselines"), "", tuple(numbered))
+
+
 def baseline_of(path: Path, text: str) -> Baseline:
     """Parse the text of a baseline file; raises `BrokenBaseline` if it is invalid."""
     if _LONG_KEY.search(text):

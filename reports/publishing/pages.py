@@ -2,6 +2,8 @@
 
 Everything, including the declarations of adapters, is taken from records and escaped; no adapter is
 loaded. Every deviation is matched with the baseline entry that covers it, and sorted by its kind.
+Entries about level "large" and checks of long sequences name such cases in their `case`, for
+example `*.d64t64x64` or `long/causal/*`.
 """
 
 from __future__ import annotations
@@ -18,23 +20,52 @@ import msgspec
 from markupsafe import Markup
 
 from conformance.records.exploration import Exploration
-from conformance.records.findings import VERIFIED
+from conformance.records.findings import INFINITE, VERIFIED
 from conformance.records.header import Implementation
-from conformance.records.long import Climb
+from conformance.records.long import Climb, Reach, as_record, reaches
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports import wording
 from conformance.reports.cards import glances_of
 from conformance.reports.columns import Part, parts_of
-from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
-from conformance.reports.gate.judging import knower
+from conformance.reports.gate.baseline import Baseline, Entry
+from conformance.reports.gate.judging import Claims, knower
 from conformance.reports.model import Column, Loaded, Point, Report, Trend
 from conformance.reports.page.markdown import fenced, prose, render, text
-from conformance.reports.publishing.sizes import PLOT, Large, Length
-from conformance.reports.totals import Group, by_key, grouped, located
+from conformance.reports.page.views import SEVERITY
+from conformance.reports.totals import (
+    WRONG,
+    Group,
+    Located,
+    by_key,
+    finding_counts,
+    grouped,
+    located,
+)
+
+LARGE, LONG = "large", "long"
+"""The folders of records of level "large" and of checks of long sequences."""
+
+EXPLORED = "explored"
+"""The folder, beside that of the records, of results on random problems outside the catalogue."""
+
+PLOT = "long.svg"
+"""The figure of error against length."""
+
+MOST_RECORD = 512 * 2**10
+MOST_TOGETHER = 16 * 2**20
+"""The maximum sizes in bytes, in the repository, of one record and of all records in a folder."""
+
+FAMILIES_IN_TABLES = (
+    ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
+    ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
+)
+"""The features in each of two tables: those that determine which keys a query sees and where they
+are stored, and those that change the logits or their softmax."""
+
+_OWN = "Written here, or for teaching"
+"""The heading of implementations that belong to no library."""
 
 # Deviations by kind
-
-_ORDER = (wording.UNSORTED, *reversed(KINDS))
 
 
 @dataclass(frozen=True)
@@ -48,11 +79,6 @@ class Known:
 
     entry: Entry | None
     group: Group
-
-    @property
-    def detail(self) -> str:
-        """The message of the worst finding."""
-        return self.group.worst.finding.detail
 
     def most_frequent(self, place: str) -> list[str]:
         """Return the requirements or cases of its findings, the most frequent first."""
@@ -73,8 +99,8 @@ class Known:
 
     @property
     def kind(self) -> str:
-        """The kind of the deviation: one of `KINDS`, or `wording.UNSORTED`."""
-        return (self.entry.kind if self.entry else "") or wording.UNSORTED
+        """The kind of the deviation: one of `SEVERITY`."""
+        return _kind(self.entry)
 
     @property
     def reason(self) -> str:
@@ -82,9 +108,14 @@ class Known:
         return self.entry.reason.strip() if self.entry else ""
 
     @property
+    def text(self) -> str:
+        """The reason why the deviation is known, or else the message of its worst finding."""
+        return self.reason or self.group.worst.finding.detail
+
+    @property
     def heading(self) -> str:
-        """The first sentence of the reason, or of the message, as a heading."""
-        sentence = re.split(r"(?<=[^.])[.:;] ", self.reason or self.detail, maxsplit=1)[0]
+        """The first sentence of the text, as a heading."""
+        sentence = re.split(r"(?<=[^.])[.:;] ", self.text, maxsplit=1)[0]
         return wording.short(sentence.rstrip("."), 100)
 
     @property
@@ -95,21 +126,19 @@ class Known:
     @property
     def identity(self) -> str:
         """A key that is equal for deviations that have the same underlying defect."""
-        return (self.entry.reproduction if self.entry else "") or self.reason or self.detail
+        return (self.entry.reproduction if self.entry else "") or self.text
+
+    @property
+    def places(self) -> set[tuple[str, str, str, str]]:
+        """The case, dtype, mode and requirement of each of its findings."""
+        return {
+            (one.result.case, one.result.dtype, one.result.mode, one.requirement)
+            for one in self.group.members
+        }
 
 
-def read_baselines(paths: Iterable[Path]) -> Baseline:
-    """Return the entries of baseline files, and of all .toml files in folders, as one baseline."""
-    files = [
-        file
-        for path in paths
-        for file in (sorted(path.glob("*.toml")) if path.is_dir() else [path])
-    ]
-    entries = [entry for file in files for entry in read_baseline(file).entries]
-    numbered = tuple(
-        msgspec.structs.replace(entry, number=number) for number, entry in enumerate(entries, 1)
-    )
-    return Baseline(Path("baselines"), "", numbered)
+def _kind(entry: Entry | None) -> str:
+    return (entry.kind if entry else "") or wording.UNSORTED
 
 
 def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list[Known]]]:
@@ -117,36 +146,142 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
     known = []
     for part in parts_of(records):
         knows_of = knower(baseline, part.record)
-        wrong = [one for one in located(part.results) if one.wrong]
-        knows = {one: knows_of(one) for one in wrong}
-        deviations = [
-            Known(knows[group.worst], group) for group in grouped(wrong, knows.__getitem__)
-        ]
-        deviations.sort(key=lambda one: (_ORDER.index(one.kind), -len(one.group)))
+        entries = {one: knows_of(one) for one in located(part.results) if one.wrong}
+        groups = grouped(entries, entries.__getitem__)
+        deviations = [Known(entries[group.worst], group) for group in groups]
+        deviations.sort(key=lambda one: (SEVERITY.index(one.kind), -len(one.group)))
         known.append((part, deviations))
     return known
 
 
+# The sizes of kernels
+
+
+@dataclass(frozen=True)
+class Large:
+    """The results of level "large" for an implementation in one dtype.
+
+    Attributes:
+        findings: the number of findings with each verdict.
+        worst: the largest error in σ of the wrong findings; 0 if none was measured.
+        kinds: the kinds of the deviations.
+    """
+
+    dtype: str
+    findings: Mapping[str, int]
+    worst: float
+    kinds: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        """The results as a line for the table; "" if there are none."""
+        good = self.findings.get("conforms", 0)
+        wrong = sum(self.findings.get(verdict, 0) for verdict in WRONG)
+        if not wrong:
+            return f"{self.dtype} ✓ {good:,}" if good else ""
+        worst = f", {wording.ratio(self.worst)}σ" if self.worst else ""
+        return f"{self.dtype} ✗ {wrong:,} of {good + wrong:,}{worst}: {', '.join(self.kinds)}"
+
+
+def large_of(part: Part, baseline: Baseline) -> list[Large]:
+    """Return the results of an implementation in a record of level "large", for each dtype."""
+    claims, found = Claims(baseline, part.record), []
+    for dtype, results in by_key(part.results, lambda result: result.dtype).items():
+        wrong = [one for one in located(results) if one.wrong]
+        ratios = [one.finding.figures.max_ratio for one in wrong if one.finding.figures]
+        worst, kinds = max(ratios, default=0.0), _kinds_of(wrong, claims)
+        found.append(Large(dtype, finding_counts(results), worst, kinds))
+    return found
+
+
+def _kinds_of(wrong: Iterable[Located], claims: Claims) -> list[str]:
+    return list(dict.fromkeys(_kind(claims.knows(one.result, one.finding)) for one in wrong))
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length up to which an implementation conforms in one dtype, and the first deviation.
+
+    Attributes:
+        reach: the measured lengths.
+        kind: the kinds of the first deviation's findings, as text; "" if there is no deviation.
+        cost: microseconds per token for the longest conforming sequence: of the implementation,
+            and of the suite's own computation; None if there is no such sequence.
+    """
+
+    reach: Reach
+    kind: str
+    cost: tuple[float, float] | None
+
+    @property
+    def worst(self) -> str:
+        """The size of the first deviation in σ, or a description if there is no number."""
+        first = self.reach.first
+        if first is None:
+            return ""
+        if first.worst is None:
+            return "an error" if first.verdict == "error" else "not bit for bit"
+        largest = first.worst.largest
+        return "∞σ" if largest >= INFINITE else f"{wording.ratio(largest)}σ"
+
+    @property
+    def text(self) -> str:
+        """The results as a line for the table; "" if nothing was compared."""
+        reach = self.reach
+        if not reach.compared:
+            return ""
+        told = f"{reach.most:,}" if reach.most else "–"
+        if not reach.most and reach.beside:
+            told = f"64 × {reach.beside:,}"
+        if reach.first is not None:
+            told += f", ✗ {reach.first.length:,} ({self.worst}, {self.kind})"
+        return f"{reach.dtype} {told}"
+
+    @property
+    def missing(self) -> list[str]:
+        """The reasons why problems were not reached or not supported, each reason once."""
+        every = [*self.reach.missing, *self.reach.refused]
+        return [
+            f"{reason} ({', '.join(dict.fromkeys(step.problem for step in steps))} from "
+            f"{min(step.length for step in steps):,})"
+            for reason, steps in by_key(every, lambda step: _reason(step.why)).items()
+        ]
+
+
+def _reason(why: str) -> str:
+    """Return a reason without its numbers, so that it is the same for all lengths."""
+    for begin, said in (("takes", "the time"), ("needs", "the memory")):
+        if why.startswith(begin):
+            return said
+    return "a mask as an array" if why.startswith("a mask of") else why
+
+
+def lengths_of(climb: Climb, baseline: Baseline) -> list[Length]:
+    """Return the lengths up to which an implementation conforms, for each dtype."""
+    record = as_record(climb)
+    claims = Claims(baseline, record)
+    results = {(one.case, one.dtype, one.mode): one for one in record.results}
+    found = []
+    for reach in reaches(climb.steps):
+        kind = ""
+        if reach.first is not None:
+            result = results[reach.first.case, reach.dtype, reach.first.mode]
+            kind = ", ".join(_kinds_of((one for one in located([result]) if one.wrong), claims))
+        whole = [
+            step
+            for step in climb.steps
+            if (step.dtype, step.queries, step.keys) == (reach.dtype, reach.most, reach.most)
+            and step.verdict == "conforms"
+        ]
+        cost = None
+        if whole:
+            dearest = max(whole, key=lambda step: step.called)
+            cost = (1e6 * dearest.called / reach.most, 1e6 * dearest.own / reach.most)
+        found.append(Length(reach, kind, cost))
+    return found
+
+
 # Pages
-
-
-EXPLORED = "explored"
-"""The folder, beside that of the records, of results on random problems outside the catalogue."""
-
-_OWN = "Written here, or for teaching"
-"""The heading of implementations that belong to no library."""
-
-MOST_RECORD = 512 * 2**10
-MOST_TOGETHER = 16 * 2**20
-"""The maximum sizes in bytes, in the repository, of one record and of all records in a folder."""
-
-
-FAMILIES_IN_TABLES = (
-    ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
-    ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
-)
-"""The features in each of two tables: those that determine which keys a query sees and where they
-are stored, and those that change the logits or their softmax."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -203,6 +338,16 @@ class Published:
     root: Path = Path()
     versions: Sequence[Loaded] = ()
 
+    def course(self, column: Column) -> Trend | None:
+        """Return how a column changed over versions; None if only one version was measured."""
+        return next((one for one in self.report.timelines if one.column == column.key), None)
+
+    def known_at(self, column: Column, point: Point) -> Sequence[Known]:
+        """Return the deviations of a column at a point of its course."""
+        if point.record == column.record:
+            return self.known.get(column.key, ())
+        return self.beside.get((point.record, column.name), ())
+
 
 def render_table(published: Published) -> str:
     """Return the page with the table of all implementations."""
@@ -242,7 +387,7 @@ def render_page(published: Published, column: Column) -> str:
     link = _links(published.pages, published.root)
     cards = [card for card in report.cards if card.column == column.key]
     known = published.known.get(column.key, ())
-    course = next((item for item in report.timelines if item.column == column.key), None)
+    course = published.course(column)
     elsewhere = _elsewhere(published, column, course)
     every = [*known, *published.sizes.get(column.name, ()), *(item for item, _ in elsewhere)]
     times = Counter(item.heading for item in every)
@@ -276,11 +421,7 @@ def render_page(published: Published, column: Column) -> str:
             else item.heading
         ),
         measured_since=lambda known: _since(published, column, course, known),
-        kinds=lambda point: _kinds(
-            known
-            if point.record == column.record
-            else published.beside.get((point.record, column.name), ())
-        ),
+        kinds=lambda point: _kinds(published.known_at(column, point)),
         varying=varying,
         root=link(".") + "/",
         linked=lambda target: _link(target, link),
@@ -372,8 +513,8 @@ def _defects(published: Published) -> list[tuple[list[str], Known]]:
 
 
 def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
-    counted = [(kind, len({one.identity for one in known if one.kind == kind})) for kind in _ORDER]
-    return [(kind, times) for kind, times in counted if times]
+    times = [(kind, len({one.identity for one in known if one.kind == kind})) for kind in SEVERITY]
+    return [(kind, number) for kind, number in times if number]
 
 
 def _changes(course: Trend) -> str:
@@ -393,13 +534,12 @@ def _elsewhere(
     """Return the deviations that occur only in other versions, each with these versions."""
     if course is None:
         return []
-    here = {item.reason or item.detail for item in published.known.get(column.key, ())}
+    here = {item.text for item in published.known.get(column.key, ())}
     elsewhere: dict[str, tuple[Known, dict[str, None]]] = {}
     for point in course.points:
         for item in published.beside.get((point.record, column.name), ()):
-            text = item.reason or item.detail
-            if text not in here:
-                elsewhere.setdefault(text, (item, {}))[1][varying(course, point)] = None
+            if item.text not in here:
+                elsewhere.setdefault(item.text, (item, {}))[1][varying(course, point)] = None
     return [(item, list(versions)) for item, versions in elsewhere.values()]
 
 
@@ -418,14 +558,11 @@ def _since(published: Published, column: Column, course: Trend | None, known: Kn
         own = (f"{name} {one}" for name, one in packages if name.replace("-", "_") == library)
         return next(own, varying(course, point)) if course else ""
 
+    asked = known.places
+
     def has(point: Point) -> bool:
-        there = (
-            published.known.get(column.key, ())
-            if point.record == column.record
-            else published.beside.get((point.record, column.name), ())
-        )
-        asked = _places(known)
-        return any(one.identity == known.identity and asked & _places(one) for one in there)
+        there = published.known_at(column, point)
+        return any(one.identity == known.identity and asked & one.places for one in there)
 
     # A deviation may have disappeared and come back; only its latest period counts.
     now = next((at for at, point in enumerate(points) if point.record == column.record), -1)
@@ -435,24 +572,17 @@ def _since(published: Published, column: Column, course: Trend | None, known: Kn
     if first == 0:
         return f"{brief(points[0])}, the oldest version that was measured"
     one, other = points[first], points[first - 1]
-    if not _was_asked(published, column, other, known):
+    if not _was_asked(published, column, other, asked):
         return f"{brief(one)}, the oldest version in which it was asked"
     if brief(one) == brief(other):
         return f"{varying(course, one)}; not with {varying(course, other)}" if course else ""
     return f"{brief(one)}; not in {brief(other)}"
 
 
-def _places(known: Known) -> set[tuple[str, str, str, str]]:
-    """Return the case, dtype, mode and requirement of each finding of a deviation."""
-    return {
-        (one.result.case, one.result.dtype, one.result.mode, one.finding.requirement)
-        for one in known.group.members
-    }
-
-
-def _was_asked(published: Published, column: Column, point: Point, known: Known) -> bool:
-    """Return whether the record of a point has a verdict on any finding of a deviation."""
-    asked = _places(known)
+def _was_asked(
+    published: Published, column: Column, point: Point, asked: set[tuple[str, str, str, str]]
+) -> bool:
+    """Return whether the record of a point has a verdict on a finding of a deviation."""
     return any(
         result.implementation == column.name
         and (result.case, result.dtype, result.mode, finding.requirement) in asked
