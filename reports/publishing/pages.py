@@ -20,7 +20,7 @@ import msgspec
 from markupsafe import Markup
 
 from conformance.records.exploration import Exploration
-from conformance.records.findings import INFINITE, VERIFIED
+from conformance.records.findings import VERIFIED
 from conformance.records.header import Implementation
 from conformance.records.long import Climb, Reach, as_record, reaches
 from conformance.records.phrase import NOTHING, Phrase
@@ -33,7 +33,6 @@ from conformance.reports.model import Column, Loaded, Point, Report, Trend
 from conformance.reports.page.markdown import fenced, prose, render, text
 from conformance.reports.page.views import SEVERITY
 from conformance.reports.totals import (
-    WRONG,
     Group,
     Located,
     by_key,
@@ -157,41 +156,23 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
 # The sizes of kernels
 
 
-@dataclass(frozen=True)
-class Large:
-    """The results of level "large" for an implementation in one dtype.
+def large_of(part: Part, baseline: Baseline) -> list[str]:
+    """Return the results of level "large" as one line for each dtype; "" if nothing was judged.
 
-    Attributes:
-        findings: the number of findings with each verdict.
-        worst: the largest error in σ of the wrong findings; 0 if none was measured.
-        kinds: the kinds of the deviations.
+    The line has the number of findings and, if some are wrong, their largest error and kinds.
     """
-
-    dtype: str
-    findings: Mapping[str, int]
-    worst: float
-    kinds: Sequence[str]
-
-    @property
-    def text(self) -> str:
-        """The results as a line for the table; "" if there are none."""
-        good = self.findings.get("conforms", 0)
-        wrong = sum(self.findings.get(verdict, 0) for verdict in WRONG)
-        if not wrong:
-            return f"{self.dtype} ✓ {good:,}" if good else ""
-        worst = f", {wording.ratio(self.worst)}σ" if self.worst else ""
-        return f"{self.dtype} ✗ {wrong:,} of {good + wrong:,}{worst}: {', '.join(self.kinds)}"
-
-
-def large_of(part: Part, baseline: Baseline) -> list[Large]:
-    """Return the results of an implementation in a record of level "large", for each dtype."""
-    claims, found = Claims(baseline, part.record), []
+    claims, lines = Claims(baseline, part.record), []
     for dtype, results in by_key(part.results, lambda result: result.dtype).items():
+        good = finding_counts(results).get("conforms", 0)
         wrong = [one for one in located(results) if one.wrong]
-        ratios = [one.finding.figures.max_ratio for one in wrong if one.finding.figures]
-        worst, kinds = max(ratios, default=0.0), _kinds_of(wrong, claims)
-        found.append(Large(dtype, finding_counts(results), worst, kinds))
-    return found
+        if wrong:
+            ratios = [one.finding.figures.max_ratio for one in wrong if one.finding.figures]
+            worst = f", {wording.ratio(max(ratios))}σ" if any(ratios) else ""
+            kinds = ", ".join(_kinds_of(wrong, claims))
+            lines.append(f"{dtype} ✗ {len(wrong):,} of {good + len(wrong):,}{worst}: {kinds}")
+        else:
+            lines.append(f"{dtype} ✓ {good:,}" if good else "")
+    return lines
 
 
 def _kinds_of(wrong: Iterable[Located], claims: Claims) -> list[str]:
@@ -221,8 +202,7 @@ class Length:
             return ""
         if first.worst is None:
             return "an error" if first.verdict == "error" else "not bit for bit"
-        largest = first.worst.largest
-        return "∞σ" if largest >= INFINITE else f"{wording.ratio(largest)}σ"
+        return f"{wording.ratio(first.worst.largest)}σ"
 
     @property
     def text(self) -> str:
@@ -248,12 +228,12 @@ class Length:
         ]
 
 
+_REASONS = {"takes": "the time", "needs": "the memory", "a mask of": "a mask as an array"}
+
+
 def _reason(why: str) -> str:
     """Return a reason without its numbers, so that it is the same for all lengths."""
-    for begin, said in (("takes", "the time"), ("needs", "the memory")):
-        if why.startswith(begin):
-            return said
-    return "a mask as an array" if why.startswith("a mask of") else why
+    return next((said for begin, said in _REASONS.items() if why.startswith(begin)), why)
 
 
 def lengths_of(climb: Climb, baseline: Baseline) -> list[Length]:
@@ -313,8 +293,8 @@ class Published:
         explored: by implementation, what was found by random problems outside the catalogue.
         known: by column, the deviations.
         beside: by record and implementation, the deviations in records with other versions.
-        large, lengths: by implementation, the results of level "large" and of checks of long
-            sequences, for each dtype.
+        large, lengths: by implementation, the results of level "large", as lines, and of checks of
+            long sequences, for each dtype.
         sizes: by implementation, the deviations in the results of `large` and `lengths`.
         climbs: by implementation, the checks of long sequences.
         versions: the records with other versions.
@@ -328,7 +308,7 @@ class Published:
     explored: Mapping[str, Exploration]
     known: Mapping[str, Sequence[Known]]
     beside: Mapping[tuple[str, str], Sequence[Known]]
-    large: Mapping[str, Sequence[Large]]
+    large: Mapping[str, Sequence[str]]
     lengths: Mapping[str, Sequence[Length]]
     sizes: Mapping[str, Sequence[Known]]
     climbs: Mapping[str, Climb]
@@ -365,7 +345,7 @@ def render_table(published: Published) -> str:
         features={(item.column, item.feature): item for item in report.features},
         reached=_reached(report),
         large=published.large,
-        lengths=published.lengths,
+        lengths={name: [one.text for one in own] for name, own in published.lengths.items()},
         plot=PLOT if published.climbs else "",
         seconds=max((climb.seconds or 0 for climb in published.climbs.values()), default=0),
         kinds=lambda key: _kinds(published.known.get(key, ())),
@@ -387,8 +367,7 @@ def render_page(published: Published, column: Column) -> str:
     link = _links(published.pages, published.root)
     cards = [card for card in report.cards if card.column == column.key]
     known = published.known.get(column.key, ())
-    course = published.course(column)
-    elsewhere = _elsewhere(published, column, course)
+    elsewhere = _elsewhere(published, column)
     every = [*known, *published.sizes.get(column.name, ()), *(item for item, _ in elsewhere)]
     times = Counter(item.heading for item in every)
     return _render(
@@ -411,7 +390,7 @@ def render_page(published: Published, column: Column) -> str:
         accuracy=[item for item in report.accuracy if item.column == column.key],
         limit=report.limit,
         unsupported=[item for item in report.unsupported if item.column == column.key],
-        course=course,
+        course=published.course(column),
         elsewhere=elsewhere,
         # Entries whose reasons begin with the same sentence differ in requirements or cases.
         titled=lambda item: (
@@ -420,7 +399,7 @@ def render_page(published: Published, column: Column) -> str:
             if times[item.heading] > 1
             else item.heading
         ),
-        measured_since=lambda known: _since(published, column, course, known),
+        measured_since=lambda known: _since(published, column, known),
         kinds=lambda point: _kinds(published.known_at(column, point)),
         varying=varying,
         root=link(".") + "/",
@@ -528,10 +507,9 @@ def _changes(course: Trend) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in times.items() if number) or "none"
 
 
-def _elsewhere(
-    published: Published, column: Column, course: Trend | None
-) -> list[tuple[Known, list[str]]]:
+def _elsewhere(published: Published, column: Column) -> list[tuple[Known, list[str]]]:
     """Return the deviations that occur only in other versions, each with these versions."""
+    course = published.course(column)
     if course is None:
         return []
     here = {item.text for item in published.known.get(column.key, ())}
@@ -543,20 +521,21 @@ def _elsewhere(
     return [(item, list(versions)) for item, versions in elsewhere.values()]
 
 
-def _since(published: Published, column: Column, course: Trend | None, known: Known) -> str:
+def _since(published: Published, column: Column, known: Known) -> str:
     """Return since which measured version a deviation has been present without interruption.
 
     The result is "" if only one version was measured.
     """
+    course = published.course(column)
     points = [point for point in course.points if not point.unavailable] if course else []
-    if len(points) < 2:
+    if course is None or len(points) < 2:
         return ""
     library = library_of(column)
 
     def brief(point: Point) -> str:
         packages = point.versions.items()
         own = (f"{name} {one}" for name, one in packages if name.replace("-", "_") == library)
-        return next(own, varying(course, point)) if course else ""
+        return next(own, varying(course, point))
 
     asked = known.places
 
@@ -575,7 +554,7 @@ def _since(published: Published, column: Column, course: Trend | None, known: Kn
     if not _was_asked(published, column, other, asked):
         return f"{brief(one)}, the oldest version in which it was asked"
     if brief(one) == brief(other):
-        return f"{varying(course, one)}; not with {varying(course, other)}" if course else ""
+        return f"{varying(course, one)}; not with {varying(course, other)}"
     return f"{brief(one)}; not in {brief(other)}"
 
 
