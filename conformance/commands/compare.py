@@ -53,7 +53,7 @@ def _compare(options: argparse.Namespace) -> int:
 
         replace_file(options.html, render_changes(changes).encode())
     if options.comment:
-        from conformance.reports.ci.comment import comment
+        from conformance.reports.ci.summary import comment
 
         replace_file(options.comment, comment(changes, options.page).encode())
     if options.format == "json":

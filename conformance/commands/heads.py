@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from conformance.adapter.base import Adapter, Mode
     from conformance.cases.case import Case
-    from conformance.reports.figures.picture import Picture
+    from conformance.reports.figures import Picture
     from conformance.requirements.examination import Examination
 
 SUFFIXES = (".svg", ".png", ".html")
@@ -127,7 +127,7 @@ def ask(question: Question) -> Seen:
     """
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import dtype_of
-    from conformance.reports.figures.picture import Subject, picture
+    from conformance.reports.figures import Subject, picture
     from conformance.requirements.examination import Examination
 
     case = one_case(question.case)

@@ -40,9 +40,8 @@ from conformance.records.record import PICTURED
 from conformance.reports.cards import glances_of
 from conformance.reports.changes import Changes, deltas
 from conformance.reports.columns import parts_of, topics_of
-from conformance.reports.figures import FOLDER, again, svg
+from conformance.reports.figures import FOLDER, Picture, Subject, again, picture, svg
 from conformance.reports.figures.heatmap import pattern
-from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.reports.model import Deviation, Loaded, Report
 from conformance.reports.page import content_policy, environment, views
 from conformance.reports.totals import by_key
