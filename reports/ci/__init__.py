@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from xml.etree import ElementTree as ET
@@ -25,7 +26,6 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from conformance.errors import ConformanceError
-from conformance.reports.changes import Change
 from conformance.reports.ci.summary import KNOWN, MUST, Item, Source, load, markdown
 from conformance.reports.wording import SYMBOLS, failure
 from conformance.reports.writing import write_file
@@ -117,19 +117,10 @@ def junit(source: Source) -> bytes:
         for item in source.items:
             if item.record is record and item.result.implementation == one.name:
                 _test_case(suite, item, one.spec)
-        _count(suite)
-        _add_time(suite, (it.get("time") for it in suite.iter("testcase")))
-    _count(root)
-    _add_time(root, (it.get("time") for it in root.iter("testsuite")))
+        _total(suite, "testcase")
+    _total(root, "testsuite")
     ET.indent(root)
     return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
-
-
-def _add_time(element: ET.Element, times: Iterable[str | None]) -> None:
-    """Set the `time` of an element to a sum of times, if any are known; older records have none."""
-    known = [float(time) for time in times if time is not None]
-    if known:
-        element.set("time", f"{sum(known):.3f}")
 
 
 def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
@@ -158,8 +149,8 @@ def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
         ET.SubElement(case, "skipped", message=printable(f"{item.verdict}: {item.reason}"))
 
 
-def _count(element: ET.Element) -> None:
-    """Set the numbers of tests, failures, errors and skipped tests inside an element."""
+def _total(element: ET.Element, part: str) -> None:
+    """Set the numbers of tests inside an element, and the time of its parts, if any is known."""
     for name, tag in (
         ("tests", "testcase"),
         ("failures", "failure"),
@@ -167,6 +158,8 @@ def _count(element: ET.Element) -> None:
         ("skipped", "skipped"),
     ):
         element.set(name, str(sum(1 for _ in element.iter(tag))))
+    if times := [float(it.get("time", "")) for it in element.iter(part) if it.get("time")]:
+        element.set("time", f"{sum(times):.3f}")
 
 
 # A badge
@@ -188,7 +181,6 @@ def badge(source: Source) -> Badge:
     nothing was verified, yellow if something was not verified, and green otherwise.
     """
     totals = source.totals
-    counts = ", ".join(f"{number:,} {verdict}" for verdict, number in totals.items())
     if any(item.fails for item in source.items):
         color = "red"
     elif not any(totals.get(verdict) for verdict in ("conforms", "observed", "deviates", KNOWN)):
@@ -197,7 +189,7 @@ def badge(source: Source) -> Badge:
         color = "yellow"
     else:
         color = "brightgreen"
-    return Badge("attention conformance", counts or "nothing verified", color)
+    return Badge("attention conformance", _counts(totals) or "nothing verified", color)
 
 
 # Annotations
@@ -215,7 +207,9 @@ def annotated(source: Source) -> list[str]:
     for change in source.wrong:
         about = change.implementation, change.requirement
         level = "error" if change.after != "deviates" or change.level in MUST else "warning"
-        message = _message(change, source.sentence(change.requirement))
+        where = f"{change.after}: {change.extent}, such as {some(change.cases, 3)}"
+        told = [source.sentence(change.requirement), where, *change.evidence]
+        message = "\n".join(filter(None, [*told, f"again: {change.command}"]))
         title = ": ".join(about) + (" (new)" if about in regressions else "")
         file = files.get(change.implementation, "")
         lines[level].append(command(level, message, file=file, title=title))
@@ -253,12 +247,6 @@ def command(name: str, message: str, **properties: str) -> str:
 def _data(text: str) -> str:
     text = printable(text).replace("%", "%25")
     return text.replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _message(change: Change, sentence: str) -> str:
-    where = f"{change.after}: {change.extent}, such as {some(change.cases, 3)}"
-    lines = [sentence, where, *change.evidence, f"again: {change.command}"]
-    return "\n".join(filter(None, lines))
 
 
 def _file(spec: str) -> str:
@@ -422,13 +410,11 @@ def _bar(one: Point, name: str, left: int, bottom: float, highest: int) -> list[
     commit = f", {one.commit[:10]}" if one.commit else ""
     title = escape(printable(f"{one.created[:16]}{commit}: {_counts(counts)}"))
     parts = [f"<g><title>{title}</title>"]
+    numbers: Counter[str] = Counter()
+    for verdict, times in counts.items():
+        numbers[verdict if verdict in COLOURS else "other"] += times
     for kind, colour in COLOURS.items():
-        number = sum(
-            times
-            for verdict, times in counts.items()
-            if (verdict if verdict in COLOURS else "other") == kind
-        )
-        if number:
+        if number := numbers[kind]:
             # Even one item of thousands remains visible.
             size = max(2.0, _HEIGHT * number / highest)
             bottom -= size

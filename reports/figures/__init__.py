@@ -32,15 +32,15 @@ from conformance.reports.page import content_policy, environment
 
 FOLDER = Path(__file__).parent
 
-FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
-FONTS += "sans-serif"
+FONTS = (
+    "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
+    "sans-serif"
+)
 INK, PAPER = "#1d2126", "#ffffff"
 """The colours of text and background in a standalone figure; a page sets those of its figures."""
 
-_LEFT, _GAP, _SIDE = 96, 26, 214
-"""The widths of the labels, of the gap between columns, and of the text about a row."""
-_NARROWEST = 118
-"""The least width of a column, which its title needs."""
+_LEFT, _GAP, _SIDE, _NARROWEST = 96, 26, 214, 118
+"""The widths of labels, of gaps and of the text about a row, and the least width of a column."""
 
 _WEIGHTS = [(heatmap.WEIGHT, (step + 1) / 20) for step in range(20)]
 _CHANGES = [(heatmap.LESS, (10 - step) / 10) for step in range(10)]
@@ -124,14 +124,21 @@ class Picture:
         """The blocked pairs that have a finite weight above the underflow of the dtype."""
         return self.blocked & np.isfinite(self.got) & (np.abs(self.got) > self.underflow)
 
+    @cached_property
+    def _miss(self) -> Array:
+        """The |difference|, infinite where it is not finite.
+
+        It decides which is worst of several infinite ratios, where exact values are missed.
+        """
+        return np.nan_to_num(np.abs(self.difference), nan=np.inf)
+
     @property
     def furthest(self) -> int:
         """The index of the entry with the worst ratio; 0 if all are within the noise."""
         ratio = self.ratio.max(axis=(1, 2, 3))
         if ratio.max() <= LIMIT:
             return 0
-        # Several ratios may be infinite, if exact values are missed: then the error decides.
-        miss = np.nan_to_num(np.abs(self.difference), nan=np.inf).max(axis=(1, 2, 3))
+        miss = self._miss.max(axis=(1, 2, 3))
         return max(range(len(ratio)), key=lambda entry: (ratio[entry], miss[entry]))
 
     @property
@@ -142,10 +149,7 @@ class Picture:
     def row(self, entry: int, row: int) -> Row:
         """Return the summary of a row, given the indices of entry and row in the arrays."""
         ratio = self.ratio[entry, row]
-        # If several ratios are infinite, because exact values are missed, the largest error is
-        # the worst.
-        miss = np.nan_to_num(np.abs(self.difference[entry, row]), nan=np.inf)
-        worst = np.where(ratio == ratio.max(), miss, -1.0).argmax()
+        worst = np.where(ratio == ratio.max(), self._miss[entry, row], -1.0).argmax()
         query, key = np.unravel_index(int(worst), ratio.shape)
         return Row(
             difference=_largest(self.difference[entry, row]),
@@ -302,8 +306,8 @@ def again(picture: Picture, spec: str, file: str, entry: str = "") -> str:
     `entry` is the batch entry to draw; "" means the first one in the picture.
     """
     own = picture.subject
-    words = ["mha-conformance", "heads", spec, "--case", own.case, "--dtype", own.dtype]
-    words += ["--mode", own.mode]
+    words = ["mha-conformance", "heads", spec]
+    words += ["--case", own.case, "--dtype", own.dtype, "--mode", own.mode]
     if own.device != "cpu":
         words += ["--device", own.device]
     return shlex.join([*words, "--entry", entry or str(picture.entries[0]), "-o", file])

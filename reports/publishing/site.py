@@ -72,7 +72,7 @@ def _implementation(
     answers: Answers,
     before: Mapping[tuple[str, str], Answers],
 ) -> dict[str, Any]:
-    declared, course = published.declared[column.key], published.course(column)
+    declared = published.declared[column.key]
     return {
         "key": column.key,
         "title": column.title,
@@ -91,20 +91,32 @@ def _implementation(
             if one.column == column.key and (one.declared is not None or one.items)
         },
         "known": [_known(one) for one in published.known.get(column.key, ())],
-        "history": [
-            {
-                "with": varying(course, point),
-                "date": point.created[:10],
-                "now": point.record == column.record,
-                "unavailable": point.unavailable,
-                "answers": answers
-                if point.record == column.record
-                else before.get((point.record, column.name), {}),
-                "known": [one.text for one in published.known_at(column, point)],
-            }
-            for point in (course.points if course else ())
-        ],
+        "history": _history(published, column, answers, before),
     }
+
+
+def _history(
+    published: Published,
+    column: Column,
+    answers: Answers,
+    before: Mapping[tuple[str, str], Answers],
+) -> list[dict[str, Any]]:
+    """Return the data of every measured version, the oldest first."""
+    course, history = published.course(column), []
+    if course is None:
+        return []
+    for point in course.points:
+        is_now = point.record == column.record
+        told = {
+            "with": varying(course, point),
+            "date": point.created[:10],
+            "now": is_now,
+            "unavailable": point.unavailable,
+            "answers": answers if is_now else before.get((point.record, column.name), {}),
+            "known": [one.text for one in published.known_at(column, point)],
+        }
+        history.append(told)
+    return history
 
 
 def _answers(cards: Iterable[Card], features: Iterable[Feature]) -> dict[str, Answers]:
