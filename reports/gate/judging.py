@@ -83,7 +83,10 @@ class Judgement:
 
     @property
     def worse(self) -> bool:
-        """Whether a deviation is new, less was verified, a pin changed, or a process was lost."""
+        """Whether anything changed for the worse.
+
+        That is a new deviation, a loss of coverage, a changed pin, or a process that died or hung.
+        """
         lost = any(one.finding.verdict in LOST for one in self.open)
         return bool(self.new or self.less or self.changed or lost)
 

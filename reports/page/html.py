@@ -266,7 +266,12 @@ def packed(report: Report, records: Sequence[Loaded]) -> bytes:
         "cases": {
             name: case for _, record, _ in records for name, case in record.header.cases.items()
         },
-        "axes": _axes(exact),
+        # By name and rank of the array.
+        "axes": {
+            f"{worst.array} {len(worst.index)}": names
+            for _, worst in exact
+            if worst and (names := axes(worst.array, len(worst.index)))
+        },
     }
     content = []
     for name, values in numbers.items():
@@ -322,15 +327,6 @@ def _digits(value: float) -> float:
 def _lean(bias: float) -> float:
     """Round a bias to the nearest half, or to two digits if chance cannot explain it."""
     return float(f"{bias:.1e}") if abs(bias) > 5 else round(2 * bias) / 2
-
-
-def _axes(exact: Sequence[tuple[Figures | None, Worst | None]]) -> dict[str, Sequence[str]]:
-    """Return the axis names of every array with a worst element, by name and rank of the array."""
-    found: dict[str, Sequence[str]] = {}
-    for _, worst in exact:
-        if worst and (names := axes(worst.array, len(worst.index))):
-            found[f"{worst.array} {len(worst.index)}"] = names
-    return found
 
 
 def _embedded(content: bytes) -> Markup:
