@@ -36,7 +36,7 @@ from conformance.reports.model import (
 )
 from conformance.reports.totals import by_key
 from conformance.reports.wording import UNSORTED, listed
-from conformance.text import plural
+from conformance.text import plural, some
 from conformance.words import say
 
 
@@ -395,7 +395,8 @@ def changed(point: Point) -> str:
     if change is None:
         return "the first"
     texts = [
-        f"{sum(counts.values()):,} {word}: {_first_few(counts)}"
+        f"{sum(counts.values()):,} {word}: "
+        + some(sorted(counts, key=counts.__getitem__, reverse=True), MOST_CHANGES)
         for word, counts in (("worse", change.worse), ("fixed", change.better))
         if counts
     ]
@@ -405,12 +406,6 @@ def changed(point: Point) -> str:
     texts += [f"{change.added:,} checked for the first time"] if change.added else []
     texts += [f"{change.removed:,} no longer checked"] if change.removed else []
     return "; ".join(texts) or "no change"
-
-
-def _first_few(counts: Mapping[str, int]) -> str:
-    names = sorted(counts, key=counts.__getitem__, reverse=True)
-    more = len(names) - MOST_CHANGES
-    return ", ".join(names[:MOST_CHANGES]) + (f" and {more} more" if more > 0 else "")
 
 
 # Deviations
