@@ -7,6 +7,8 @@ import pytest
 from test_gate import COARSE, CROSS, GRADIENT, OUTPUT, SELF, Made
 
 from conformance.errors import BrokenBaseline, ExitCode
+from conformance.records.findings import Entry
+from conformance.records.phrase import Phrase
 from conformance.reports.gate import coverage, tell, update
 from conformance.reports.gate.baseline import baseline_of, read_baseline
 from conformance.reports.gate.judging import judge
@@ -215,3 +217,14 @@ def test_cases_of_files_are_not_counted():
     record = msgspec.structs.replace(record, results=[*record.results, more])
     (places,) = coverage.counted(record).values()
     assert places == {"float32:cpu:eval": {"mask": 3, "plain": 6}}
+
+
+def test_only_the_places_that_are_pinned_are_pinned_again():
+    record = Made().record()
+    one = msgspec.structs.replace(record.results[0], entries=[Entry(Phrase("a"), Phrase("new"))])
+    other = msgspec.structs.replace(one, mode="another")
+    record = msgspec.structs.replace(record, results=[one, other])
+    place = f"{one.dtype}:{one.device}:{one.mode}"
+    pins = {one.implementation: {one.case: {place: {"a": "old"}}}}
+    text = f'[pinned.{one.implementation}."{one.case}"."{place}"]\na = "old"\n'
+    assert coverage.repinned(text, pins, record) == text.replace("old", "new")

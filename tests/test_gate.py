@@ -13,8 +13,7 @@ from conformance.records.header import SCHEMA, Header, Implementation, Provenanc
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record, read, save
 from conformance.reports.gate import judging, tell, updating
-from conformance.reports.gate.baseline import read_baseline, recorded, to_record
-from conformance.reports.gate.condition import parse
+from conformance.reports.gate.baseline import parse, read_baseline, recorded, to_record
 from conformance.reports.gate.judging import judge, part_of
 from conformance.reports.gate.updating import propose
 from conformance.running.provenance import requirements

@@ -22,9 +22,18 @@ from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.phrase import Phrase
 from conformance.records.record import read, read_arrays
-from conformance.reports.figures import INK, PAPER, heatmap, png, sentences, svg, title
+from conformance.reports.figures import (
+    INK,
+    PAPER,
+    Subject,
+    heatmap,
+    picture,
+    png,
+    sentences,
+    svg,
+    title,
+)
 from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, ticks
-from conformance.reports.figures.picture import Subject, picture
 from conformance.reports.load import load as load_records
 from conformance.reports.page.html import figures
 from conformance.reports.writing import build

@@ -19,10 +19,8 @@ from conformance.records.findings import RUN, Finding
 from conformance.records.phrase import Phrase
 from conformance.records.record import read
 from conformance.reports.changes import compare, load_side
-from conformance.reports.ci import MOST, annotated, badge, command, junit
-from conformance.reports.ci.comment import comment
-from conformance.reports.ci.history import COLOURS
-from conformance.reports.ci.summary import load, markdown
+from conformance.reports.ci import COLOURS, MOST, annotated, badge, command, junit
+from conformance.reports.ci.summary import comment, load, markdown
 from conformance.reports.gate.judging import Claims
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no head size 1")

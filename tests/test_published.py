@@ -38,12 +38,12 @@ from conformance.records.record import EXPLORATION, Exploration, Found, write_do
 from conformance.records.record import read as read_record
 from conformance.records.schema1 import parsed
 from conformance.reports import publishing as keep
-from conformance.reports.gate.baseline import KINDS
+from conformance.reports.gate.baseline import KINDS, read_baselines
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.publishing import Wanted, read, render
-from conformance.reports.publishing.pages import read_baselines, sort
-from conformance.reports.publishing.sizes import UNSORTED
+from conformance.reports.publishing.pages import sort
+from conformance.reports.wording import UNSORTED
 from conformance.reports.writing import build
 
 PUBLISHED = ROOT / "reports" / "published"

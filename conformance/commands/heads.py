@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from conformance.adapter.base import Adapter, Mode
     from conformance.cases.case import Case
-    from conformance.reports.figures.picture import Picture
+    from conformance.reports.figures import Picture
     from conformance.requirements.examination import Examination
 
 SUFFIXES = (".svg", ".png", ".html")
@@ -113,7 +113,7 @@ def ask(
             dtype, or fails.
         Unavailable: if the framework or the device is missing.
     """
-    from conformance.reports.figures.picture import Subject, picture
+    from conformance.reports.figures import Subject, picture
     from conformance.requirements.examination import Examination
 
     chosen = _mode(adapter, mode, dtype)

@@ -188,7 +188,7 @@ def _report(options: argparse.Namespace) -> int:
         if chosen:
             return code
         output = Path("reports/compatibility")
-    from conformance.reports.publishing.pages import read_baselines
+    from conformance.reports.gate.baseline import read_baselines
     from conformance.reports.writing import write
 
     baselines = None if options.baseline is None else read_baselines([options.baseline])
@@ -266,7 +266,7 @@ def _compare(options: argparse.Namespace) -> int:
 
         replace_file(options.html, render_changes(changes).encode())
     if options.comment:
-        from conformance.reports.ci.comment import comment
+        from conformance.reports.ci.summary import comment
 
         replace_file(options.comment, comment(changes, options.page).encode())
     if options.format == "json":

@@ -39,7 +39,7 @@ OUTPUTS = {
     "report": ("conformance.reports.model:Report", "records, joined into a report"),
     "list": ("conformance.commands.listing:Listing", "what mha-conformance list prints"),
     "explain": ("conformance.commands.explain:Explanation", "what mha-conformance explain prints"),
-    "run": ("conformance.running.ending:Summary", "what mha-conformance run prints"),
+    "run": ("conformance.running.examine:Summary", "what mha-conformance run prints"),
     "probe": ("conformance.commands.probe:Results", "what mha-conformance probe prints"),
     "gate": ("conformance.reports.gate:Gate", "what mha-conformance gate prints"),
     "convert": ("conformance.commands.convert:Converted", "what mha-conformance convert prints"),

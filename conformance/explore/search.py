@@ -26,8 +26,13 @@ from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.explore.drawing import Drawer
 from conformance.explore.shrinking import shrink
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations, ways
-from conformance.records.record import EXPLORATION, Exploration, Found, read_exploration
-from conformance.records.record import write_document
+from conformance.records.record import (
+    EXPLORATION,
+    Exploration,
+    Found,
+    read_exploration,
+    write_document,
+)
 
 MOST_EXAMPLES = 10**6
 MOST_DRAWN = 20

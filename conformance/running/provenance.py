@@ -281,7 +281,6 @@ JUDGING = ("requirements", "experiments")
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
-    "conformance.frameworks.surroundings",
     "conformance.cases.case",
 )
 CAUSES = "causes"

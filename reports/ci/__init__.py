@@ -7,24 +7,27 @@ reason, if it is unsupported, unavailable or not run, or if all its deviations a
 Annotations are lines on stdout that GitHub shows beside the code of a pull request; see "Workflow
 commands for GitHub Actions". The characters that end a command or a property are escaped, so that a
 value cannot begin another command: line feeds everywhere, and colons and commas in properties.
+
+The history has a line of JSON for each run, with counts of items instead of findings. It is small
+and does not depend on the records it was made from. A CI system keeps the file.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
 
 import msgspec
 
 from conformance.errors import ConformanceError
-from conformance.reports.changes import Change
-from conformance.reports.ci.history import append
 from conformance.reports.ci.summary import KNOWN, MUST, Item, Source, load, markdown
-from conformance.reports.wording import failure
+from conformance.reports.wording import SYMBOLS, failure
 from conformance.reports.writing import write_file
 from conformance.text import plural, printable, some
 
@@ -114,19 +117,10 @@ def junit(source: Source) -> bytes:
         for item in source.items:
             if item.record is record and item.result.implementation == one.name:
                 _test_case(suite, item, one.spec)
-        _count(suite)
-        _add_time(suite, (it.get("time") for it in suite.iter("testcase")))
-    _count(root)
-    _add_time(root, (it.get("time") for it in root.iter("testsuite")))
+        _total(suite, "testcase")
+    _total(root, "testsuite")
     ET.indent(root)
     return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
-
-
-def _add_time(element: ET.Element, times: Iterable[str | None]) -> None:
-    """Set the `time` of an element to a sum of times, if any are known; older records have none."""
-    known = [float(time) for time in times if time is not None]
-    if known:
-        element.set("time", f"{sum(known):.3f}")
 
 
 def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
@@ -155,8 +149,8 @@ def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
         ET.SubElement(case, "skipped", message=printable(f"{item.verdict}: {item.reason}"))
 
 
-def _count(element: ET.Element) -> None:
-    """Set the numbers of tests, failures, errors and skipped tests inside an element."""
+def _total(element: ET.Element, part: str) -> None:
+    """Set the numbers of tests inside an element, and the time of its parts, if any is known."""
     for name, tag in (
         ("tests", "testcase"),
         ("failures", "failure"),
@@ -164,6 +158,8 @@ def _count(element: ET.Element) -> None:
         ("skipped", "skipped"),
     ):
         element.set(name, str(sum(1 for _ in element.iter(tag))))
+    if times := [float(it.get("time", "")) for it in element.iter(part) if it.get("time")]:
+        element.set("time", f"{sum(times):.3f}")
 
 
 # A badge
@@ -185,7 +181,6 @@ def badge(source: Source) -> Badge:
     nothing was verified, yellow if something was not verified, and green otherwise.
     """
     totals = source.totals
-    counts = ", ".join(f"{number:,} {verdict}" for verdict, number in totals.items())
     if any(item.fails for item in source.items):
         color = "red"
     elif not any(totals.get(verdict) for verdict in ("conforms", "observed", "deviates", KNOWN)):
@@ -194,7 +189,7 @@ def badge(source: Source) -> Badge:
         color = "yellow"
     else:
         color = "brightgreen"
-    return Badge("attention conformance", counts or "nothing verified", color)
+    return Badge("attention conformance", _counts(totals) or "nothing verified", color)
 
 
 # Annotations
@@ -212,7 +207,9 @@ def annotated(source: Source) -> list[str]:
     for change in source.wrong:
         about = change.implementation, change.requirement
         level = "error" if change.after != "deviates" or change.level in MUST else "warning"
-        message = _message(change, source.sentence(change.requirement))
+        where = f"{change.after}: {change.extent}, such as {some(change.cases, 3)}"
+        told = [source.sentence(change.requirement), where, *change.evidence]
+        message = "\n".join(filter(None, [*told, f"again: {change.command}"]))
         title = ": ".join(about) + (" (new)" if about in regressions else "")
         file = files.get(change.implementation, "")
         lines[level].append(command(level, message, file=file, title=title))
@@ -252,12 +249,6 @@ def _data(text: str) -> str:
     return text.replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _message(change: Change, sentence: str) -> str:
-    where = f"{change.after}: {change.extent}, such as {some(change.cases, 3)}"
-    lines = [sentence, where, *change.evidence, f"again: {change.command}"]
-    return "\n".join(filter(None, lines))
-
-
 def _file(spec: str) -> str:
     """Return the file of an implementation that was given by path, relative to the repository.
 
@@ -277,3 +268,166 @@ def _relative(path: str) -> str:
             return ""
     normal = posixpath.normpath(pure.as_posix())
     return "" if normal.startswith("..") else normal
+
+
+# The history
+
+COMMIT = ("GITHUB_SHA", "CI_COMMIT_SHA")
+"""The environment variables in which CI services name the commit."""
+
+COLOURS = {
+    "conforms": "#1f6f3d",
+    "observed": "#7ba8d0",
+    KNOWN: "#c9a227",
+    "deviates": "#b3372a",
+    "other": "#6b4f8a",
+    "unsupported": "#d5d8dc",
+}
+"""The colours of a bar from bottom to top; errors, crashes and missing outcomes are "other"."""
+
+MOST_RUNS = 60
+"""The most runs to show in the figure; the file keeps all of them."""
+
+_LEFT, _TOP, _BAR, _GAP, _HEIGHT, _ROW = 170, 44, 9, 2, 36, 54
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One run in the history.
+
+    Attributes:
+        created: when the newest record of the run was made.
+        commit: the commit of the project, or "".
+        suite: the version of the suite.
+        selection: the options that narrowed the run, or "".
+        seconds: the total time of all items.
+        implementations: the number of items with each verdict, by the name of the implementation,
+            followed by "on DEVICE" unless the device is the CPU.
+    """
+
+    created: str
+    commit: str
+    suite: str
+    selection: str
+    seconds: float
+    implementations: dict[str, dict[str, int]]
+
+
+def point(source: Source) -> Point:
+    """Return the history entry of a run."""
+    made = source.whole.side
+    return Point(
+        created=made.created,
+        commit=next((os.environ[name] for name in COMMIT if os.environ.get(name)), ""),
+        suite=made.suite,
+        selection=made.selection,
+        seconds=round(sum(item.result.seconds for item in source.items), 1),
+        implementations={
+            one.name + ("" if device == "cpu" else f" on {device}"): source.counts(one.name, device)
+            for record, one in source.implementations
+            for device in [record.header.provenance.device]
+        },
+    )
+
+
+def read_history(path: Path) -> list[Point]:
+    """Return the runs in a history file, the oldest first; [] if the file does not exist.
+
+    Raises:
+        ConformanceError: if the file cannot be read, or a line is not a valid entry.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be read ({error.strerror})") from error
+    points = []
+    for number, line in enumerate(lines, 1):
+        try:
+            points.append(msgspec.json.decode(line, type=Point))
+        except msgspec.MsgspecError as error:
+            raise ConformanceError(f"{path}: line {number} is no run: {error}") from error
+    return points
+
+
+def append(path: Path, source: Source) -> list[Path]:
+    """Append a run to the history unless it is already the last entry, and redraw the trend.
+
+    Returns:
+        The paths of the history and of the figure.
+    """
+    points = read_history(path)
+    now = point(source)
+    if not points or points[-1] != now:
+        write_file(path, msgspec.json.encode(now) + b"\n", append=True)
+        points.append(now)
+    figure = path.with_suffix(".svg")
+    write_file(figure, trend(points).encode())
+    return [path, figure]
+
+
+def trend(points: Sequence[Point]) -> str:
+    """Return an SVG figure with one row for each implementation and one bar for each run.
+
+    There must be at least one point; only the last `MOST_RUNS` are shown.
+    """
+    shown = points[-MOST_RUNS:]
+    names = list(dict.fromkeys(name for one in reversed(shown) for name in one.implementations))
+    width = _LEFT + max(len(shown), 24) * (_BAR + _GAP) + 250
+    body = []
+    for row, name in enumerate(names):
+        top = _TOP + row * _ROW
+        highest = max(sum(one.implementations.get(name, {}).values()) for one in shown) or 1
+        body.append(_text(8, top + _HEIGHT, name))
+        for at, one in enumerate(shown):
+            body += _bar(one, name, _LEFT + at * (_BAR + _GAP), top + _HEIGHT, highest)
+        last = shown[-1].implementations.get(name)
+        told = _counts(last) if last else "not in the last run"
+        body.append(_text(_LEFT + len(shown) * (_BAR + _GAP) + 6, top + _HEIGHT, told))
+    first, last_day = shown[0].created[:10], shown[-1].created[:10]
+    heading = f"Items by verdict, {len(shown)} runs, {first} to {last_day}"
+    height = _TOP + len(names) * _ROW + 24
+    for place, (verdict, colour) in enumerate(COLOURS.items()):
+        left = _LEFT + place * 92
+        body.append(f'<rect x="{left}" y="{height - 20}" width="9" height="9" fill="{colour}"/>')
+        body.append(_text(left + 13, height - 11, f"{SYMBOLS.get(verdict, '')} {verdict}".strip()))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif" font-size="11" role="img"><title>{escape(heading)}</title>'
+        f'<rect width="100%" height="100%" fill="white"/>{_text(8, 22, heading, 15)}'
+        f"{''.join(body)}</svg>\n"
+    )
+
+
+def _bar(one: Point, name: str, left: int, bottom: float, highest: int) -> list[str]:
+    """Return the stacked bar of one run as SVG, with its date, commit and counts in a tooltip.
+
+    Return [] if the run has no counts for the implementation `name`.
+    """
+    counts = one.implementations.get(name)
+    if not counts:
+        return []
+    commit = f", {one.commit[:10]}" if one.commit else ""
+    title = escape(printable(f"{one.created[:16]}{commit}: {_counts(counts)}"))
+    parts = [f"<g><title>{title}</title>"]
+    numbers: Counter[str] = Counter()
+    for verdict, times in counts.items():
+        numbers[verdict if verdict in COLOURS else "other"] += times
+    for kind, colour in COLOURS.items():
+        if number := numbers[kind]:
+            # Even one item of thousands remains visible.
+            size = max(2.0, _HEIGHT * number / highest)
+            bottom -= size
+            parts.append(
+                f'<rect x="{left}" y="{bottom:.1f}" width="{_BAR}" height="{size:.1f}" '
+                f'fill="{colour}"/>'
+            )
+    return ["".join(parts) + "</g>"]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{times:,} {verdict}" for verdict, times in counts.items())
+
+
+def _text(left: int, top: float, text: str, size: int = 11) -> str:
+    return f'<text x="{left}" y="{top}" font-size="{size}">{escape(printable(text))}</text>'

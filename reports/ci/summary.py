@@ -1,21 +1,24 @@
-"""Summarise records for a CI build, with known deviations and changes since the previous record.
+"""Markdown for a CI build: the summary of its records, and the comment on a pull request.
 
 `markdown` returns the summary for `$GITHUB_STEP_SUMMARY`, a comment on a merge request, or a file:
-counts, changes, deviations, and what was not verified. Texts from records are escaped as in the
-report.
+counts, changes, deviations, and what was not verified. `comment` returns the new, fixed and lost
+findings between two records. Texts from records are escaped as in the report.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 from markupsafe import Markup
 
-from conformance.errors import BrokenRecord, ExitCode
+from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records.findings import (
     BAD,
     NOT_VERIFIED,
@@ -40,7 +43,7 @@ from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.judging import Judgement, judge
 from conformance.reports.load import find_records
 from conformance.reports.page.markdown import code, render, text
-from conformance.reports.tables import Located
+from conformance.reports.tables import Located, by_key
 from conformance.text import plural, some
 
 KNOWN = "known"
@@ -89,8 +92,11 @@ class Item:
 
         These are the findings that make `run --strict` fail.
         """
+        requirement = self.record.header.requirement
         return any(
-            finding.verdict != "deviates" or self._is_must(finding.requirement)
+            finding.verdict != "deviates"
+            or (info := requirement(finding.requirement)) is None
+            or info.level in MUST
             for finding in self.wrong
         )
 
@@ -98,10 +104,6 @@ class Item:
     def reason(self) -> str:
         """The first message of its findings, such as why the item was not run, or ""."""
         return next((finding.detail for finding in self.result.findings if finding.detail), "")
-
-    def _is_must(self, name: str) -> bool:
-        requirement = self.record.header.requirement(name)
-        return requirement is None or requirement.level in MUST
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ class Source:
     """One judgement for each record; empty if there is no baseline."""
     changes: Changes | None
     """The changes since the previous record, or None if there is none."""
+
+    @cached_property
+    def whole(self) -> Records:
+        """The records as one side of a comparison."""
+        return Records(self.records)
 
     @cached_property
     def implementations(self) -> list[tuple[Record, Implementation]]:
@@ -142,8 +149,7 @@ class Source:
             for item in self.items
             for finding in item.worth_showing
         ]
-        whole = Records(self.records)
-        return grouped_changes(findings, whole.specs, whole.levels)
+        return grouped_changes(findings, self.whole.specs, self.whole.levels)
 
     @cached_property
     def open(self) -> dict[tuple[str, str, str], int]:
@@ -182,38 +188,32 @@ def load(
     if not files:
         raise BrokenRecord("there is no record; name a file that run --record has written")
     records = [read(file) for file in files]
-    items: list[Item] = []
-    judgements = []
     entries = read_baseline(baseline) if baseline is not None else None
-    for record in records:
-        known: set[int] = set()
-        if entries is not None:
-            judgement = judge(entries, record)
-            judgements.append(judgement)
-            known = {id(cell.finding) for cell in judgement.known}
-        items += [
-            Item(record, result, tuple(f for f in result.findings if id(f) in known))
-            for result in record.results
-        ]
-    changes = None
-    if previous is not None:
-        changes = compare(load_side(previous), load_side(*files))
+    judgements = [judge(entries, record) for record in records] if entries is not None else []
+    known = {id(cell.finding) for judgement in judgements for cell in judgement.known}
+    items = [
+        Item(record, result, tuple(one for one in result.findings if id(one) in known))
+        for record in records
+        for result in record.results
+    ]
+    changes = compare(load_side(previous), load_side(*files)) if previous is not None else None
     return Source(records, items, judgements, changes)
 
 
 ORDER = ("conforms", KNOWN, *(verdict for verdict in VERDICTS if verdict != "conforms"))
+"""All verdicts of items, in the order in which they are shown."""
 
 
 def counted(verdicts: Iterable[str]) -> dict[str, int]:
-    """Count verdicts, in the order of `ORDER`, in which "known" follows "conforms"."""
+    """Return the number of each verdict that occurs, in the order of `ORDER`."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in ORDER if counts[verdict]}
 
 
-MOST = 30
-"""The most rows of a table: GitHub truncates a summary at 1 MiB."""
+# The summary
 
-MOST_ENTRIES = 10
+MOST, MOST_ENTRIES = 30, 10
+"""The most rows of a table, and detailed entries: GitHub truncates a summary at 1 MiB."""
 
 
 def markdown(source: Source) -> str:
@@ -271,3 +271,99 @@ def _open(source: Source) -> Iterator[Markup]:
         if selection := record.header.provenance.selection:
             part = f"{code(record.header.name)} is only a part of a run: {code(selection)}"
             yield Markup(part)
+
+
+# The comment
+
+MARKER = Markup("<!-- mha-conformance -->")
+"""The first line of the comment, by which a build recognises its earlier comment to replace it."""
+
+MOST_CHANGED, FEW = 15, 4
+"""The most rows of a table, and requirements that a row names: GitHub rejects long comments."""
+
+
+def comment(changes: Changes, page: str = "") -> str:
+    """Return the comment in Markdown.
+
+    Args:
+        changes: the changes to show.
+        page: the address of the HTML report, to which findings are linked; "" for no links.
+
+    Raises:
+        ConformanceError: if the address is not that of a web page, or could break out of a link.
+    """
+    if page and not re.fullmatch(r"https?://[\w:/.?=&+~%-]+", page):
+        raise ConformanceError(f"--page {page}: give the address of the report, https://...")
+    new = [*changes.worse, *changes.added.wrong]
+    counts = [
+        plural(number, one, several)
+        for alike, one, several in (
+            (new, "new deviation", "new deviations"),
+            (changes.fixed, "finding fixed", "findings fixed"),
+            (changes.lost, "finding no longer answered", "findings no longer answered"),
+        )
+        if (number := sum(change.times for change in alike))
+    ]
+    removed = changes.removed.lines
+    return render(
+        Path(__file__).with_name("comment.md.j2"),
+        marker=MARKER,
+        heading=", ".join(counts) or ("less was asked" if removed else "nothing new"),
+        changes=changes,
+        tables=[
+            ("New", _merged(new, page)),
+            ("No longer answered", _merged(changes.lost, page)),
+            ("Fixed", _merged(changes.fixed, page)),
+        ],
+        removed=removed,
+        page=Markup(page),
+        MOST=MOST_CHANGED,
+    )
+
+
+class _Row(NamedTuple):
+    """Changes of an implementation with one cause, or with one requirement without a cause."""
+
+    implementation: str
+    before: str
+    after: str
+    cause: str
+    requirements: Markup
+    times: int
+
+
+def _merged(changes: Sequence[Change], page: str) -> list[_Row]:
+    """Return a row for the changes of each cause, and for each requirement without a cause."""
+
+    def alike(change: Change) -> tuple[str, ...]:
+        same = (change.implementation, change.before, change.after, change.cause)
+        return same if change.cause else (*same, change.requirement, change.device)
+
+    return [
+        _Row(
+            one.implementation,
+            one.before,
+            one.after,
+            one.cause,
+            Markup(some(list(dict.fromkeys(_linked(change, page) for change in group)), FEW)),
+            sum(change.times for change in group),
+        )
+        for group in by_key(changes, alike).values()
+        for one in group[:1]
+    ]
+
+
+def _linked(change: Change, page: str) -> Markup:
+    """Return the requirement, with a link to the worst finding in the report."""
+    shown = code(change.requirement)
+    if not page:
+        return shown
+    words = {
+        "of": change.implementation,
+        "requirement": change.requirement,
+        "case": change.case,
+        "in": change.dtype,
+        "mode": change.mode,
+    }
+    address = "&".join(f"{name}={quote(word, safe='/')}" for name, word in words.items())
+    return Markup(f"[{shown}]({page}#{address})")

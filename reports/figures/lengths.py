@@ -7,11 +7,11 @@ shows that of the suite's own computation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from xml.sax.saxutils import escape
 
-from conformance.records.long import Climb, Step
+from conformance.records.long import Climb
 from conformance.records.numbers import LIMIT
 from conformance.text import printable
 
@@ -27,6 +27,9 @@ _COLOURS = ("#0b5394", "#b45f06", "#38761d", "#741b47", "#990000", "#1f7a7a", "#
 _DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 4", "12 3", "4 1")
 _MOST = 1e6
 """The largest error, in σ, to draw to scale; larger ones are drawn at this value."""
+
+Points = Iterator[tuple[str, int, float]]
+"""Numbers, each after its implementation and length."""
 
 Lines = Mapping[str, Mapping[int, float]]
 """Numbers by implementation and then by length."""
@@ -44,18 +47,15 @@ def plot(climbs: Sequence[Climb]) -> str:
     for row, dtype in enumerate(dtypes):
         top = _TOP + row * (_HEIGHT + _GAP)
         body.append(f'<text x="8" y="{top + 12}" font-weight="bold">{escape(dtype)}</text>')
-        panels = [(heading, _errors(climbs, dtype, array)) for array, heading in ARRAYS.items()]
-        panels.append((_COST, _costs(climbs, dtype)))
-        for place, (heading, lines) in enumerate(panels):
+        panels = {told: _largest(_errors(climbs, dtype, array)) for array, told in ARRAYS.items()}
+        panels[_COST] = _largest(_costs(climbs, dtype))
+        for place, (heading, lines) in enumerate(panels.items()):
             left = _LEFT + place * (_WIDTH + _GAP)
             body += _panel(heading, lines, lengths, styles, left, top)
-    body += _legend(
-        [*names, *([_OWN] if len(names) == 1 else [])],
-        styles,
-        _TOP + len(dtypes) * (_HEIGHT + _GAP),
-    )
+    bottom = _TOP + len(dtypes) * (_HEIGHT + _GAP)
+    body += _legend([*names, _OWN] if len(names) == 1 else names, styles, bottom)
     width = _LEFT + (len(ARRAYS) + 1) * (_WIDTH + _GAP)
-    height = _TOP + len(dtypes) * (_HEIGHT + _GAP) + 16 * -(-(len(names) + 1) // 6) + 10
+    height = bottom + 16 * -(-(len(names) + 1) // 6) + 10
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'font-family="sans-serif" font-size="10" role="img"><title>{escape(title)}</title>'
@@ -63,34 +63,30 @@ def plot(climbs: Sequence[Climb]) -> str:
     )
 
 
-def _errors(climbs: Iterable[Climb], dtype: str, array: str) -> Lines:
-    """Return the largest error over all problems, by implementation and length."""
+def _largest(points: Points) -> Lines:
+    """Return the largest number over all problems, by implementation and length."""
     found: dict[str, dict[int, float]] = {}
+    for name, length, value in points:
+        line = found.setdefault(name, {})
+        line[length] = max(line.get(length, 0.0), value)
+    return found
+
+
+def _errors(climbs: Iterable[Climb], dtype: str, array: str) -> Points:
     for climb in climbs:
         for step in climb.steps:
             for seen in step.seen:
                 if (step.dtype, seen.array) == (dtype, array):
-                    line = found.setdefault(climb.implementation.name, {})
-                    size = max(line.get(step.length, 0.0), min(seen.largest, _MOST))
-                    line[step.length] = size
-    return found
+                    yield climb.implementation.name, step.length, min(seen.largest, _MOST)
 
 
-def _costs(climbs: Sequence[Climb], dtype: str) -> Lines:
-    """Return the longest time per token over all problems, by implementation and length."""
-    found: dict[str, dict[int, float]] = {}
-
-    def add(name: str, step: Step, seconds: float) -> None:
-        line = found.setdefault(name, {})
-        line[step.length] = max(line.get(step.length, 0.0), 1e6 * seconds / step.length)
-
+def _costs(climbs: Sequence[Climb], dtype: str) -> Points:
     for climb in climbs:
         for step in climb.steps:
             if step.dtype == dtype and step.seen:
-                add(climb.implementation.name, step, step.called)
+                yield climb.implementation.name, step.length, 1e6 * step.called / step.length
                 if len(climbs) == 1:
-                    add(_OWN, step, step.own)
-    return found
+                    yield _OWN, step.length, 1e6 * step.own / step.length
 
 
 def _styles() -> Iterable[str]:

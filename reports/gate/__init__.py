@@ -21,23 +21,19 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.records.findings import gravity
+from conformance.records.findings import CaseResult, gravity
 from conformance.records.record import Record
 from conformance.reports.gate.baseline import Baseline, Entry, baseline_of
-from conformance.reports.gate.coverage import raised
+from conformance.reports.gate.coverage import raised, repinned
 from conformance.reports.gate.judging import LOST, Judgement, judge
-from conformance.reports.gate.pinned import repinned
 from conformance.reports.gate.updating import Draft, drafts, propose, write
 from conformance.reports.tables import Group, by_key, item_counts, reasons
 from conformance.reports.wording import again, counts_text, failure, measured
 from conformance.text import line, plural, printable, some
 from conformance.words import say
 
-SHORT = 3
-"""How many items of each kind are shown unless `verbose` is set."""
-
-EDIT = 20
-"""How many lines of the edit are shown unless `verbose` is set."""
+SHORT, EDIT = 3, 20
+"""How many items of each kind, and lines of the edit, are shown unless `verbose` is set."""
 
 GOOD, BAD, DIM = "green", "red", "dim"
 
@@ -121,17 +117,13 @@ class Gate(msgspec.Struct, frozen=True):
 
 def answer(judgement: Judgement) -> Gate:
     """Return the judgement on a record in machine-readable form."""
-    log = _Log(judgement, verbose=False, judged=())
-    header = judgement.record.header
-    specs = {one.name: one.spec for one in header.implementations}
     new = []
-    for draft, group in log.kinds():
-        worst = group.worst
-        finding, result = worst.finding, worst.result
-        expected = judgement.expected.get(worst)
+    for _, group in _kinds(judgement):
+        finding, result = group.worst.finding, group.worst.result
+        expected = judgement.expected.get(group.worst)
         deviation = NewDeviation(
-            implementations=sorted({one.result.implementation for one in draft.cells}),
-            requirements=sorted({one.requirement for one in draft.cells}),
+            implementations=_named(group, "implementation"),
+            requirements=_named(group, "requirement"),
             verdict=finding.verdict,
             findings=len(group),
             cases=group.cases,
@@ -140,8 +132,8 @@ def answer(judgement: Judgement) -> Gate:
             case=result.case,
             detail=finding.detail,
             ratio=finding.figures.max_ratio if finding.figures else None,
-            cause=say(finding.cause) if finding.cause else "",
-            command=again(result, specs.get(result.implementation, result.implementation)),
+            cause=say(finding.cause),
+            command=again(result, _spec(judgement, result)),
             expected=expected.place if expected else "",
         )
         new.append(deviation)
@@ -150,12 +142,13 @@ def answer(judgement: Judgement) -> Gate:
         baseline=str(judgement.baseline.path),
         holds=judgement.holds,
         exit_code=judgement.exit_code,
-        implementations=[one.name for one in header.implementations],
+        implementations=[one.name for one in judgement.record.header.implementations],
         items=item_counts(judgement.record.results),
         known=len(judgement.known),
         new=new,
         outdated=[
-            OutdatedEntry(why, entry.line, entry.place, told) for why, entry, told in log.entries()
+            OutdatedEntry(why, entry.line, entry.place, told)
+            for why, entry, told in _outdated(judgement)
         ],
         less=[
             f"{one.implementation} at {one.place}: {one.chapter} {one.verified} of {one.expected}"
@@ -237,9 +230,8 @@ class _Log:
             self._edit(judged)
             if verbose:
                 self._known()
-                for reason, times in reasons(
-                    judgement.record.results, ("unsupported",)
-                ).most_common():
+                unsupported = reasons(judgement.record.results, ("unsupported",))
+                for reason, times in unsupported.most_common():
                     self._line(f"unsupported, {plural(times, 'item')}: {reason}", DIM)
             elif self.hidden:
                 self._line("-v shows all of it", DIM)
@@ -293,38 +285,28 @@ class _Log:
         )
         self._line(f"gate: {names}: {word} ({about})", GOOD if code == ExitCode.OK else BAD)
 
-    def kinds(self) -> list[tuple[Draft, Group]]:
-        """Return the deviations that no entry covers, grouped, the worst group first."""
-        several = drafts(self.judgement.new, self.judgement.decided, named=True)
-        kinds = [(draft, Group(draft.cells)) for draft in several]
-        kinds.sort(key=lambda kind: gravity(kind[1].worst.finding), reverse=True)
-        return kinds
-
     def _new(self) -> None:
         """Print the deviations that no entry covers, the worst first."""
-        for kind in self._first(self.kinds(), "kind of new deviation", "kinds of new deviations"):
+        kinds = _kinds(self.judgement)
+        for kind in self._first(kinds, "kind of new deviation", "kinds of new deviations"):
             self._kind(*kind)
 
     def _kind(self, draft: Draft, group: Group) -> None:
-        worst, header = group.worst, self.judgement.record.header
-        finding, result = worst.finding, worst.result
-        requirements = sorted({one.requirement for one in draft.cells})
-        names = sorted({one.result.implementation for one in draft.cells})
+        finding, result = group.worst.finding, group.worst.result
         does = "raises an error" if finding.verdict == "error" else finding.verdict
-        times = plural(len(draft.cells), "finding")
+        names, requirements = (some(_named(group, p), 3) for p in ("implementation", "requirement"))
         self._line("")
-        self._line(f"new: {some(names, 3)} {does} at {times}: {some(requirements, 3)}", BAD)
+        self._line(f"new: {names} {does} at {plural(len(group), 'finding')}: {requirements}", BAD)
         if where := ", ".join(self._where(draft)):
             self._line(f"  {where}")
-        if expected := self.judgement.expected.get(worst):
+        if expected := self.judgement.expected.get(group.worst):
             within = f"within {expected.within:.3g}σ" if expected.within is not None else ""
             details = " ".join(filter(None, [expected.cause or expected.raises, within]))
             entry = ", ".join(filter(None, [expected.verdict, details]))
             self._line(f"  the entry at {expected.place} says otherwise: {entry}")
-        specs = {one.name: one.spec for one in header.implementations}
-        spec = specs.get(result.implementation, result.implementation)
+        spec = _spec(self.judgement, result)
         if self.verbose:
-            for line in failure(result, spec, header).splitlines():
+            for line in failure(result, spec, self.judgement.record.header).splitlines():
                 self._line(f"  {line}")
             return
         size = measured(finding.figures).partition(": ")[2] if finding.figures else ""
@@ -335,10 +317,7 @@ class _Log:
         self._line(f"  again: {again(result, spec)}", DIM)
 
     def _where(self, draft: Draft) -> Iterator[str]:
-        """Yield phrases about where a deviation occurs; none if it occurs everywhere.
-
-        If there are many patterns and `verbose` is not set, the cases or modes are only counted.
-        """
+        """Yield phrases about where a deviation occurs; none if it occurs everywhere."""
         for key in ("case", "mode"):
             patterns = draft.patterns[key]
             without = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
@@ -401,35 +380,14 @@ class _Log:
 
     def _stale(self) -> None:
         """Print the entries that need to be edited, and why."""
-        lines = [f"{word}: {entry.place}: {why}" for word, entry, why in self.entries()]
+        lines = [f"{word}: {entry.place}: {why}" for word, entry, why in _outdated(self.judgement)]
         if lines:
             self._line("")
         for stale in self._first(lines, "entry", "entries"):
             self._line(stale, BAD)
 
-    def entries(self) -> Iterator[tuple[str, Entry, str]]:
-        """Yield the problems of entries, each as (word, entry, explanation)."""
-        judgement = self.judgement
-        for entry, cells in judgement.fixed:
-            every = len(judgement.claimed[entry.number])
-            part = f"{len(cells)} of " if len(cells) < every else ""
-            yield "fixed", entry, f"{part}{plural(every, 'finding')} no longer deviate"
-        for entry in judgement.unmatched:
-            yield "unmatched", entry, _why_unmatched(entry, judgement)
-        for one, two, cells in judgement.ambiguous:
-            both = f"{plural(len(cells), 'finding')}, such as {cells[0].requirement}"
-            why = "claimed by both, who say something else of it: narrow one"
-            yield "ambiguous", one, f"and {two.place}: {both} at {cells[0].result.case}, {why}"
-        for one, two in judgement.duplicates:
-            yield "duplicate", two, f"says again what {one.address} says"
-        for entry in judgement.reasonless:
-            yield "no reason", entry, 'say why it is known: reason = "..."'
-
     def _edit(self, judged: Sequence[str]) -> None:
-        """Print the edit to make.
-
-        If anything is worse and `verbose` is not set, entries for new deviations are left out.
-        """
+        """Print the edit to make, without new entries if anything is worse, unless verbose."""
         found = self.judgement
         if not (found.new or found.to_edit):
             return
@@ -471,6 +429,42 @@ class _Log:
             else:
                 self._line(f"known: {entry.place}: {plural(len(cells), 'finding')}")
                 self._line(f"  {' '.join(filter(None, (entry.reason.strip(), entry.link)))}", DIM)
+
+
+def _kinds(judgement: Judgement) -> list[tuple[Draft, Group]]:
+    """Return the deviations that no entry covers, grouped, the worst group first."""
+    several = drafts(judgement.new, judgement.decided, named=True)
+    kinds = [(draft, Group(draft.cells)) for draft in several]
+    return sorted(kinds, key=lambda kind: gravity(kind[1].worst.finding), reverse=True)
+
+
+def _named(group: Group, part: str) -> list[str]:
+    """Return the implementations or the requirements of a group, sorted."""
+    return sorted({one.part(part) for one in group.members})
+
+
+def _spec(judgement: Judgement, result: CaseResult) -> str:
+    """Return how the implementation of a result is named on the command line."""
+    specs = {one.name: one.spec for one in judgement.record.header.implementations}
+    return specs.get(result.implementation, result.implementation)
+
+
+def _outdated(judgement: Judgement) -> Iterator[tuple[str, Entry, str]]:
+    """Yield the problems of entries, each as (word, entry, explanation)."""
+    for entry, cells in judgement.fixed:
+        every = len(judgement.claimed[entry.number])
+        part = f"{len(cells)} of " if len(cells) < every else ""
+        yield "fixed", entry, f"{part}{plural(every, 'finding')} no longer deviate"
+    for entry in judgement.unmatched:
+        yield "unmatched", entry, _why_unmatched(entry, judgement)
+    for one, two, cells in judgement.ambiguous:
+        both = f"{plural(len(cells), 'finding')}, such as {cells[0].requirement}"
+        why = "claimed by both, who say something else of it: narrow one"
+        yield "ambiguous", one, f"and {two.place}: {both} at {cells[0].result.case}, {why}"
+    for one, two in judgement.duplicates:
+        yield "duplicate", two, f"says again what {one.address} says"
+    for entry in judgement.reasonless:
+        yield "no reason", entry, 'say why it is known: reason = "..."'
 
 
 def _colour(line: str) -> str:

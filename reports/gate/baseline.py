@@ -18,21 +18,27 @@ arguments of this cause that have to match:
     cause = "scale.rounded"
     arguments = {to = "float32"}
 
-Tables [verified.NAME] count what was verified; see `conformance.reports.gate.coverage`. Tables
-[pinned.NAME] store conventions; see `conformance.reports.gate.pinned`.
+Tables [verified.NAME] count what was verified, and tables [pinned.NAME] store conventions; see
+`conformance.reports.gate.coverage`.
 
 An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. A `cause`
 that is not an id is matched as a part of the cause's wording. Patterns are shell patterns; a
 pattern that begins with "!" excludes names.
+
+Conditions look like environment markers (PEP 508), and versions are compared by `packaging`. The
+markers of `packaging` itself are not used, because they accept only variables of an installation,
+and their `in` is a substring search, which finds "float16" in "bfloat16". The syntax is therefore a
+subset of Python's: comparisons of a variable with text, joined by `and`, `or` and `not`.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
@@ -40,15 +46,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.errors import BrokenBaseline
 from conformance.records.header import KnownDeviation
+from conformance.records.numbers import UNDERFLOW
 from conformance.records.phrase import Argument, Phrase
 from conformance.records.record import size_of
 from conformance.records.schema1 import old_wording
-from conformance.reports.gate.condition import Condition, parse
-from conformance.reports.gate.coverage import Counts, read_counts
-from conformance.reports.gate.pinned import Pins, read_pins
+from conformance.reports.gate.coverage import Counts, Pins, read_counts, read_pins
 from conformance.words import causes, say
 
 PLACES = ("implementation", "requirement", "case", "mode")
@@ -65,7 +71,6 @@ KINDS = ("convention", "limitation", "accuracy", "defect")
 limitation, a computation less accurate than its dtype, or a mistake."""
 
 MOST_BYTES = 2**22
-
 MOST_PARTS = 16
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 _LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*\.[ \t]*){{{MOST_PARTS}}}{_PART}[ \t.\w-]*[]=]")
@@ -81,6 +86,126 @@ _TYPES = {
 
 _ID = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)+")
 """The form of a cause's id, as opposed to a part of its wording."""
+
+
+# Conditions
+
+_CHOICES = {"dtype": tuple(UNDERFLOW), "device": ("cpu", "gpu")}
+"""The possible values of these variables; a comparison with any other value is rejected."""
+
+_OPERATORS: dict[type, str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+_MIRRORED = str.maketrans("<>", "><")
+
+Test = Callable[[Mapping[str, str]], bool]
+"""A function of the values of variables that returns whether a condition holds."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition that restricts the findings to which an entry applies.
+
+    Attributes:
+        names: the variables that occur in the condition.
+        holds: whether the condition is true, given a value for each of these variables.
+    """
+
+    text: str
+    names: frozenset[str]
+    holds: Test = field(compare=False)
+
+
+def parse(text: str) -> Condition:
+    """Parse a condition; raises `BrokenBaseline` with a message of one line if it is invalid."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise BrokenBaseline(f"the condition {text!r} cannot be read") from error
+    try:
+        holds = _read(tree)
+    except _Refused as error:
+        raise BrokenBaseline(f"the condition {text!r}: {error}") from error
+    except RecursionError as error:
+        raise BrokenBaseline("the condition cannot be read: it is too long") from error
+    names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return Condition(text, names, holds)
+
+
+class _Refused(Exception):
+    pass
+
+
+def _read(node: ast.expr) -> Test:
+    match node:
+        case ast.BoolOp(op, values):
+            join = all if isinstance(op, ast.And) else any
+            tests = [_read(value) for value in values]
+            return lambda variables: join(test(variables) for test in tests)
+        case ast.UnaryOp(ast.Not(), operand):
+            test = _read(operand)
+            return lambda variables: not test(variables)
+        case ast.Compare(left, operators, rights):
+            triples = zip([left, *rights], operators, rights, strict=False)
+            comparisons = [_compared(*triple) for triple in triples]
+            return lambda variables: all(test(variables) for test in comparisons)
+        case _:
+            raise _Refused('it must compare, as in dtype == "float64"')
+
+
+def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Test:
+    if isinstance(operator, ast.In | ast.NotIn):
+        if not isinstance(left, ast.Name) or not isinstance(right, ast.Tuple | ast.List):
+            raise _Refused('"in" asks for a list, as in dtype in ("float16", "bfloat16")')
+        name = left.id
+        values = [_checked(name, "==", element) for element in right.elts]
+        expected = isinstance(operator, ast.In)
+        return lambda known: (
+            expected == any(_holds(name, known[name], "==", value) for value in values)
+        )
+    symbol = _OPERATORS.get(type(operator), "")
+    if not symbol:
+        raise _Refused("only ==, !=, <, <=, >, >=, in and not in compare")
+    if not isinstance(left, ast.Name):
+        left, right, symbol = right, left, symbol.translate(_MIRRORED)
+    if not isinstance(left, ast.Name):
+        raise _Refused("it must compare a variable with text")
+    name, value = left.id, _checked(left.id, symbol, right)
+    return lambda known: _holds(name, known[name], symbol, value)
+
+
+def _holds(name: str, actual: str, operator: str, value: str) -> bool:
+    if name.endswith("_version"):
+        return SpecifierSet(operator + value).contains(actual, prereleases=True)
+    return (actual == value) == (operator == "==")
+
+
+def _checked(name: str, operator: str, node: ast.expr) -> str:
+    """Return the text that a variable is compared with; raises `_Refused` if it is invalid."""
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        raise _Refused("a variable is compared with text in quotation marks")
+    value = node.value
+    if name.endswith("_version"):
+        try:
+            if not re.search(r"\d", value):
+                raise InvalidSpecifier(value)
+            SpecifierSet(operator + value)
+        except InvalidSpecifier as error:
+            raise _Refused(f"{value!r} is no version that {operator} can compare") from error
+    elif operator not in ("==", "!="):
+        raise _Refused(f"{name} is no version: compare with ==, != or in")
+    choices = _CHOICES.get(name, (value,))
+    if value not in choices:
+        raise _Refused(f"no {name} is {value!r}; it is one of {', '.join(choices)}")
+    return value
+
+
+# Entries
 
 
 class Entry(KnownDeviation, frozen=True):
@@ -221,6 +346,18 @@ def read_baseline(path: Path) -> Baseline:
     return baseline_of(path, text)
 
 
+def read_baselines(paths: Iterable[Path]) -> Baseline:
+    """Return the entries of baseline files, and of all .toml files in folders, as one baseline."""
+    files = [
+        file
+        for path in paths
+        for file in (sorted(path.glob("*.toml")) if path.is_dir() else [path])
+    ]
+    entries = [entry for file in files for entry in read_baseline(file).entries]
+    numbered = (msgspec.structs.replace(entry, number=n) for n, entry in enumerate(entries, 1))
+    return Baseline(Path("baselines"), "", tuple(numbered))
+
+
 def baseline_of(path: Path, text: str) -> Baseline:
     """Parse the text of a baseline file; raises `BrokenBaseline` if it is invalid."""
     if _LONG_KEY.search(text):
@@ -278,9 +415,9 @@ def _typed(table: dict[str, Any]) -> KnownDeviation:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1) or [", ".join(_KEYS)]
             raise BrokenBaseline(f"unknown key {key!r}; did you mean {near[0]}?")
-    several = {place: [table[place]] for place in PLACES if isinstance(table.get(place), str)}
+    lists = {place: [table[place]] for place in PLACES if isinstance(table.get(place), str)}
     try:
-        known = msgspec.convert({"verdict": "", **table, **several}, KnownDeviation)
+        known = msgspec.convert({"verdict": "", **table, **lists}, KnownDeviation)
     except msgspec.ValidationError as error:
         key = next(key for key in table if f"`$.{key}" in str(error))
         raise BrokenBaseline(_TYPES.get(key, f"{key} is text")) from error
@@ -293,18 +430,15 @@ def _typed(table: dict[str, Any]) -> KnownDeviation:
     return known
 
 
-_OF_ANY_ERROR = ("error", "exception", "at", "py")
-"""Parts of words that say nothing, as in "ValueError: it failed (at mine.py:3)"."""
-
-
 def _says_something(raises: str) -> bool:
-    """Return whether a text has a word that does not occur in the text of every error."""
+    """Return whether a text has a word besides those of "ValueError: it failed (at mine.py:3)"."""
     words = re.findall(r"[^\W\d]+", raises.lower())
-    return any(not any(word in one for one in _OF_ANY_ERROR) for word in words)
+    in_any = ("error", "exception", "at", "py")
+    return any(not any(word in one for one in in_any) for word in words)
 
 
 def _finds_everything(patterns: tuple[str, ...]) -> bool:
-    """Return whether patterns, apart from exclusions, match even two names that share no letter."""
+    """Return whether patterns, apart from exclusions, match even names that share no letter."""
     wanted = tuple(pattern for pattern in patterns if not pattern.startswith("!"))
     return all(fits(wanted, name) for name in ("a.b/c", "zy.xw-v/u-t/s"))
 
@@ -318,10 +452,7 @@ def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
         near = difflib.get_close_matches(known.cause, causes(), n=1)
         similar = f"; did you mean {near[0]}?" if near else ""
     faults = (
-        (
-            known.verdict not in VERDICTS,
-            f"{given}; what may be known is {' or '.join(VERDICTS)}",
-        ),
+        (known.verdict not in VERDICTS, f"{given}; what may be known is {' or '.join(VERDICTS)}"),
         (
             not (known.requirement or known.case),
             'say a requirement or a case; a pattern such as "mask/*" will do',
@@ -344,10 +475,7 @@ def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
             not is_error and known.raises,
             'raises is for verdict = "error"; of a deviation, say its cause',
         ),
-        (
-            is_error and known.cause,
-            'cause is for verdict = "deviates"; of an error, say raises',
-        ),
+        (is_error and known.cause, 'cause is for verdict = "deviates"; of an error, say raises'),
         (is_unknown, f"there is no cause {known.cause!r}{similar}"),
         (
             known.arguments and not names_cause,

@@ -1,12 +1,21 @@
-"""Coverage: compare how much a run verified with how much was verified before.
+"""Coverage and pinned conventions: what a baseline stores beside the known deviations.
 
-For each implementation and each "dtype:device:mode", a baseline stores how many findings must at
-least be verified in each chapter of cases:
+For each implementation and each "dtype:device:mode", the counts say how many findings must at
+least be verified in each chapter of cases. Without them, an implementation could pass more easily
+by supporting less:
 
     [verified.mine]
     "float32:cpu:eval" = {causal = 120, mask = 310, plain = 96}
 
-Without these numbers, an implementation could pass more easily by supporting less.
+Pins are entries of a convention card that must not change. A convention is not a deviation, so a
+change of it in a new version would go unnoticed. They are stored by implementation, experiment and
+"dtype:device:mode":
+
+    [pinned.mine."probe/leaks"."float32:cpu:eval"]
+    "leak(argument=mask, form=form.bool, input=input.key, number=number.nan)" = "leak.hidden"
+
+`baseline update` fills in an empty table, `[pinned.mine."probe/leaks"]`, for all modes, and updates
+values that have changed. Entries that are not pinned may appear, change and disappear.
 """
 
 from __future__ import annotations
@@ -20,12 +29,16 @@ import msgspec
 import tomlkit
 
 from conformance.errors import BrokenBaseline
-from conformance.records.findings import NOT_VERIFIED, RUN, STORED, VERIFIED
+from conformance.records.findings import NOT_VERIFIED, RUN, STORED, VERIFIED, CaseResult, Finding
 from conformance.records.record import Record
 
-Chapters = Mapping[str, int]
-Counts = Mapping[str, Mapping[str, Chapters]]
+Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
 """The number of verified findings by implementation, "dtype:device:mode" and chapter of cases."""
+
+Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
+"""A value's text by implementation, experiment, "dtype:device:mode" and text of the subject."""
+
+NOT_OBSERVED, NOT_WRITTEN = "not observed", "not written yet: run baseline update"
 
 OPTIONS = ("--case", "--dtype", "--mode", "-k", "--level", "--shard", "--deselect")
 _NARROWS = re.compile(rf"(^| )({'|'.join(OPTIONS)})( |$)")
@@ -37,6 +50,34 @@ HEAD = """\
 
 _TABLE = re.compile(r"[ \t]*\[[ \t]*[\"']?(verified|pinned)\b")
 _ENTRY = re.compile(r"[ \t]*\[\[[ \t]*known\b")
+
+
+def is_narrowed(record: Record) -> bool:
+    """Return whether options narrowed a run, or deselected some of its items."""
+    header = record.header
+    return bool(header.deselected or _NARROWS.search(header.provenance.selection))
+
+
+def is_open(finding: Finding) -> bool:
+    """Return whether a finding leaves open what it was to verify, because there is no outcome."""
+    return finding.requirement == RUN or finding.verdict in NOT_VERIFIED
+
+
+def is_whole(record: Record) -> bool:
+    """Return whether a run was not narrowed and no planned item remained unverified."""
+    return (
+        record.complete
+        and len(record.results) >= record.header.planned
+        and not is_narrowed(record)
+        and not any(is_open(one) for result in record.results for one in result.findings)
+    )
+
+
+def _place(result: CaseResult) -> str:
+    return f"{result.dtype}:{result.device}:{result.mode}"
+
+
+# Counts of verified findings
 
 
 class Loss(NamedTuple):
@@ -55,84 +96,6 @@ class Loss(NamedTuple):
     reason: str
 
 
-def is_narrowed(record: Record) -> bool:
-    """Return whether options narrowed a run, or deselected some of its items."""
-    header = record.header
-    return bool(header.deselected or _NARROWS.search(header.provenance.selection))
-
-
-def is_whole(record: Record) -> bool:
-    """Return whether a run was not narrowed and no planned item remained unverified."""
-    results = record.results
-    answered = record.complete and len(results) >= record.header.planned
-    return (
-        answered
-        and not is_narrowed(record)
-        and not any(
-            one.requirement == RUN or one.verdict in NOT_VERIFIED
-            for result in results
-            for one in result.findings
-        )
-    )
-
-
-def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
-    """Count the findings of a record with these verdicts, by implementation, place and chapter.
-
-    Cases that were read from files are not counted.
-    """
-    counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for name, place, chapter, verdict, _ in _findings(record):
-        counts[name][place][chapter] += verdict in verdicts
-    return {
-        name: {
-            place: {chapter: times for chapter, times in sorted(chapters.items()) if times}
-            for place, chapters in places.items()
-        }
-        for name, places in counts.items()
-    }
-
-
-def losses(expected: Counts, record: Record) -> list[Loss]:
-    """Return where less was verified than expected; [] if the run was not whole."""
-    if not expected or not is_whole(record):
-        return []
-    now, device = counted(record), record.header.provenance.device
-    reasons: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
-    for *where, verdict, detail in _findings(record):
-        if verdict == "unsupported":
-            reasons[tuple(where)][detail] += 1  # type: ignore[index]
-    return [
-        Loss(one.name, place, chapter, least, times, _most(reasons[one.name, place, chapter]))
-        for one in record.header.implementations
-        for place, chapters in expected.get(one.name, {}).items()
-        for chapter, least in chapters.items()
-        if place.split(":")[1] == device
-        and (times := now.get(one.name, {}).get(place, {}).get(chapter, 0)) < least
-    ]
-
-
-def _findings(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield implementation, place, chapter, verdict and detail of the findings.
-
-    Findings about cases that were read from files are left out.
-    """
-    for result in record.results:
-        chapter = result.case.partition("/")[0]
-        if chapter == STORED:  # The file need not be there in the next run.
-            continue
-        place = f"{result.dtype}:{result.device}:{result.mode}"
-        for finding in result.findings:
-            yield result.implementation, place, chapter, finding.verdict, finding.detail
-
-
-def _most(reasons: Counter[str]) -> str:
-    return next((reason for reason, _ in reasons.most_common(1)), "")
-
-
-# In the file
-
-
 def read_counts(table: Any) -> Counts:
     """Return the counts in the `verified` table; raises `BrokenBaseline` if they are invalid."""
     kind = dict[str, dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]]
@@ -148,6 +111,56 @@ def read_counts(table: Any) -> Counts:
             if place.count(":") != 2:
                 raise BrokenBaseline(f'verified.{name}: {place!r} is not "dtype:device:mode"')
     return counts
+
+
+def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
+    """Count the findings of a record with these verdicts, by implementation, place and chapter.
+
+    Cases that were read from files are not counted.
+    """
+    counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for name, place, chapter, finding in _findings(record):
+        counts[name][place][chapter] += finding.verdict in verdicts
+    return {
+        name: {
+            place: {chapter: times for chapter, times in sorted(chapters.items()) if times}
+            for place, chapters in places.items()
+        }
+        for name, places in counts.items()
+    }
+
+
+def losses(expected: Counts, record: Record) -> list[Loss]:
+    """Return where less was verified than expected; [] if the run was not whole."""
+    if not expected or not is_whole(record):
+        return []
+    now, device = counted(record), record.header.provenance.device
+    reasons: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for name, place, chapter, finding in _findings(record):
+        if finding.verdict == "unsupported":
+            reasons[name, place, chapter][finding.detail] += 1
+    found = []
+    for one in record.header.implementations:
+        for place, chapters in expected.get(one.name, {}).items():
+            if place.split(":")[1] != device:
+                continue
+            for chapter, least in chapters.items():
+                times = now.get(one.name, {}).get(place, {}).get(chapter, 0)
+                if times < least:
+                    why = reasons[one.name, place, chapter]
+                    reason = max(why, key=why.__getitem__, default="")
+                    found.append(Loss(one.name, place, chapter, least, times, reason))
+    return found
+
+
+def _findings(record: Record) -> Iterator[tuple[str, str, str, Finding]]:
+    """Yield the findings, each after its implementation, its place and its chapter of cases."""
+    for result in record.results:
+        chapter = result.case.partition("/")[0]
+        if chapter == STORED:  # The file need not be there in the next run.
+            continue
+        for finding in result.findings:
+            yield result.implementation, _place(result), chapter, finding
 
 
 def raised(text: str, record: Record) -> str:
@@ -177,10 +190,98 @@ def raised(text: str, record: Record) -> str:
                     table[place] = inline
         return changed
 
-    return edited(text, edit, HEAD)
+    return _edited(text, edit, HEAD)
 
 
-def edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
+# Pinned conventions
+
+
+class Change(NamedTuple):
+    """A pinned entry whose value has changed, or an experiment without any pinned entries yet.
+
+    `pinned` and `now` are the texts of phrases, but `now` is `NOT_OBSERVED` if the record has no
+    such entry. For an experiment without pinned entries, `now` is `NOT_WRITTEN`, and `place`,
+    `subject` and `pinned` are "".
+    """
+
+    implementation: str
+    experiment: str
+    place: str
+    subject: str
+    pinned: str
+    now: str
+
+
+def read_pins(table: Any) -> Pins:
+    """Return the pins in the `pinned` table; raises `BrokenBaseline` if they are invalid."""
+    try:
+        return msgspec.convert(table, dict[str, dict[str, dict[str, dict[str, str]]]])
+    except msgspec.ValidationError as error:
+        raise BrokenBaseline(
+            'pinned holds values of entries, such as [pinned.mine."probe/leaks"."float32:cpu:eval"]'
+            f" ({error})"
+        ) from error
+
+
+def changes(pins: Pins, record: Record) -> Iterator[Change]:
+    """Yield the pinned entries whose value in a record differs, and experiments without entries.
+
+    Experiments on other devices, and those that a narrowed run left out or that have no outcome,
+    are skipped.
+    """
+    for name in {one.name for one in record.header.implementations} & pins.keys():
+        for experiment, places in pins[name].items():
+            if not places:
+                yield Change(name, experiment, "", "", "", NOT_WRITTEN)
+            observed = _observed(record, name, experiment)
+            for place, expected in places.items():
+                on_device = place.split(":")[1:2] == [record.header.provenance.device]
+                if not on_device or (place not in observed and is_narrowed(record)):
+                    continue
+                now = observed.get(place, {})
+                if now is None:
+                    continue
+                for subject, value in expected.items():
+                    if now.get(subject) != value:
+                        there = now.get(subject, NOT_OBSERVED)
+                        yield Change(name, experiment, place, subject, value, there)
+
+
+def repinned(text: str, pins: Pins, record: Record) -> str:
+    """Return the text of a baseline with its pins updated to the values in a record."""
+
+    def edit(document: Any) -> bool:
+        changed = False
+        for name in {one.name for one in record.header.implementations} & pins.keys():
+            for experiment, places in pins[name].items():
+                table = document["pinned"][name][experiment]
+                for place, now in _observed(record, name, experiment).items():
+                    if now is None or (places and place not in places):
+                        continue
+                    kept = {it: now[it] for it in places.get(place, now) if it in now}
+                    if kept and kept != places.get(place):
+                        table[place] = tomlkit.item(kept)
+                        changed = True
+        return changed
+
+    return _edited(text, edit) if any(pins.values()) else text
+
+
+def _observed(record: Record, name: str, experiment: str) -> dict[str, dict[str, str] | None]:
+    """Return the values that an experiment observed, by place; None if it has no outcome there."""
+    return {
+        _place(result): None
+        if any(map(is_open, result.findings))
+        else {str(entry.subject): str(entry.value) for entry in result.entries}
+        for result in record.results
+        if (result.implementation, result.case) == (name, experiment)
+    }
+
+
+# In the file
+
+
+def _edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
     """Return the text of a baseline with its tables of counts and pins edited.
 
     If they change, these tables are moved behind all entries.
@@ -204,12 +305,10 @@ def counts_after(lines: Sequence[str], first: int) -> int:
 
     Without such a line, the result is the number of lines.
     """
-    heads = (n for n in range(first, len(lines)) if _TABLE.match(lines[n]) or _is_head(lines[n]))
-    return next(heads, len(lines))
-
-
-def _is_head(line: str) -> bool:
-    return line.strip() == HEAD.strip()
+    for place in range(first, len(lines)):
+        if _TABLE.match(lines[place]) or lines[place].strip() == HEAD.strip():
+            return place
+    return len(lines)
 
 
 def _apart(text: str) -> tuple[str, str]:

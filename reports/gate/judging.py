@@ -19,26 +19,19 @@ from pathlib import Path
 import msgspec
 
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
-from conformance.records.findings import (
-    NOT_VERIFIED,
-    RUN,
-    CaseResult,
-    Finding,
-    gravity,
-    verified,
-)
+from conformance.records.findings import RUN, CaseResult, Finding, gravity, verified
 from conformance.records.header import Implementation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import Record, read
-from conformance.reports.gate.baseline import (
-    Baseline,
-    Entry,
-    agrees_on_cause,
-    fits,
-    recorded,
+from conformance.reports.gate.baseline import Baseline, Entry, agrees_on_cause, fits, recorded
+from conformance.reports.gate.coverage import (
+    Change,
+    Loss,
+    changes,
+    is_narrowed,
+    is_open,
+    losses,
 )
-from conformance.reports.gate.coverage import Loss, is_narrowed, losses
-from conformance.reports.gate.pinned import Change, changes
 from conformance.reports.tables import Located, by_key, finding_counts, located
 
 LOST = ("crashed", "timed-out")
@@ -47,7 +40,7 @@ LOST = ("crashed", "timed-out")
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement on every finding and every entry.
+    """The result of comparing a record with a baseline: a judgement on every finding and entry.
 
     Attributes:
         known: deviations that agree with an entry.
@@ -85,15 +78,14 @@ class Judgement:
     inactive: Sequence[Entry]
     claimed: Mapping[int, Sequence[Located]]
     decided: Sequence[Located]
-    less: Sequence[Loss] = ()
-    changed: Sequence[Change] = ()
+    less: Sequence[Loss]
+    changed: Sequence[Change]
 
     @property
     def worse(self) -> bool:
         """Whether anything changed for the worse.
 
-        This is the case if a deviation is new, less was verified than before, a pinned convention
-        changed, or a process crashed or hung.
+        That is a new deviation, a loss of coverage, a changed pin, or a process that died or hung.
         """
         lost = any(one.finding.verdict in LOST for one in self.open)
         return bool(self.new or self.less or self.changed or lost)
@@ -129,10 +121,7 @@ class Judgement:
 
     @property
     def whole(self) -> bool:
-        """Whether the run was not narrowed and every item has been verified.
-
-        If not, an entry that matches nothing may still match something in a complete run.
-        """
+        """Whether the run was not narrowed and every item has been verified."""
         return self.answered and not is_narrowed(self.record)
 
     @property
@@ -179,7 +168,11 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
 
 
 class Claims:
-    """A lookup of the entries that claim a finding, for the platform and versions of one run.
+    """The entries of a baseline that apply to one run, by the findings that they claim.
+
+    Attributes:
+        active, inactive: the entries that apply to an implementation, version and device of the
+            run, and all others.
 
     Raises:
         BrokenBaseline: if a condition uses a variable that the run does not define.
@@ -199,6 +192,7 @@ class Claims:
     def of(self, result: CaseResult, finding: Finding) -> list[Entry]:
         """Return the entries that claim a finding."""
         where = (result.implementation, result.dtype, result.device)
+        # A record has few such combinations but very many findings.
         if where not in self._holding:
             self._holding[where] = self._hold(*where)
         return [
@@ -210,11 +204,7 @@ class Claims:
         ]
 
     def _hold(self, name: str, dtype: str, device: str) -> list[Entry]:
-        """Return the entries that apply to an implementation, dtype and device.
-
-        `of` caches the result: most entries are about other implementations, and a record has only
-        a few such combinations but very many findings.
-        """
+        """Return the entries that apply to an implementation, dtype and device."""
         variables = self._variables.get(name, {}) | {"dtype": dtype, "device": device}
         return [
             entry
@@ -229,11 +219,7 @@ class Claims:
         return next((entry for entry in claiming if agrees(entry, finding)), None)
 
     def _applies(self, entry: Entry, implementation: Implementation) -> bool:
-        """Return whether an entry applies to an implementation, its versions and its device.
-
-        Raises:
-            BrokenBaseline: if its condition uses a variable that the run does not define.
-        """
+        """Return whether an entry applies to an implementation, its versions and its device."""
         if not fits(entry.implementation, implementation.name):
             return False
         if entry.condition is None:
@@ -264,14 +250,6 @@ def agrees(entry: Entry, finding: Finding) -> bool:
     )
 
 
-def _contradict(one: Entry, two: Entry) -> bool:
-    """Return whether two entries contradict each other.
-
-    Two entries that are not strict never do, because they allow deviations without requiring them.
-    """
-    return one.says != two.says and (one.strict or two.strict)
-
-
 def judge(baseline: Baseline, record: Record) -> Judgement:
     """Compare a record with a baseline.
 
@@ -284,7 +262,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
     claimed: dict[int, list[Located]] = {entry.number: [] for entry in claims.active}
     shared: dict[tuple[int, int], list[Located]] = defaultdict(list)
     for one in located(record.results):
-        if one.requirement == RUN or one.finding.verdict in NOT_VERIFIED:
+        if is_open(one.finding):
             left.append(one)
             continue
         if one.finding.verdict == "unsupported":
@@ -309,6 +287,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
     if not (record.complete or left or missing):
         # The plan was edited, or the record is the journal of a run that ended early.
         missing = 1
+    # In an incomplete run, an entry that matches nothing may still match what is missing.
     whole = not (left or missing or is_narrowed(record))
     fixed = []
     for entry in claims.active:
@@ -329,7 +308,12 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
             for entry in claims.active
             if whole and not claimed[entry.number] and _is_asked(entry, record)
         ],
-        ambiguous=[pair for pair in pairs if _contradict(*pair[:2])],
+        # Entries that are not strict allow deviations without requiring them.
+        ambiguous=[
+            (one, two, cells)
+            for one, two, cells in pairs
+            if one.says != two.says and (one.strict or two.strict)
+        ],
         duplicates=_duplicates(claims.active, pairs),
         reasonless=[entry for entry in baseline.entries if not entry.has_reason],
         inactive=claims.inactive,
@@ -347,8 +331,7 @@ _SIZES = re.compile(r"(long/)|.*\.d[\d*?[]")
 def _is_asked(entry: Entry, record: Record) -> bool:
     """Return whether a run included cases of the sizes that an entry names.
 
-    A baseline also has entries for level "large" and for checks of long sequences, whose cases do
-    not occur in other runs.
+    Cases of level "large" and of checks of long sequences do not occur in other runs.
     """
 
     def sizes(name: str) -> str:

@@ -8,9 +8,7 @@ between entries is preserved; within an entry, tomlkit preserves comments and fo
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from glob import escape
@@ -24,6 +22,7 @@ from tomlkit import TOMLDocument
 from conformance.errors import BrokenBaseline, ConformanceError
 from conformance.records.findings import without_place
 from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.record import replace_file
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.coverage import counts_after
 from conformance.reports.gate.judging import Judgement, agrees
@@ -32,16 +31,17 @@ from conformance.words import causes, say
 
 Patterns = tuple[str, ...]
 
-LEAST = 12
-"""The least number of characters by which the text of an error can be recognised."""
-
-MOST = 120
+LEAST, MOST = 12, 120
+"""The least and the most characters by which the text of an error is recognised."""
 
 FITTED = "factor"
 """The argument of causes that holds a fitted number, which differs from case to case."""
 
 MOST_CAUSES = 2
 """The most causes of one requirement that entries name; more of them would depend on the case."""
+
+WIDTH = 100
+"""The length beyond which a list is written on several lines."""
 
 
 class Kind(NamedTuple):
@@ -93,26 +93,22 @@ def drafts(
             incomplete and does not show which others exist.
     """
     around = by_key(decided, _asked)
-    alike = [
-        (name, requirement, kind, where, claimed)
-        for (name, requirement), asked in by_key(cells, _asked).items()
-        for kind, same in _kinds(asked).items()
-        for where, claimed in _places(same, around[name, requirement], exact=exact)
-    ]
-    # Merge requirements that would get the same entry, and then implementations.
-    of_one = by_key(alike, lambda one: (one[0], one[2], one[3])).values()
-    joined = by_key(
-        of_one, lambda several: (*several[0][2:4], tuple(sorted(one[1] for one in several)))
-    )
+    # Requirements that would get the same entry share it, and then implementations do.
+    of_one: dict[tuple[str, Kind, Where], dict[str, list[Located]]] = defaultdict(dict)
+    for (name, requirement), asked in by_key(cells, _asked).items():
+        for kind, same in _kinds(asked).items():
+            for where, claimed in _places(same, around[name, requirement], exact=exact):
+                of_one[name, kind, where].setdefault(requirement, []).extend(claimed)
+    alike = by_key(of_one, lambda key: (*key[1:], tuple(sorted(of_one[key]))))
     entries = []
-    for (kind, where, requirements), several in joined.items():
+    for (kind, where, requirements), keys in alike.items():
         patterns = {
-            "implementation": _names({group[0][0] for group in several}) if named else (),
+            "implementation": _names({name for name, *_ in keys}) if named else (),
             "requirement": _names(requirements),
             "case": where.case,
             "mode": where.mode,
         }
-        claimed = [cell for group in several for one in group for cell in one[4]]
+        claimed = [cell for key in keys for same in of_one[key].values() for cell in same]
         entries.append(Draft(kind, where.dtype, patterns, claimed))
     return entries
 
@@ -154,8 +150,7 @@ def _text(cell: Located) -> str:
 def _raised(texts: Collection[str]) -> dict[str, str]:
     """Return, for each error text, the part by which to recognise it.
 
-    For texts that differ only in numbers, this is their common beginning, if it is long enough;
-    otherwise, it is what `_readable` returns.
+    For texts that differ only in numbers, this is their common beginning, if it is long enough.
     """
     recognised = {}
     for same in by_key(texts, lambda text: re.sub(r"\d+", "#", text)).values():
@@ -179,9 +174,9 @@ def _readable(text: str) -> str:
 def _places(
     cells: Sequence[Located], decided: Sequence[Located], *, exact: bool
 ) -> list[tuple[Where, list[Located]]]:
-    """Group findings of one requirement by place; cases that deviate alike share a place.
+    """Group findings of one requirement by place.
 
-    Cases deviate alike if they deviate in the same modes and dtypes.
+    Cases that deviate in the same modes and dtypes share a place.
     """
     asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
@@ -270,9 +265,6 @@ def folders(names: Collection[str], others: Collection[str]) -> Patterns:
     return tuple(sorted(patterns))
 
 
-WIDTH = 100
-
-
 def propose(
     baseline: Baseline, judgement: Judgement, reason: str = "", *, adds: bool = True
 ) -> str:
@@ -309,14 +301,9 @@ def write(path: Path, text: str) -> None:
     target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".new")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text.encode())
-            Path(name).chmod(target.stat().st_mode if target.exists() else 0o644)
-            Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        mode = target.stat().st_mode if target.exists() else 0o644
+        replace_file(target, text.encode())
+        target.chmod(mode)
     except OSError as error:
         raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
 
@@ -432,9 +419,10 @@ class _Edit:
             if entry.number not in self.replaced:
                 continue
             first, last = self._span(entry)
-            several = [_written(one, end) for one in self.replaced[entry.number]]
-            lines[first:last] = [(end * 2).join(several) + end] if several else []
-            if not several:
+            if several := [_written(one, end) for one in self.replaced[entry.number]]:
+                lines[first:last] = [(end * 2).join(several) + end]
+            else:
+                del lines[first:last]
                 _close(lines, first)
         text = "".join(lines)
         for document in self.new:
@@ -460,10 +448,7 @@ class _Edit:
 
 
 def _joined(entry: Entry, condition: str) -> str:
-    """Return the condition of an entry combined with another one by `and`.
-
-    A condition on the dtype alone is replaced by the new one.
-    """
+    """Return an entry's condition and another one; one on the dtype alone is replaced."""
     if entry.condition is None or not condition:
         return condition or (entry.condition.text if entry.condition else "")
     if entry.condition.names == {"dtype"}:

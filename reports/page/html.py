@@ -39,9 +39,8 @@ from conformance.records.numbers import UNDERFLOW, Array
 from conformance.records.record import PICTURED
 from conformance.reports.cards import glances_of
 from conformance.reports.changes import Changes, deltas
-from conformance.reports.figures import FOLDER, again, svg
+from conformance.reports.figures import FOLDER, Picture, Subject, again, picture, svg
 from conformance.reports.figures.heatmap import pattern
-from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.reports.model import Deviation, Loaded, Report
 from conformance.reports.page import content_policy, environment, views
 from conformance.reports.tables import by_key, parts_of, topics_of
@@ -51,15 +50,11 @@ from conformance.words import say
 
 PAGE = Path(__file__).parent
 INSIDE = ("compared", "causes")
-"""The templates of parts that are inserted into sections with other content. There is another such
-part for each implementation that deviates, made from the template "about"."""
+"""The templates of parts that are inserted into sections with other content, as those made from the
+template "about" are, one for each implementation that deviates."""
 
-TEMPLATES = {path.name.partition(".")[0] for path in PAGE.glob("*.html.j2")} - {
-    "matrix",
-    "deviations",
-}
-"""The names of templates. A section with such a name is a single part, which is inserted into the
-page when it comes into view; the sections "matrix" and "deviations" are always in the page."""
+AT_ONCE = ("matrix", "deviations")
+"""The sections that are always in the page; others are inserted when they come into view."""
 
 STYLES = ("style.css", "panel.css", "print.css")
 SCRIPTS = (
@@ -121,7 +116,7 @@ def render_html(
         "VERDICTS": VERDICTS,
         "NOT_VERIFIED": NOT_VERIFIED,
     }
-    names = [target for target, _, _ in views.sections(report) if target in TEMPLATES]
+    names = [target for target, _, _ in views.sections(report) if target not in AT_ONCE]
     parts = {name: made.get_template(f"{name}.html.j2").render() for name in (*names, *INSIDE)}
     about = made.get_template("about.html.j2")
     for index, column in enumerate(report.columns):
@@ -141,36 +136,21 @@ def render_html(
 def render_changes(changes: Changes) -> str:
     """Return a page that shows two records side by side and lists changes, regressions first."""
     before, after = changes.before.packages, changes.after.packages
-    style = (FOLDER / "page.css").read_text(encoding="utf-8") + TABLES
-    return (
-        environment(PAGE, finalize=lambda value: printable(value) if type(value) is str else value)
-        .get_template("changes.html.j2")
-        .render(
-            changes=changes,
-            deltas=deltas(changes),
-            packages=[
-                name for name in sorted({*before, *after}) if before.get(name) != after.get(name)
-            ],
-            style=style,
-            policy=content_policy(style),
-        )
+    style = f"{_part(FOLDER / 'page.css')}\n{_part('changes.css')}"
+    made = environment(
+        PAGE, finalize=lambda value: printable(value) if type(value) is str else value
+    )
+    names = sorted({*before, *after})
+    return made.get_template("changes.html.j2").render(
+        changes=changes,
+        deltas=deltas(changes),
+        packages=[name for name in names if before.get(name) != after.get(name)],
+        style=style,
+        policy=content_policy(style),
     )
 
 
-TABLES = """
-.scroll { overflow-x: auto; background: var(--panel); border: 1px solid var(--line); }
-table { border-collapse: collapse; width: 100%; font-size: .94rem; overflow-wrap: anywhere; }
-th, td { padding: .45rem .7rem; text-align: left; vertical-align: top; min-width: 5.5rem; }
-th { overflow-wrap: normal; }
-tr { border-bottom: 1px solid var(--line); }
-tbody tr:last-child { border-bottom: 0; }
-td:nth-child(2) { min-width: 9rem; }
-td:nth-child(n + 5) { min-width: 12rem; }
-"""
-"""The CSS rules of the page of changes, in addition to those of a figure's page."""
-
-
-def _part(name: str) -> str:
+def _part(name: str | Path) -> str:
     return (PAGE / name).read_text(encoding="utf-8")
 
 
@@ -285,7 +265,12 @@ def packed(report: Report, records: Sequence[Loaded]) -> bytes:
         "cases": {
             name: case for _, record, _ in records for name, case in record.header.cases.items()
         },
-        "axes": _axes(exact),
+        # By name and rank of the array.
+        "axes": {
+            f"{worst.array} {len(worst.index)}": names
+            for _, worst in exact
+            if worst and (names := axes(worst.array, len(worst.index)))
+        },
     }
     content = []
     for name, values in numbers.items():
@@ -341,15 +326,6 @@ def _digits(value: float) -> float:
 def _lean(bias: float) -> float:
     """Round a bias to the nearest half, or to two digits if chance cannot explain it."""
     return float(f"{bias:.1e}") if abs(bias) > 5 else round(2 * bias) / 2
-
-
-def _axes(exact: Sequence[tuple[Figures | None, Worst | None]]) -> dict[str, Sequence[str]]:
-    """Return the axis names of every array with a worst element, by name and rank of the array."""
-    found: dict[str, Sequence[str]] = {}
-    for _, worst in exact:
-        if worst and (names := axes(worst.array, len(worst.index))):
-            found[f"{worst.array} {len(worst.index)}"] = names
-    return found
 
 
 def _embedded(content: bytes) -> Markup:

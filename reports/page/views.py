@@ -36,7 +36,7 @@ from conformance.reports.model import (
 )
 from conformance.reports.tables import by_key
 from conformance.reports.wording import UNSORTED, listed
-from conformance.text import plural
+from conformance.text import plural, some
 from conformance.words import say
 
 
@@ -169,25 +169,22 @@ def pooled(members: Sequence[tuple[str, Sequence[Variant]]]) -> list[Variant]:
     """Merge the observations of several backends, given with their names, into one list."""
     if len(members) == 1:
         return list(members[0][1])
-    times: dict[tuple[str, Phrase], int] = defaultdict(int)
-    wheres: dict[tuple[str, Phrase], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name, observed in members:
-        for item in observed:
-            times[item.value, item.phrase] += item.times
-            wheres[item.value, item.phrase][item.where].append(name)
     examined = sum(bool(observed) for _, observed in members)
+    seen = [(name, item) for name, observed in members for item in observed]
     variants = []
-    for value in sorted(times, key=lambda value: -times[value]):
-        names_of = wheres[value]
-        if len(names_of) == 1 and sum(map(len, names_of.values())) == examined:
+    for (value, phrase), same in by_key(seen, lambda one: (one[1].value, one[1].phrase)).items():
+        names_of: dict[str, list[str]] = defaultdict(list)
+        for name, item in same:
+            names_of[item.where].append(name)
+        if len(names_of) == 1 and len(same) == examined:
             (place,) = names_of
         else:
             place = " · ".join(
                 ", ".join(names) + (f": {where}" if where else "")
                 for where, names in names_of.items()
             )
-        variants.append(Variant(value[0], times[value], place, value[1]))
-    return variants
+        variants.append(Variant(value, sum(item.times for _, item in same), place, phrase))
+    return sorted(variants, key=lambda variant: -variant.times)
 
 
 def _card(title: str, columns: list[Column], conventions: Sequence[Convention]) -> Card:
@@ -210,21 +207,17 @@ def _card(title: str, columns: list[Column], conventions: Sequence[Convention]) 
 
 def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
     declared = {form.form: form.declared for _, item in members for form in item.forms}
+    observed = [(name, {form.form: form.observed for form in item.forms}) for name, item in members]
     forms = {
-        name: pooled(
-            [
-                (backend, next((form.observed for form in item.forms if form.form == name), []))
-                for backend, item in members
-            ]
-        )
-        for name in declared
+        form: pooled([(name, found.get(form, [])) for name, found in observed]) for form in declared
     }
     surprises: dict[str, list[str]] = defaultdict(list)
-    for form, item in ((form, item) for form, observed in forms.items() for item in observed):
-        if declared[form] and item.phrase.id != declared[form]:
-            place = f" ({item.where})" if item.where else ""
-            text = f"{item.value}{place}, declared {say(Phrase(declared[form]))}"
-            surprises[text].append(_FORMS.get(form, form))
+    for form, variants in forms.items():
+        for item in variants:
+            if declared[form] and item.phrase.id != declared[form]:
+                place = f" ({item.where})" if item.where else ""
+                text = f"{item.value}{place}, declared {say(Phrase(declared[form]))}"
+                surprises[text].append(_FORMS.get(form, form))
 
     def shown(form: str) -> list[Variant]:
         meaning = Phrase(declared.get(form, ""))
@@ -245,21 +238,16 @@ def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
 
 
 def _masked(members: Sequence[tuple[str, Sequence[MaskedRow]]]) -> list[MaskedRow]:
-    rows = pooled([(name, [item.row for item in masked]) for name, masked in members])
-    return [
-        MaskedRow(
-            row,
-            pooled(
-                [
-                    (name, item.consequences)
-                    for name, masked in members
-                    for item in masked
-                    if item.row.phrase == row.phrase
-                ]
-            ),
-        )
-        for row in rows
-    ]
+    found = []
+    for row in pooled([(name, [item.row for item in masked]) for name, masked in members]):
+        consequences = [
+            (name, item.consequences)
+            for name, masked in members
+            for item in masked
+            if item.row.phrase == row.phrase
+        ]
+        found.append(MaskedRow(row, pooled(consequences)))
+    return found
 
 
 class HandedRow(NamedTuple):
@@ -291,11 +279,10 @@ def families(report: Report) -> list[Family]:
 
 # Accuracy
 
-LOWEST, HIGHEST = 0.1, 1000.0
+TICKS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+LOWEST, HIGHEST = TICKS[0], TICKS[-1]
 MARGIN = 3.0
 """The percentage of the logarithmic axis to leave free at either end, for the marks themselves."""
-
-TICKS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
 def position(value: float) -> float:
@@ -408,7 +395,8 @@ def changed(point: Point) -> str:
     if change is None:
         return "the first"
     texts = [
-        f"{sum(counts.values()):,} {word}: {_first_few(counts)}"
+        f"{sum(counts.values()):,} {word}: "
+        + some(sorted(counts, key=counts.__getitem__, reverse=True), MOST_CHANGES)
         for word, counts in (("worse", change.worse), ("fixed", change.better))
         if counts
     ]
@@ -418,12 +406,6 @@ def changed(point: Point) -> str:
     texts += [f"{change.added:,} checked for the first time"] if change.added else []
     texts += [f"{change.removed:,} no longer checked"] if change.removed else []
     return "; ".join(texts) or "no change"
-
-
-def _first_few(counts: Mapping[str, int]) -> str:
-    names = sorted(counts, key=counts.__getitem__, reverse=True)
-    more = len(names) - MOST_CHANGES
-    return ", ".join(names[:MOST_CHANGES]) + (f" and {more} more" if more > 0 else "")
 
 
 # Deviations
@@ -479,15 +461,21 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
         own,
         lambda item: (item.verdict, _symptom(item), bool(item.cause), item.kind, item.reason),
     )
-    found = []
-    for (verdict, text, explained, kind, reason), items in alike.items():
-        times, folded = sum(item.times for item in items), verdict == "error" and len(items) > 1
-        found.append(
-            Symptom(
-                kind, text, explained, verdict, times, items, folded,
-                reason, items[0].link, items[0].reproduction,
-            )
-        )  # fmt: skip
+    found = [
+        Symptom(
+            kind=kind,
+            text=text,
+            explained=explained,
+            verdict=verdict,
+            times=sum(item.times for item in items),
+            deviations=items,
+            folded=verdict == "error" and len(items) > 1,
+            reason=reason,
+            link=items[0].link,
+            reproduction=items[0].reproduction,
+        )
+        for (verdict, text, explained, kind, reason), items in alike.items()
+    ]
     return sorted(
         found, key=lambda item: (SEVERITY.index(item.kind), not item.explained, -item.times)
     )
@@ -531,8 +519,8 @@ def extent(symptoms: Sequence[Symptom], rows: Mapping[str, Row]) -> str:
 def _symptom(item: Deviation) -> str:
     """Return the text by which a deviation is grouped: its cause, its message, or its extent.
 
-    The message is used if nothing was measured. The extent is used if the cause of a measured
-    deviation is unknown; deviations caused by one defect often have the same extent.
+    The message is used if nothing was measured. Deviations caused by one defect often have the same
+    extent.
     """
     if item.cause:
         return say(item.cause)

@@ -11,53 +11,51 @@ import datetime
 import gzip
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
 
-from conformance.errors import ConformanceError
+from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records.header import processor
-from conformance.records.long import as_record
-from conformance.records.record import Exploration, Record, read_exploration
+from conformance.records.long import as_record, read_climb
+from conformance.records.record import Record, read_exploration
 from conformance.reports.figures.lengths import plot
+from conformance.reports.gate.baseline import read_baselines
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import Loaded
 from conformance.reports.publishing.pages import (
     EXPLORED,
+    LARGE,
+    LONG,
     MOST_RECORD,
     MOST_TOGETHER,
+    PLOT,
     Known,
     Made,
     Published,
-    read_baselines,
+    large_of,
+    lengths_of,
     render_index,
     render_page,
     render_table,
     sort,
 )
 from conformance.reports.publishing.site import SITE, Translator, render_site
-from conformance.reports.publishing.sizes import (
-    LARGE,
-    LONG,
-    PLOT,
-    large_of,
-    lengths_of,
-    read_climbs,
-    read_each,
-)
 from conformance.reports.tables import parts_of
 from conformance.reports.wording import UNSORTED
 from conformance.reports.writing import build, make_folder, outcome, read_run, write_file
 from conformance.text import plural, printable, progress
 
+T = TypeVar("T")
+
 RECORDS, VERSIONS = "records", "versions"
 """The folders of the records, and of those that show other versions of the libraries."""
 
 MADE = "made.json"
-
 END = "\n<!-- made by mha-conformance publish -->\n"
 """The end of every page; a file without it was not made by this command, and is not removed."""
 
@@ -119,8 +117,7 @@ def publish(wanted: Wanted) -> int:
     beside = {f"{name}, {record}": known for (record, name), known in published.beside.items()}
     sizes = {f"{name}, {LARGE} or {LONG}": known for name, known in published.sizes.items()}
     for key, known in {**published.known, **beside, **sizes}.items():
-        times = sum(item.kind == UNSORTED for item in known)
-        if times:
+        if times := sum(item.kind == UNSORTED for item in known):
             print(printable(f"{key}: {plural(times, 'deviation')} that no baseline sorts"))
     for problem in published.report.not_verified.problems:
         print(printable(f"left out: {problem}"))
@@ -176,11 +173,8 @@ def _keep_large(wanted: Wanted) -> None:
     keep(loaded, folder)
 
 
-def keep(records: Sequence[Loaded], folder: Path) -> int:
+def keep(records: Sequence[Loaded], folder: Path) -> None:
     """Write these records into a folder and remove all other records from it.
-
-    Returns:
-        The number of bytes written.
 
     Raises:
         ConformanceError: if one record, or all of them together, exceed the size limit.
@@ -204,7 +198,6 @@ def keep(records: Sequence[Loaded], folder: Path) -> int:
     for file in folder.glob("*.json.gz"):
         if file.name not in files:
             file.unlink()
-    return size
 
 
 def packed(record: Record) -> bytes:
@@ -217,7 +210,6 @@ def packed(record: Record) -> bytes:
 
 
 def _made(minutes: int, expected: Sequence[str], problems: Sequence[str]) -> Made:
-    """Return a description of this machine and of how the records were made."""
     return Made(
         processor=processor(),
         cores=os.cpu_count() or 1,
@@ -262,7 +254,8 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
         raise ConformanceError(f"{wanted.output}: no records are kept there; name some to publish")
     folder = wanted.output / LARGE
     large, refused_large = load_versions(find_records([folder] if folder.is_dir() else []))
-    climbs = read_climbs(wanted.output / LONG)
+    climbs = _read_each(wanted.output / LONG, read_climb, lambda it: it.implementation.name)
+    explored = _read_each(wanted.output / EXPLORED, read_exploration, lambda it: it.implementation)
     made = read_made(wanted.output)
     problems = [*(made.problems if made else ()), *loaded.problems, *refused, *refused_large]
     expected = made.expected if made else ()
@@ -274,7 +267,7 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     return Published(
         report=build(loaded.current, expected, problems, versions=others),
         declared={part.key: part.implementation for part in parts_of(loaded.current)},
-        explored=read_explored(wanted.output / EXPLORED),
+        explored=explored,
         known={part.key: known for part, known in sort(loaded.current, baseline)},
         beside={
             (part.record.header.name, part.implementation.name): known
@@ -292,13 +285,19 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     )
 
 
-def read_explored(folder: Path) -> dict[str, Exploration]:
-    """Return the explorations that are stored in a folder, by implementation.
+def _read_each(
+    folder: Path, read: Callable[[Path], T], name_of: Callable[[T], str]
+) -> dict[str, T]:
+    """Return what the JSON files of a folder store, by implementation.
 
     Raises:
-        BrokenRecord: if a file is not an exploration, or is not named after its implementation.
+        BrokenRecord: if a file cannot be read, or is not named after its implementation.
     """
-    return read_each(folder, read_exploration, lambda exploration: exploration.implementation)
+    found = {path: read(path) for path in sorted(folder.glob("*.json"))}
+    for path, one in found.items():
+        if name_of(one) != path.stem:
+            raise BrokenRecord(f"{path} is not about {path.stem}")
+    return {path.stem: one for path, one in found.items()}
 
 
 def render(published: Published) -> dict[Path, str]:

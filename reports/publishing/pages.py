@@ -2,6 +2,8 @@
 
 Everything, including the declarations of adapters, is taken from records and escaped; no adapter is
 loaded. Every deviation is matched with the baseline entry that covers it, and sorted by its kind.
+Entries about level "large" and checks of long sequences name such cases in their `case`, for
+example `*.d64t64x64` or `long/causal/*`.
 """
 
 from __future__ import annotations
@@ -19,21 +21,51 @@ from markupsafe import Markup
 
 from conformance.records.findings import VERIFIED
 from conformance.records.header import Implementation
-from conformance.records.long import Climb
+from conformance.records.long import Climb, Reach, as_record, reaches
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Exploration
 from conformance.reports import wording
 from conformance.reports.cards import glances_of
-from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
-from conformance.reports.gate.judging import knower
+from conformance.reports.gate.baseline import Baseline, Entry
+from conformance.reports.gate.judging import Claims, knower
 from conformance.reports.model import Column, Loaded, Point, Report, Trend
 from conformance.reports.page.markdown import fenced, prose, render, text
-from conformance.reports.publishing.sizes import PLOT, Large, Length
-from conformance.reports.tables import Group, Part, by_key, grouped, located, parts_of
+from conformance.reports.page.views import SEVERITY
+from conformance.reports.tables import (
+    Group,
+    Located,
+    Part,
+    by_key,
+    finding_counts,
+    grouped,
+    located,
+    parts_of,
+)
+
+LARGE, LONG = "large", "long"
+"""The folders of records of level "large" and of checks of long sequences."""
+
+EXPLORED = "explored"
+"""The folder, beside that of the records, of results on random problems outside the catalogue."""
+
+PLOT = "long.svg"
+"""The figure of error against length."""
+
+MOST_RECORD = 512 * 2**10
+MOST_TOGETHER = 16 * 2**20
+"""The maximum sizes in bytes, in the repository, of one record and of all records in a folder."""
+
+FAMILIES_IN_TABLES = (
+    ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
+    ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
+)
+"""The features in each of two tables: those that determine which keys a query sees and where they
+are stored, and those that change the logits or their softmax."""
+
+_OWN = "Written here, or for teaching"
+"""The heading of implementations that belong to no library."""
 
 # Deviations by kind
-
-_ORDER = (wording.UNSORTED, *reversed(KINDS))
 
 
 @dataclass(frozen=True)
@@ -47,11 +79,6 @@ class Known:
 
     entry: Entry | None
     group: Group
-
-    @property
-    def detail(self) -> str:
-        """The message of the worst finding."""
-        return self.group.worst.finding.detail
 
     def most_frequent(self, place: str) -> list[str]:
         """Return the requirements or cases of its findings, the most frequent first."""
@@ -72,8 +99,8 @@ class Known:
 
     @property
     def kind(self) -> str:
-        """The kind of the deviation: one of `KINDS`, or `wording.UNSORTED`."""
-        return (self.entry.kind if self.entry else "") or wording.UNSORTED
+        """The kind of the deviation: one of `SEVERITY`."""
+        return _kind(self.entry)
 
     @property
     def reason(self) -> str:
@@ -81,9 +108,14 @@ class Known:
         return self.entry.reason.strip() if self.entry else ""
 
     @property
+    def text(self) -> str:
+        """The reason why the deviation is known, or else the message of its worst finding."""
+        return self.reason or self.group.worst.finding.detail
+
+    @property
     def heading(self) -> str:
-        """The first sentence of the reason, or of the message, as a heading."""
-        sentence = re.split(r"(?<=[^.])[.:;] ", self.reason or self.detail, maxsplit=1)[0]
+        """The first sentence of the text, as a heading."""
+        sentence = re.split(r"(?<=[^.])[.:;] ", self.text, maxsplit=1)[0]
         return wording.short(sentence.rstrip("."), 100)
 
     @property
@@ -94,21 +126,19 @@ class Known:
     @property
     def identity(self) -> str:
         """A key that is equal for deviations that have the same underlying defect."""
-        return (self.entry.reproduction if self.entry else "") or self.reason or self.detail
+        return (self.entry.reproduction if self.entry else "") or self.text
+
+    @property
+    def places(self) -> set[tuple[str, str, str, str]]:
+        """The case, dtype, mode and requirement of each of its findings."""
+        return {
+            (one.result.case, one.result.dtype, one.result.mode, one.requirement)
+            for one in self.group.members
+        }
 
 
-def read_baselines(paths: Iterable[Path]) -> Baseline:
-    """Return the entries of baseline files, and of all .toml files in folders, as one baseline."""
-    files = [
-        file
-        for path in paths
-        for file in (sorted(path.glob("*.toml")) if path.is_dir() else [path])
-    ]
-    entries = [entry for file in files for entry in read_baseline(file).entries]
-    numbered = tuple(
-        msgspec.structs.replace(entry, number=number) for number, entry in enumerate(entries, 1)
-    )
-    return Baseline(Path("baselines"), "", numbered)
+def _kind(entry: Entry | None) -> str:
+    return (entry.kind if entry else "") or wording.UNSORTED
 
 
 def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list[Known]]]:
@@ -116,36 +146,123 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
     known = []
     for part in parts_of(records):
         knows_of = knower(baseline, part.record)
-        wrong = [one for one in located(part.results) if one.wrong]
-        knows = {one: knows_of(one) for one in wrong}
-        deviations = [
-            Known(knows[group.worst], group) for group in grouped(wrong, knows.__getitem__)
-        ]
-        deviations.sort(key=lambda one: (_ORDER.index(one.kind), -len(one.group)))
+        entries = {one: knows_of(one) for one in located(part.results) if one.wrong}
+        groups = grouped(entries, entries.__getitem__)
+        deviations = [Known(entries[group.worst], group) for group in groups]
+        deviations.sort(key=lambda one: (SEVERITY.index(one.kind), -len(one.group)))
         known.append((part, deviations))
     return known
 
 
+# The sizes of kernels
+
+
+def large_of(part: Part, baseline: Baseline) -> list[str]:
+    """Return the results of level "large" as one line for each dtype; "" if nothing was judged.
+
+    The line has the number of findings and, if some are wrong, their largest error and kinds.
+    """
+    claims, lines = Claims(baseline, part.record), []
+    for dtype, results in by_key(part.results, lambda result: result.dtype).items():
+        good = finding_counts(results).get("conforms", 0)
+        wrong = [one for one in located(results) if one.wrong]
+        if wrong:
+            ratios = [one.finding.figures.max_ratio for one in wrong if one.finding.figures]
+            worst = f", {wording.ratio(max(ratios))}σ" if any(ratios) else ""
+            kinds = ", ".join(_kinds_of(wrong, claims))
+            lines.append(f"{dtype} ✗ {len(wrong):,} of {good + len(wrong):,}{worst}: {kinds}")
+        else:
+            lines.append(f"{dtype} ✓ {good:,}" if good else "")
+    return lines
+
+
+def _kinds_of(wrong: Iterable[Located], claims: Claims) -> list[str]:
+    return list(dict.fromkeys(_kind(claims.knows(one.result, one.finding)) for one in wrong))
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length up to which an implementation conforms in one dtype, and the first deviation.
+
+    Attributes:
+        reach: the measured lengths.
+        kind: the kinds of the first deviation's findings, as text; "" if there is no deviation.
+        cost: microseconds per token for the longest conforming sequence: of the implementation,
+            and of the suite's own computation; None if there is no such sequence.
+    """
+
+    reach: Reach
+    kind: str
+    cost: tuple[float, float] | None
+
+    @property
+    def worst(self) -> str:
+        """The size of the first deviation in σ, or a description if there is no number."""
+        first = self.reach.first
+        if first is None:
+            return ""
+        if first.worst is None:
+            return "an error" if first.verdict == "error" else "not bit for bit"
+        return f"{wording.ratio(first.worst.largest)}σ"
+
+    @property
+    def text(self) -> str:
+        """The results as a line for the table; "" if nothing was compared."""
+        reach = self.reach
+        if not reach.compared:
+            return ""
+        told = f"{reach.most:,}" if reach.most else "–"
+        if not reach.most and reach.beside:
+            told = f"64 × {reach.beside:,}"
+        if reach.first is not None:
+            told += f", ✗ {reach.first.length:,} ({self.worst}, {self.kind})"
+        return f"{reach.dtype} {told}"
+
+    @property
+    def missing(self) -> list[str]:
+        """The reasons why problems were not reached or not supported, each reason once."""
+        every = [*self.reach.missing, *self.reach.refused]
+        return [
+            f"{reason} ({', '.join(dict.fromkeys(step.problem for step in steps))} from "
+            f"{min(step.length for step in steps):,})"
+            for reason, steps in by_key(every, lambda step: _reason(step.why)).items()
+        ]
+
+
+_REASONS = {"takes": "the time", "needs": "the memory", "a mask of": "a mask as an array"}
+
+
+def _reason(why: str) -> str:
+    """Return a reason without its numbers, so that it is the same for all lengths."""
+    return next((said for begin, said in _REASONS.items() if why.startswith(begin)), why)
+
+
+def lengths_of(climb: Climb, baseline: Baseline) -> list[Length]:
+    """Return the lengths up to which an implementation conforms, for each dtype."""
+    record = as_record(climb)
+    claims = Claims(baseline, record)
+    results = {(one.case, one.dtype, one.mode): one for one in record.results}
+    found = []
+    for reach in reaches(climb.steps):
+        kind = ""
+        if reach.first is not None:
+            result = results[reach.first.case, reach.dtype, reach.first.mode]
+            kind = ", ".join(_kinds_of((one for one in located([result]) if one.wrong), claims))
+        whole = [
+            step
+            for step in climb.steps
+            if (step.dtype, step.queries, step.keys) == (reach.dtype, reach.most, reach.most)
+            and step.verdict == "conforms"
+        ]
+        cost = None
+        if whole:
+            dearest = max(whole, key=lambda step: step.called)
+            cost = (1e6 * dearest.called / reach.most, 1e6 * dearest.own / reach.most)
+        found.append(Length(reach, kind, cost))
+    return found
+
+
 # Pages
-
-
-EXPLORED = "explored"
-"""The folder, beside that of the records, of results on random problems outside the catalogue."""
-
-_OWN = "Written here, or for teaching"
-"""The heading of implementations that belong to no library."""
-
-MOST_RECORD = 512 * 2**10
-MOST_TOGETHER = 16 * 2**20
-"""The maximum sizes in bytes, in the repository, of one record and of all records in a folder."""
-
-
-FAMILIES_IN_TABLES = (
-    ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
-    ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
-)
-"""The features in each of two tables: those that determine which keys a query sees and where they
-are stored, and those that change the logits or their softmax."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -177,8 +294,8 @@ class Published:
         explored: by implementation, what was found by random problems outside the catalogue.
         known: by column, the deviations.
         beside: by record and implementation, the deviations in records with other versions.
-        large, lengths: by implementation, the results of level "large" and of checks of long
-            sequences, for each dtype.
+        large, lengths: by implementation, the results of level "large", as lines, and of checks of
+            long sequences, for each dtype.
         sizes: by implementation, the deviations in the results of `large` and `lengths`.
         climbs: by implementation, the checks of long sequences.
         versions: the records with other versions.
@@ -192,7 +309,7 @@ class Published:
     explored: Mapping[str, Exploration]
     known: Mapping[str, Sequence[Known]]
     beside: Mapping[tuple[str, str], Sequence[Known]]
-    large: Mapping[str, Sequence[Large]]
+    large: Mapping[str, Sequence[str]]
     lengths: Mapping[str, Sequence[Length]]
     sizes: Mapping[str, Sequence[Known]]
     climbs: Mapping[str, Climb]
@@ -201,6 +318,16 @@ class Published:
     pages: Path
     root: Path = Path()
     versions: Sequence[Loaded] = ()
+
+    def course(self, column: Column) -> Trend | None:
+        """Return how a column changed over versions; None if only one version was measured."""
+        return next((one for one in self.report.timelines if one.column == column.key), None)
+
+    def known_at(self, column: Column, point: Point) -> Sequence[Known]:
+        """Return the deviations of a column at a point of its course."""
+        if point.record == column.record:
+            return self.known.get(column.key, ())
+        return self.beside.get((point.record, column.name), ())
 
 
 def render_table(published: Published) -> str:
@@ -219,7 +346,7 @@ def render_table(published: Published) -> str:
         features={(item.column, item.feature): item for item in report.features},
         reached=_reached(report),
         large=published.large,
-        lengths=published.lengths,
+        lengths={name: [one.text for one in own] for name, own in published.lengths.items()},
         plot=PLOT if published.climbs else "",
         seconds=max((climb.seconds or 0 for climb in published.climbs.values()), default=0),
         kinds=lambda key: _kinds(published.known.get(key, ())),
@@ -241,8 +368,7 @@ def render_page(published: Published, column: Column) -> str:
     link = _links(published.pages, published.root)
     cards = [card for card in report.cards if card.column == column.key]
     known = published.known.get(column.key, ())
-    course = next((item for item in report.timelines if item.column == column.key), None)
-    elsewhere = _elsewhere(published, column, course)
+    elsewhere = _elsewhere(published, column)
     every = [*known, *published.sizes.get(column.name, ()), *(item for item, _ in elsewhere)]
     times = Counter(item.heading for item in every)
     return _render(
@@ -265,7 +391,7 @@ def render_page(published: Published, column: Column) -> str:
         accuracy=[item for item in report.accuracy if item.column == column.key],
         limit=report.limit,
         unsupported=[item for item in report.unsupported if item.column == column.key],
-        course=course,
+        course=published.course(column),
         elsewhere=elsewhere,
         # Entries whose reasons begin with the same sentence differ in requirements or cases.
         titled=lambda item: (
@@ -274,12 +400,8 @@ def render_page(published: Published, column: Column) -> str:
             if times[item.heading] > 1
             else item.heading
         ),
-        measured_since=lambda known: _since(published, column, course, known),
-        kinds=lambda point: _kinds(
-            known
-            if point.record == column.record
-            else published.beside.get((point.record, column.name), ())
-        ),
+        measured_since=lambda known: _since(published, column, known),
+        kinds=lambda point: _kinds(published.known_at(column, point)),
         varying=varying,
         root=link(".") + "/",
         linked=lambda target: _link(target, link),
@@ -371,8 +493,8 @@ def _defects(published: Published) -> list[tuple[list[str], Known]]:
 
 
 def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
-    counted = [(kind, len({one.identity for one in known if one.kind == kind})) for kind in _ORDER]
-    return [(kind, times) for kind, times in counted if times]
+    times = [(kind, len({one.identity for one in known if one.kind == kind})) for kind in SEVERITY]
+    return [(kind, number) for kind, number in times if number]
 
 
 def _changes(course: Trend) -> str:
@@ -386,45 +508,41 @@ def _changes(course: Trend) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in times.items() if number) or "none"
 
 
-def _elsewhere(
-    published: Published, column: Column, course: Trend | None
-) -> list[tuple[Known, list[str]]]:
+def _elsewhere(published: Published, column: Column) -> list[tuple[Known, list[str]]]:
     """Return the deviations that occur only in other versions, each with these versions."""
+    course = published.course(column)
     if course is None:
         return []
-    here = {item.reason or item.detail for item in published.known.get(column.key, ())}
+    here = {item.text for item in published.known.get(column.key, ())}
     elsewhere: dict[str, tuple[Known, dict[str, None]]] = {}
     for point in course.points:
         for item in published.beside.get((point.record, column.name), ()):
-            text = item.reason or item.detail
-            if text not in here:
-                elsewhere.setdefault(text, (item, {}))[1][varying(course, point)] = None
+            if item.text not in here:
+                elsewhere.setdefault(item.text, (item, {}))[1][varying(course, point)] = None
     return [(item, list(versions)) for item, versions in elsewhere.values()]
 
 
-def _since(published: Published, column: Column, course: Trend | None, known: Known) -> str:
+def _since(published: Published, column: Column, known: Known) -> str:
     """Return since which measured version a deviation has been present without interruption.
 
     The result is "" if only one version was measured.
     """
+    course = published.course(column)
     points = [point for point in course.points if not point.unavailable] if course else []
-    if len(points) < 2:
+    if course is None or len(points) < 2:
         return ""
     library = library_of(column)
 
     def brief(point: Point) -> str:
         packages = point.versions.items()
         own = (f"{name} {one}" for name, one in packages if name.replace("-", "_") == library)
-        return next(own, varying(course, point)) if course else ""
+        return next(own, varying(course, point))
+
+    asked = known.places
 
     def has(point: Point) -> bool:
-        there = (
-            published.known.get(column.key, ())
-            if point.record == column.record
-            else published.beside.get((point.record, column.name), ())
-        )
-        asked = _places(known)
-        return any(one.identity == known.identity and asked & _places(one) for one in there)
+        there = published.known_at(column, point)
+        return any(one.identity == known.identity and asked & one.places for one in there)
 
     # A deviation may have disappeared and come back; only its latest period counts.
     now = next((at for at, point in enumerate(points) if point.record == column.record), -1)
@@ -434,24 +552,17 @@ def _since(published: Published, column: Column, course: Trend | None, known: Kn
     if first == 0:
         return f"{brief(points[0])}, the oldest version that was measured"
     one, other = points[first], points[first - 1]
-    if not _was_asked(published, column, other, known):
+    if not _was_asked(published, column, other, asked):
         return f"{brief(one)}, the oldest version in which it was asked"
     if brief(one) == brief(other):
-        return f"{varying(course, one)}; not with {varying(course, other)}" if course else ""
+        return f"{varying(course, one)}; not with {varying(course, other)}"
     return f"{brief(one)}; not in {brief(other)}"
 
 
-def _places(known: Known) -> set[tuple[str, str, str, str]]:
-    """Return the case, dtype, mode and requirement of each finding of a deviation."""
-    return {
-        (one.result.case, one.result.dtype, one.result.mode, one.finding.requirement)
-        for one in known.group.members
-    }
-
-
-def _was_asked(published: Published, column: Column, point: Point, known: Known) -> bool:
-    """Return whether the record of a point has a verdict on any finding of a deviation."""
-    asked = _places(known)
+def _was_asked(
+    published: Published, column: Column, point: Point, asked: set[tuple[str, str, str, str]]
+) -> bool:
+    """Return whether the record of a point has a verdict on a finding of a deviation."""
     return any(
         result.implementation == column.name
         and (result.case, result.dtype, result.mode, finding.requirement) in asked

@@ -7,6 +7,7 @@ translator, and the badges.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 
 from conformance.records.header import Implementation
 from conformance.reports.cards import FAMILIES, GLANCES, experiment_cards, features
-from conformance.reports.model import Card, Column, Feature, Trend
+from conformance.reports.model import Card, Column, Feature
 from conformance.reports.publishing.pages import Known, Published, library_of, varying
 from conformance.reports.tables import columns, parts_of, topics_of
 from conformance.words import say
@@ -26,30 +27,27 @@ Translator = Callable[[Mapping[str, Implementation]], Any]
 """A function that makes the translator's answers from what implementations declare."""
 
 Answers = dict[str, list[list[Any]]]
-"""The values of each question, with where they hold ("" if everywhere) and whether to warn."""
+"""For each question, the values, where each holds ("" if everywhere), and whether to warn of it."""
 
 
 def render_site(published: Published, translator: Translator) -> bytes:
     """Return the content of `site.json`."""
     report = published.report
-    cards = {card.column: card for card in report.cards}
     parts = parts_of(published.versions)
     shown = columns(parts)
-    their_cards = experiment_cards(parts, shown, topics_of(published.versions))
-    by_key = {card.column: card for card in their_cards}
-    their_features = features(parts, shown, their_cards)
-    before = {
-        (part.record.header.name, part.implementation.name): _answers(
-            by_key.get(part.key), [one for one in their_features if one.column == part.key]
-        )
+    cards = experiment_cards(parts, shown, topics_of(published.versions))
+    before = _answers(cards, features(parts, shown, cards))
+    other_versions = {
+        (part.record.header.name, part.implementation.name): before.get(part.key, {})
         for part in parts
     }
+    answers = _answers(report.cards, report.features)
     content = {
         "schema": SCHEMA,
         "questions": [glance.heading for glance in GLANCES],
         "features": [family.name for family in FAMILIES],
         "implementations": [
-            _implementation(published, column, cards.get(column.key), before)
+            _implementation(published, column, answers.get(column.key, {}), other_versions)
             for column in report.columns
         ],
         "requirements": [
@@ -70,14 +68,10 @@ def render_site(published: Published, translator: Translator) -> bytes:
 def _implementation(
     published: Published,
     column: Column,
-    card: Card | None,
+    answers: Answers,
     before: Mapping[tuple[str, str], Answers],
 ) -> dict[str, Any]:
-    report, declared = published.report, published.declared[column.key]
-    own = [one for one in report.features if one.column == column.key]
-    answers = _answers(card, own)
-    course = next((item for item in report.timelines if item.column == column.key), None)
-    known = [_known(one) for one in published.known.get(column.key, ())]
+    declared = published.declared[column.key]
     return {
         "key": column.key,
         "title": column.title,
@@ -92,62 +86,58 @@ def _implementation(
         "answers": answers,
         "features": {
             one.feature: {"declared": one.declared, "items": one.items}
-            for one in own
-            if one.declared is not None or one.items
+            for one in published.report.features
+            if one.column == column.key and (one.declared is not None or one.items)
         },
-        "known": known,
-        "history": _history(published, column, course, answers, before) if course else [],
+        "known": [_known(one) for one in published.known.get(column.key, ())],
+        "history": _history(published, column, answers, before),
     }
 
 
 def _history(
     published: Published,
     column: Column,
-    course: Trend,
     answers: Answers,
     before: Mapping[tuple[str, str], Answers],
 ) -> list[dict[str, Any]]:
     """Return the data of every measured version, the oldest first."""
-    return [
-        {
+    course, history = published.course(column), []
+    if course is None:
+        return []
+    for point in course.points:
+        is_now = point.record == column.record
+        told = {
             "with": varying(course, point),
             "date": point.created[:10],
-            "now": point.record == column.record,
+            "now": is_now,
             "unavailable": point.unavailable,
-            "answers": answers
-            if point.record == column.record
-            else before.get((point.record, column.name), {}),
-            "known": [
-                one.reason or one.detail
-                for one in (
-                    published.known.get(column.key, ())
-                    if point.record == column.record
-                    else published.beside.get((point.record, column.name), ())
-                )
-            ],
+            "answers": answers if is_now else before.get((point.record, column.name), {}),
+            "known": [one.text for one in published.known_at(column, point)],
         }
-        for point in course.points
-    ]
+        history.append(told)
+    return history
 
 
-def _answers(card: Card | None, own: Iterable[Feature]) -> Answers:
-    answers: Answers = {}
-    for glance in GLANCES if card else ():
-        taken = glance.take(card) if card else []
-        if taken:
-            answers[glance.heading] = [[one.value, one.where, one.alarming] for one in taken]
-    for feature in own:
+def _answers(cards: Iterable[Card], features: Iterable[Feature]) -> dict[str, Answers]:
+    """Return the answers that cards and features contain, by column."""
+    answers: dict[str, Answers] = defaultdict(dict)
+    for card in cards:
+        for glance in GLANCES:
+            if taken := glance.take(card):
+                texts = [[one.value, one.where, one.alarming] for one in taken]
+                answers[card.column][glance.heading] = texts
+    for feature in features:
         if feature.seen:
-            answers[feature.feature] = [[one.value, one.where, False] for one in feature.seen]
+            texts = [[one.value, one.where, False] for one in feature.seen]
+            answers[feature.column][feature.feature] = texts
     return answers
 
 
 def _known(known: Known) -> dict[str, Any]:
-    members = known.group.members
-    entry = known.entry
+    members, entry = known.group.members, known.entry
     return {
         "kind": known.kind,
-        "reason": known.reason or known.detail,
+        "reason": known.text,
         "when": known.when,
         "cases": entry.case if entry else [],
         "link": entry.link if entry else "",
@@ -155,6 +145,6 @@ def _known(known: Known) -> dict[str, Any]:
         "dtypes": list(dict.fromkeys(one.result.dtype for one in members)),
         "modes": list(dict.fromkeys(one.result.mode for one in members)),
         "requirements": known.most_frequent("requirement"),
-        "cause": say(known.cause) if known.cause else "",
+        "cause": say(known.cause),
         "findings": len(known.group),
     }
