@@ -30,8 +30,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from conformance.cases.case import describe_all
 from conformance.cases.catalogue import catalogue, catalogue_hash
-from conformance.cases.description import describe_all
 from conformance.experiments import TOPICS
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance

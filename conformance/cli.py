@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Sequence
 
 from conformance.commands import (
-    completion,
     convert,
     explain,
     explore,
@@ -41,9 +40,8 @@ COMMANDS = (
     explore,
     long,
     judge,
-    listing,
     explain,
-    completion,
+    listing,
 )
 """The modules of all commands, in the order in which --help lists them."""
 
@@ -115,7 +113,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         # The shell requests completions; in all other cases argcomplete is not imported.
-        from conformance.commands.completion import complete
+        from conformance.commands.listing import complete
 
         complete(parser)
     given = [*(sys.argv[1:] if arguments is None else arguments)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from conformance.records.phrase import Argument, Phrase
+from conformance.records.findings import Argument, Phrase
 
 Wording = str | Callable[..., str]
 """A template from `words.toml`, or a function of the phrase's named arguments."""

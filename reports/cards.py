@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.records.findings import PREFIX, CaseResult, Entry, Topic, count
+from conformance.records.findings import PREFIX, CaseResult, Entry, Phrase, Topic, count
 from conformance.records.header import Implementation, MaskInfo
-from conformance.records.phrase import Phrase
 from conformance.reports.model import (
     Argument,
     Card,

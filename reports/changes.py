@@ -15,9 +15,18 @@ import msgspec
 from rich.console import Console
 
 from conformance.errors import BrokenRecord
-from conformance.records.findings import BAD, RUN, VERDICTS, CaseResult, Figures, Finding, Worst
+from conformance.records.findings import (
+    BAD,
+    NOTHING,
+    RUN,
+    VERDICTS,
+    CaseResult,
+    Figures,
+    Finding,
+    Phrase,
+    Worst,
+)
 from conformance.records.header import CaseInfo
-from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record, read
 from conformance.reports.load import find_records
 from conformance.reports.model import Counts

@@ -19,6 +19,7 @@ from conformance.records.findings import (
     PREFIX,
     RUN,
     WRONG,
+    Array,
     CaseResult,
     Finding,
     Topic,
@@ -27,7 +28,6 @@ from conformance.records.findings import (
     verified,
 )
 from conformance.records.header import Header, Implementation, KnownDeviation, RequirementInfo
-from conformance.records.numbers import Array
 from conformance.records.record import Record
 from conformance.reports.model import (
     Cell,

@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from conformance.records.findings import PREFIX, WRONG, CaseResult
-from conformance.records.phrase import Part as PhrasePart
-from conformance.records.phrase import Phrase
+from conformance.records.findings import PREFIX, WRONG, CaseResult, Phrase
+from conformance.records.findings import Part as PhrasePart
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
 from conformance.reports.changes import answers, differing_entries, matched

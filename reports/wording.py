@@ -13,18 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from conformance.records.findings import (
+    ACCURACY,
     BAD,
     GRAVITY,
     INFINITE,
     MAKERS,
+    NOTHING,
     VERDICTS,
     CaseResult,
     Figures,
     Finding,
+    Phrase,
 )
 from conformance.records.header import CausalInfo, RequirementInfo, WeightsInfo
-from conformance.records.numbers import ACCURACY
-from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.model import Feature
 from conformance.text import element, printable
 from conformance.words import advice, say, tables

@@ -17,8 +17,15 @@ import numpy as np
 
 from conformance.cases import case
 from conformance.definition.dtypes import dtype_of
-from conformance.definition.features import Norm, Positions, Rotary, Segments
-from conformance.definition.problem import Problem, Shape, Weights
+from conformance.definition.problem import (
+    Norm,
+    Positions,
+    Problem,
+    Rotary,
+    Segments,
+    Shape,
+    Weights,
+)
 
 SIZES = {
     "batch": 2,

@@ -14,7 +14,7 @@ import numpy as np
 
 from conformance.experiments import TOPICS
 from conformance.records import schema1
-from conformance.records.findings import CaseResult, Entry, Figures, Finding, Worst
+from conformance.records.findings import CaseResult, Entry, Figures, Finding, Phrase, Worst
 from conformance.records.header import (
     SCHEMA,
     CausalInfo,
@@ -23,7 +23,6 @@ from conformance.records.header import (
     MaskInfo,
     Provenance,
 )
-from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports import model as data
 from conformance.reports.page.html import render_html as rendered

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from conformance.cases import casefile
-from conformance.cases.casefile import KEY, Failure, load_case, read, store
-from conformance.cases.tensors import look
+from conformance.cases.casefile import KEY, Failure, load_case, look, read, store
 from conformance.cli import main
 from conformance.errors import BrokenCase, ConformanceError, ExitCode
 from conformance.explore.drawing import Frame, Recipe

@@ -20,9 +20,8 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect, solve
-from conformance.definition.features import Positions
-from conformance.definition.problem import Problem
-from conformance.records.numbers import LIMIT
+from conformance.definition.problem import Positions, Problem
+from conformance.records.findings import LIMIT
 
 BINDS = {"float64": 100.0, "float32": 100.0, "float16": 100.0, "bfloat16": 3 * LIMIT}
 """How far the answer has to move, in σ of the least accurate class.

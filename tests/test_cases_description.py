@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from conformance.cases.case import MOST_ELEMENTS, MOST_PLANES, describe, planes
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.cases.description import MOST_ELEMENTS, MOST_PLANES, describe, planes
 
 
 def unpacked(runs: list[int], queries: int, keys: int) -> np.ndarray:

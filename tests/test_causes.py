@@ -29,7 +29,7 @@ from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
 from conformance.explore.drawing import Recipe
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.findings import NOTHING, Phrase
 from conformance.running.examine import failure
 from conformance.running.session import Item, Session
 from conformance.text import axes, element

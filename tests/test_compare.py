@@ -11,9 +11,8 @@ from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, entry, figures, good, 
 from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.records import schema1
-from conformance.records.findings import RUN, Finding
+from conformance.records.findings import RUN, Finding, Phrase
 from conformance.records.header import CaseInfo
-from conformance.records.phrase import Phrase
 from conformance.reports.changes import compare, load_side
 
 NAN, ZEROS = (schema1.parsed(text, f"observed {MASKED}") for text in ("nan", "zeros"))

@@ -25,8 +25,7 @@ from conformance.definition.comparison import (
 )
 from conformance.definition.expectation import Expectation
 from conformance.errors import WrongShape
-from conformance.records.findings import INFINITE
-from conformance.records.numbers import LIMIT, ratios
+from conformance.records.findings import INFINITE, LIMIT, ratios
 
 NAN, INF = np.nan, np.inf
 

@@ -19,13 +19,12 @@ from conformance.adapter.loading import load, registered
 from conformance.adapter.native import Layer
 from conformance.adapters.transformers_models import ADAPTERS as MODELS
 from conformance.cases.case import FAMILIES
+from conformance.cases.casefile import EXPONENT, WIDTH, Tensor, look, write
 from conformance.cases.catalogue import find_cases
-from conformance.cases.tensors import EXPONENT, WIDTH, Tensor, look, write
 from conformance.cli import main
 from conformance.definition.comparison import compare
 from conformance.definition.expectation import expect, solve
-from conformance.definition.features import Norm, Rotary
-from conformance.definition.problem import WEIGHT_AXES, Weights
+from conformance.definition.problem import WEIGHT_AXES, Norm, Rotary, Weights
 from conformance.errors import (
     ConformanceError,
     ExitCode,

@@ -7,8 +7,7 @@ import pytest
 from test_gate import COARSE, CROSS, GRADIENT, OUTPUT, SELF, Made
 
 from conformance.errors import BrokenBaseline, ExitCode
-from conformance.records.findings import Entry
-from conformance.records.phrase import Phrase
+from conformance.records.findings import Entry, Phrase
 from conformance.reports.gate import coverage, tell, update
 from conformance.reports.gate.baseline import baseline_of, read_baseline
 from conformance.reports.gate.judging import judge

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
-from conformance.records.phrase import Phrase
+from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Phrase
 from conformance.running.examine import counted, everything, worst
 
 OUTPUT = "output.equals-definition"

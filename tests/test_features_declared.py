@@ -34,7 +34,7 @@ from conformance import (
 )
 from conformance.adapter.arguments import MaskTable
 from conformance.cases.catalogue import find_cases
-from conformance.definition.features import Norm, Positions, Rotary, Segments
+from conformance.definition.problem import Norm, Positions, Rotary, Segments
 from conformance.errors import Unsupported, WrongDeclaration
 
 torch = pytest.importorskip("torch")

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
-from conformance.records.findings import RUN, CaseResult, Figures, Finding, Worst
+from conformance.records.findings import NOTHING, RUN, CaseResult, Figures, Finding, Phrase, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
-from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record, read, save
 from conformance.reports.gate import judging, tell, updating
 from conformance.reports.gate.baseline import parse, read_baseline, recorded, to_record

@@ -12,7 +12,7 @@ from conformance.adapter.arguments import Spelling
 from conformance.adapter.handing import _wrapped
 from conformance.cases.catalogue import find_cases
 from conformance.definition.expectation import solve
-from conformance.definition.features import Norm, Rotary, Segments
+from conformance.definition.problem import Norm, Rotary, Segments
 from conformance.errors import Unsupported, WrongDeclaration
 from conformance.running.session import Item, Session, plan
 

@@ -19,8 +19,15 @@ from conformance.cli import main
 from conformance.commands.heads import ask
 from conformance.commands.shared import replace_file
 from conformance.errors import ConformanceError, ExitCode, WrongShape
-from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
-from conformance.records.phrase import Phrase
+from conformance.records.findings import (
+    CaseResult,
+    Figures,
+    Finding,
+    Phrase,
+    Worst,
+    item_id,
+    of_weights,
+)
 from conformance.records.record import read, read_arrays
 from conformance.reports.figures import (
     INK,

@@ -274,7 +274,7 @@ def test_the_packages_are_all_declared():
 
 
 EXTRAS = {
-    "conformance.commands.completion": {"argcomplete"},
+    "conformance.commands.listing": {"argcomplete"},
     "conformance.judging.pool": {"ray"},
 }
 """What is installed with an extra, and imported only when it is asked for."""

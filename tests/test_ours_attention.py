@@ -15,7 +15,7 @@ from conformance.adapters.ours import Ours, attention, positions  # noqa: E402
 from conformance.adapters.ours.attention import MultiHeadAttention  # noqa: E402
 from conformance.cases.catalogue import find_cases  # noqa: E402
 from conformance.definition.expectation import solve  # noqa: E402
-from conformance.definition.features import Norm, Rotary, Segments  # noqa: E402
+from conformance.definition.problem import Norm, Rotary, Segments  # noqa: E402
 
 # Sizes are pairwise different, so that no axis can be taken for another.
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS = 3, 8, 2, 5, 6

@@ -15,8 +15,7 @@ from schemas import RECORD, faults, record_faults
 from conformance.cli import main
 from conformance.commands.shared import schema
 from conformance.errors import ConformanceError, ExitCode
-from conformance.records.findings import RUN, Finding
-from conformance.records.phrase import Phrase
+from conformance.records.findings import RUN, Finding, Phrase
 from conformance.records.record import read
 from conformance.reports.changes import compare, load_side
 from conformance.reports.ci import COLOURS, MOST, annotated, badge, command, junit

@@ -10,8 +10,7 @@ from mutants.miniatures import Correct
 
 from conformance import Adapter, CausalFlag, MaskArgument, Mode
 from conformance.experiments import EXPERIMENTS, experiment, find_experiments
-from conformance.records.findings import Entry
-from conformance.records.phrase import Phrase
+from conformance.records.findings import Entry, Phrase
 from conformance.requirements.probed import compared, declares
 from conformance.running.session import Inquiry, Session, inquiries
 from conformance.words import say

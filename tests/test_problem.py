@@ -14,11 +14,14 @@ from problems import FULL, MEMORY, MODERN, SELF, SIZES, make, position_of, visib
 from conformance.cases.case import rounded
 from conformance.definition.dtypes import BFLOAT16, DTYPES
 from conformance.definition.expectation import solve
-from conformance.definition.features import Norm, Positions, Rotary, Segments
 from conformance.definition.problem import (
     WEIGHT_NAMES,
     Answer,
+    Norm,
+    Positions,
     Problem,
+    Rotary,
+    Segments,
     Shape,
     causal_mask,
     check_broadcastable,

@@ -17,9 +17,11 @@ from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records import record as records
 from conformance.records.findings import (
     INFINITE,
+    NOTHING,
     CaseResult,
     Figures,
     Finding,
+    Phrase,
     Topic,
     Worst,
     gravity,
@@ -32,7 +34,6 @@ from conformance.records.header import (
     MaskInfo,
     Provenance,
 )
-from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import (
     Journal,
     check_writable,

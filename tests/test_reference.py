@@ -45,8 +45,8 @@ from conformance.definition import arithmetic, attention, expectation
 from conformance.definition.arithmetic import Noisy
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import expect, solve
-from conformance.definition.features import Positions, Segments
-from conformance.records.numbers import LIMIT, ratios
+from conformance.definition.problem import Positions, Segments
+from conformance.records.findings import LIMIT, ratios
 
 ROUNDING = 1e-15  # of the forward pass: sums of a handful of products
 GRADIENT_ROUNDING = 5e-14  # with logits of some ten, whose rounding the softmax multiplies

@@ -40,10 +40,10 @@ from conformance.records.findings import (
     Entry,
     Figures,
     Finding,
+    Phrase,
     item_id,
 )
 from conformance.records.header import CaseInfo, MaskInfo
-from conformance.records.phrase import Phrase
 from conformance.records.record import Journal, encode_line, finish, journal_path
 from conformance.reports import model as data
 from conformance.reports.load import find_records, load

@@ -17,7 +17,7 @@ from test_docs import ROOT
 
 from conformance import words
 from conformance.cases.catalogue import find_cases
-from conformance.records.phrase import Phrase
+from conformance.records.findings import Phrase
 from conformance.records.record import Record, read
 from conformance.records.schema1 import old_cause, old_wording
 from conformance.reports.gate.baseline import baseline_of, read_baseline

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from conformance.records import schema1
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.findings import NOTHING, Phrase
 from conformance.records.record import read
 from conformance.words import advice, causes, say, tables, worded, wordings
 

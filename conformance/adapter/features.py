@@ -22,8 +22,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.features import Pairs, Rotary
-from conformance.definition.problem import Causal, Problem, Shape
+from conformance.definition.problem import Causal, Pairs, Problem, Rotary, Shape
 from conformance.errors import WrongDeclaration
 
 Static = bool | int | float | str | tuple[Any, ...] | None

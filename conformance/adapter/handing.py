@@ -17,8 +17,7 @@ import einops
 import numpy as np
 
 from conformance.adapter.features import Feature, Said, Value, check_choices
-from conformance.definition.features import Rotary
-from conformance.definition.problem import Causal, Problem
+from conformance.definition.problem import Causal, Problem, Rotary
 from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Framework, Natives
 

@@ -18,9 +18,8 @@ import numpy as np
 
 from conformance.cases.case import Drawn
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.features import Norm, Pairs, Positions, Rotary, Segments
 from conformance.definition.geometry import Pair
-from conformance.definition.problem import Causal, Shape
+from conformance.definition.problem import Causal, Norm, Pairs, Positions, Rotary, Segments, Shape
 
 # Masks
 

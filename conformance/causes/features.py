@@ -15,9 +15,16 @@ import numpy as np
 from conformance.causes.hypothesis import CHUNKS, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
-from conformance.definition.features import NO_WINDOW, Pairs, Positions, Segments, Window, within
-from conformance.definition.problem import Problem
-from conformance.records.phrase import Phrase
+from conformance.definition.problem import (
+    NO_WINDOW,
+    Pairs,
+    Positions,
+    Problem,
+    Segments,
+    Window,
+    within,
+)
+from conformance.records.findings import Phrase
 
 USUAL_BASE = 10000.0
 USUAL_EPSILON = 1e-6

@@ -16,8 +16,8 @@ from conformance.causes.logits import best_factor
 from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
-from conformance.definition.features import NO_WINDOW
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.definition.problem import NO_WINDOW
+from conformance.records.findings import NOTHING, Phrase
 
 Arrays = dict[str, Array]
 

@@ -29,10 +29,9 @@ from conformance.causes.hypothesis import (
 )
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.features import within
-from conformance.definition.problem import Problem
+from conformance.definition.problem import Problem, within
 from conformance.errors import Unsupported
-from conformance.records.phrase import Phrase
+from conformance.records.findings import Phrase
 
 PARTS = (("key", "value"), ("value",), ("key",))
 """The sets of arrays in which a mistake may occur."""

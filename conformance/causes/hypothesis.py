@@ -18,10 +18,8 @@ import numpy as np
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.expectation import Expectation
-from conformance.definition.features import NO_WINDOW, Positions
-from conformance.definition.problem import Problem
-from conformance.records.numbers import LIMIT, ratios
-from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.definition.problem import NO_WINDOW, Positions, Problem
+from conformance.records.findings import LIMIT, NOTHING, Argument, Phrase, ratios
 
 if TYPE_CHECKING:
     from conformance.causes.handing import Handed

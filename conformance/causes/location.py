@@ -21,9 +21,7 @@ from conformance.causes.hypothesis import Evidence, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
-from conformance.records.findings import Finding
-from conformance.records.numbers import LIMIT
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.findings import LIMIT, NOTHING, Finding, Phrase
 from conformance.requirements.examination import NO_ANSWER, Examination
 
 MOST = 3

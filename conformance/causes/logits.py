@@ -20,7 +20,7 @@ from conformance.causes.hypothesis import (
 )
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, Array, BoolArray
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.findings import NOTHING, Phrase
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
 """Finite numbers that programs use in place of infinity."""

@@ -13,7 +13,7 @@ from conformance.causes.logits import LEAST, TILES, best_factor, hidden_by
 from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.findings import NOTHING, Phrase
 
 MOST_TILES = 12
 """The most tiles of keys to test one by one; each test computes the attention once."""

@@ -214,7 +214,7 @@ def _summary(item: Explained) -> str:
 
 
 def _case(case: Case) -> ExplainedCase:
-    from conformance.cases.description import describe
+    from conformance.cases.case import describe
     from conformance.requirements import REQUIREMENTS
 
     problem = case.problem("float32")
@@ -261,7 +261,7 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
     """Return the steps that lead from the formula to the tolerance, with this case's numbers."""
     import numpy as np
 
-    from conformance.records.numbers import LIMIT
+    from conformance.records.findings import LIMIT
 
     if problem.shape.score == "additive":
         logits = "Σ_d score_d · tanh(q_d + k_d)"

@@ -59,7 +59,7 @@ def _heads(options: argparse.Namespace) -> int:
     """Write the figure and print a summary; if that fails, an existing file is left unchanged."""
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
-    from conformance.cases.description import describe
+    from conformance.cases.case import describe
     from conformance.definition.dtypes import DTYPES
     from conformance.frameworks.base import package_versions
     from conformance.reports.figures import again, page, png, renderer, sentences, svg

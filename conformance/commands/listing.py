@@ -1,4 +1,4 @@
-"""`mha-conformance list` and `schema`: list what the suite knows, and print JSON schemas."""
+"""`mha-conformance list`, `schema` and `completion`: what people and programs can choose from."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from conformance.text import printable
 
 if TYPE_CHECKING:
     from conformance.adapter.base import Adapter
+from functools import partial
 
 
 def add_parser(commands: Commands) -> None:
@@ -40,6 +41,16 @@ def add_parser(commands: Commands) -> None:
         "output", choices=OUTPUTS, metavar="OUTPUT", help=f"one of {', '.join(OUTPUTS)}"
     )
     schemas.set_defaults(action=_schema)
+
+    completion = commands.add_parser(
+        "completion",
+        help="print what a shell needs to complete commands, options and names",
+        description='Put this into ~/.bashrc: eval "$(mha-conformance completion bash)". Into '
+        '~/.zshrc, after compinit: eval "$(mha-conformance completion zsh)". For fish: '
+        "mha-conformance completion fish > ~/.config/fish/completions/mha-conformance.fish",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(action=_completion)
 
 
 class ListedImplementation(msgspec.Struct, frozen=True):
@@ -244,3 +255,52 @@ def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
 def _schema(options: argparse.Namespace) -> int:
     print_json(schema(options.output))
     return ExitCode.OK
+
+
+COMPLETED = ("implementation", "case", "dtype", "experiment", "name")
+"""The argparse destinations of the options and arguments whose values are completed."""
+
+
+def _completion(options: argparse.Namespace) -> int:
+    try:
+        import argcomplete
+    except ImportError as error:
+        raise ConformanceError("completion needs argcomplete; pip install argcomplete") from error
+    print(argcomplete.shellcode(["mha-conformance"], shell=options.shell).rstrip())
+    return ExitCode.OK
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Print completions and exit if a shell requests them; do nothing if argcomplete is missing."""
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    parsers = [parser]
+    for each in parsers:
+        for action in each._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif action.dest in COMPLETED and not action.choices:
+                action.completer = partial(_values, action.dest)  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser)
+
+
+def _values(dest: str, prefix: str, **_: object) -> list[str]:
+    """Return the known values of one of `COMPLETED`; for implementations, also paths of files."""
+    from argcomplete.completers import FilesCompleter
+
+    from conformance.adapter.loading import registered
+    from conformance.cases.catalogue import catalogue
+    from conformance.definition.dtypes import DTYPES
+    from conformance.experiments import TOPICS
+    from conformance.requirements import REQUIREMENTS
+
+    cases = [case.id for case in catalogue()]
+    return {
+        "implementation": [*registered(), *FilesCompleter(("py",))(prefix)],
+        "case": cases,
+        "dtype": [*DTYPES],
+        "experiment": [topic.name for topic in TOPICS],
+        "name": [*(item.id for item in REQUIREMENTS), *(topic.id for topic in TOPICS), *cases],
+    }[dest]

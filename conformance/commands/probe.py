@@ -22,8 +22,7 @@ from conformance.commands.shared import (
     printed,
 )
 from conformance.errors import ConformanceError, ExitCode, check_names
-from conformance.records.findings import CaseResult, Entry
-from conformance.records.phrase import Phrase
+from conformance.records.findings import CaseResult, Entry, Phrase
 from conformance.text import paragraph, printable, progress, stdout_to_stderr
 from conformance.words import Worded, say, worded
 

@@ -1,4 +1,4 @@
-"""The definition's data: Shape, Weights, Problem and Answer.
+"""The definition's data: Shape, Weights, Problem and Answer, and the features of a problem.
 
 Everything is NumPy and immutable. These are the names of axes in every docstring of the suite:
 
@@ -16,7 +16,9 @@ A Problem determines one answer, which `conformance.definition.expectation` comp
 
 Query head h uses key/value head h // (heads / kv_heads). A fully masked query has weights 0
 (the empty sum), so its output is the output bias; docs/definition.md explains why, and defines
-the features that add further steps, such as windows and rotary embeddings.
+the features that add further steps, such as windows and rotary embeddings. Causal masks, windows,
+ALiBi and rotary embeddings use positions, the places of tokens in their sequences, never array
+indices.
 
 Sources: Vaswani et al. 2017 (arXiv:1706.03762) for the layer and the scaled dot product;
 Bahdanau et al. 2015 (arXiv:1409.0473) for the additive score; Shazeer 2019 (arXiv:1911.02150)
@@ -37,18 +39,97 @@ from typing import Any, Literal
 import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray, DType, IntArray, dtype_of
-from conformance.definition.features import (
-    NO_WINDOW,
-    Norm,
-    Positions,
-    Rotary,
-    Segments,
-    Window,
-    ranks,
-    surplus_of_keys,
-    within,
-)
 from conformance.errors import WrongShape
+
+Pairs = Literal["halves", "interleaved"]
+Window = tuple[int | None, int | None]
+
+NO_WINDOW: Window = (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary position embedding of the first `size` components of each query and key head.
+
+    Pair t turns by position · base^(−2t/size). It is made of the components t and t + size/2
+    ("halves") or 2t and 2t + 1 ("interleaved").
+    """
+
+    size: int
+    base: float = 10000.0
+    pairs: Pairs = "halves"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Norm:
+    """RMS norm of each query and key head, x · g / √(mean(x²) + epsilon), before the rotation.
+
+    The gains `query` and `key` are `[head]`: all heads share them.
+    """
+
+    query: Array
+    key: Array
+    epsilon: float = 1e-6
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Segments:
+    """The ids of the segments (packed sequences) to which the tokens of each batch entry belong.
+
+    A query may attend only to keys with the same id. `query` is `[batch query]`, `key` is
+    `[batch key]`.
+    """
+
+    query: IntArray
+    key: IntArray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Positions:
+    """Explicit positions of the tokens, which replace those derived from lengths and segments.
+
+    `query` is `[batch query]`, `key` is `[batch key]`.
+    """
+
+    query: IntArray
+    key: IntArray
+
+
+def within(window: Window, ahead: IntArray) -> BoolArray:
+    """Return whether the window shows a key, given its position minus the query's (`ahead`)."""
+    before, after = window
+    seen = np.ones(ahead.shape, np.bool_)
+    if before is not None:
+        seen &= ahead >= -before
+    if after is not None:
+        seen &= ahead <= after
+    return seen
+
+
+def ranks(segments: IntArray) -> IntArray:
+    """Return each token's index within its segment: the number of earlier tokens in it."""
+    order = np.argsort(segments, axis=1, kind="stable")
+    together = np.take_along_axis(segments, order, axis=1)
+    begins = np.ones(segments.shape, dtype=np.bool_)
+    begins[:, 1:] = together[:, 1:] != together[:, :-1]
+    index = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
+    first = np.maximum.accumulate(np.where(begins, index, 0), axis=1)
+    found = np.empty(segments.shape, dtype=np.int64)
+    np.put_along_axis(found, order, index - first, axis=1)
+    return found
+
+
+def surplus_of_keys(segments: Segments, query_used: BoolArray, key_used: BoolArray) -> IntArray:
+    """Return how many more keys than queries the segment of each query has, `[batch query]`.
+
+    The number is negative if there are more queries. Only the tokens for which `query_used` and
+    `key_used`, each `[1 or batch, length]`, are True are counted.
+    """
+    mine = segments.query[:, :, None]
+    keys = (mine == segments.key[:, None]) & key_used[:, None]
+    queries = (mine == segments.query[:, None]) & query_used[:, None]
+    return keys.sum(axis=2) - queries.sum(axis=2)
+
 
 Score = Literal["scaled-dot", "additive"]
 Sharing = Literal["separate", "memory", "self"]

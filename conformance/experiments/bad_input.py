@@ -23,7 +23,7 @@ from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import Question, topic
 from conformance.experiments.masks import Blocking, blocking
-from conformance.records.phrase import Argument, Phrase
+from conformance.records.findings import Argument, Phrase
 from conformance.requirements.laboratory import Laboratory, Refused, readout_shape
 
 READS_BEYOND = Phrase("bad-input.reads-beyond")

@@ -11,12 +11,10 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, Native
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.definition.problem import Problem
-from conformance.experiments.code import mask, output
-from conformance.experiments.experiment import topic
+from conformance.experiments.experiment import mask_lines, output_code, topic
 from conformance.experiments.masks import Blocking, blockings
 from conformance.experiments.shapes import shown
-from conformance.records.findings import Entry
-from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.records.findings import NOTHING, Argument, Entry, Phrase
 from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
     Laboratory,
@@ -248,9 +246,11 @@ def nan_places(found: Seen, blocked: BoolArray) -> list[Phrase]:
 def _code(lab: Laboratory, way: Blocking, value: Phrase) -> str:
     if way.argument not in lab.adapter.mask_arguments:
         return ""
-    made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
+    made = mask_lines(
+        way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token"
+    )
     line, told = _SHOWN.get(value, ("output[0, 0, :4]", say(value)))
-    return output(lab, way.argument.name, made, line, told)
+    return output_code(lab, way.argument.name, made, line, told)
 
 
 HIDDEN, VISIBLE = 1, 0

@@ -11,14 +11,13 @@ import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, Native
 from conformance.adapter.features import Lengths, Window
-from conformance.definition import features
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import BoolArray, dtype_of
-from conformance.definition.problem import Causal, Problem, Shape, causal_mask
+from conformance.definition.problem import Causal, Problem, Shape, causal_mask, within
+from conformance.definition.problem import Window as Limits
 from conformance.experiments.blocked_keys import row_output
-from conformance.experiments.code import hiding
-from conformance.experiments.experiment import agreeing, topic
+from conformance.experiments.experiment import agreeing, hiding_code, topic
 from conformance.experiments.masks import (
     Blocking,
     blocking,
@@ -29,8 +28,7 @@ from conformance.experiments.masks import (
     shown_and_weights,
     visible_of,
 )
-from conformance.records.findings import Entry
-from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.records.findings import NOTHING, Argument, Entry, Phrase
 from conformance.requirements.laboratory import (
     REFUSED,
     Laboratory,
@@ -143,7 +141,7 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
         return agreeing(subject, found.value, found.told, declared)
     value = _aligned(lab, found)
     told = "0.0: no query sees the last token but the last"
-    code = hiding(lab, flag.name, [], told, token=-1) if value == SQUARE else ""
+    code = hiding_code(lab, flag.name, [], told, token=-1) if value == SQUARE else ""
     return agreeing(subject, value, _rows_of(found), declared, code)
 
 
@@ -260,11 +258,11 @@ def windows(lab: Laboratory) -> Iterator[Entry]:
                 yield _windowed(lab, argument, value, told, sizes, natives)
 
 
-def near(shape: Shape, limits: features.Window, alignment: Causal) -> BoolArray:
+def near(shape: Shape, limits: Limits, alignment: Causal) -> BoolArray:
     """Return a mask `[1 1 query key]` of the keys in a window around each query's own position."""
     offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None] - offset
-    return features.within(limits, distance)[None, None]
+    return within(limits, distance)[None, None]
 
 
 def _windowed(
@@ -313,7 +311,7 @@ def seen_window(lab: Laboratory, found: Seen) -> Phrase:
     return UNEXPLAINED
 
 
-def _candidates(shape: Shape) -> Iterator[tuple[Causal, features.Window]]:
+def _candidates(shape: Shape) -> Iterator[tuple[Causal, Limits]]:
     most = max(shape.query_length, shape.key_length)
     # One less than the longer side reaches as far as no limit does.
     sizes = (*range(most - 1), None)
@@ -323,7 +321,7 @@ def _candidates(shape: Shape) -> Iterator[tuple[Causal, features.Window]]:
             yield alignment, limits
 
 
-def _named(shape: Shape, limits: features.Window, alignment: Causal) -> Phrase:
+def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
     """Return the phrase for a window: that of the first candidate with the same visible keys."""
     wanted = near(shape, limits, alignment)
     if wanted.all():

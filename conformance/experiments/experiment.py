@@ -1,4 +1,10 @@
-"""An `Experiment` determines a convention of an implementation by calling it."""
+"""An `Experiment` determines a convention of an implementation by calling it.
+
+It can show the convention with a short program that calls the library without this suite. Such a
+program is assembled from the user code in the adapter's example. Its query, key and value are one
+array, so that it also suits implementations that support only self-attention. It prints a number,
+or a few elements of the output, and explains it in a comment; tests run it and compare the two.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from msgspec.structs import replace
 
+from conformance.adapter import layouts
+from conformance.adapter.arguments import AXES
 from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.code import FRAMEWORKS, SMALL, lines
 from conformance.adapter.features import Feature
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.records.findings import Entry, Topic
-from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.records.findings import NOTHING, Argument, Entry, Phrase, Topic
 from conformance.requirements.laboratory import CANNOT_BE_ASKED, REFUSED, Laboratory, NoAnswer
 from conformance.words import tables
 
@@ -240,3 +249,91 @@ def topic(
     """
     about = Topic(name, title, question, fields.pop("revision", 1))
     return lambda make: Experiment(about, make, **fields)
+
+
+_SIZES = dict(zip(AXES, SMALL.logits, strict=True))
+
+
+def hiding_code(
+    lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0
+) -> str:
+    """Return code that prints how much the other outputs change when a token is replaced.
+
+    Args:
+        lab: the laboratory; the result is "" if its adapter has no example for its mode, or if the
+            mode has no gradients.
+        name: the mask argument or flag to pass, or "" for none.
+        made: lines that create the array `mask`; empty for a flag.
+        told: what the printed number means.
+        token: the token to replace: 0 to look at later outputs, -1 to look at earlier ones.
+    """
+    rows = "1:" if token == 0 else ":-1"
+    return _code(
+        lab,
+        made,
+        name,
+        [
+            "first = {call}",
+            f"x = x.copy(); x[:, {token}] += 1  # another token",
+            "query = key = value = {x}",
+            "second = {call}",
+            f"print(abs(first - second)[:, {rows}].max())  # {told}",
+        ],
+    )
+
+
+def difference_code(lab: Laboratory, name: str, made: Sequence[str], told: str) -> str:
+    """Return code that prints how much the mask argument changes the output; see `hiding`."""
+    shown = ["first = {call}", "second = {plain}", f"print(abs(first - second).max())  # {told}"]
+    return _code(lab, made, name, shown)
+
+
+def output_code(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: str) -> str:
+    """Return code that prints the expression `shown` of the variable `output`; see `hiding`."""
+    return _code(lab, made, name, ["output = {call}", f"print({shown})  # {told}"])
+
+
+def mask_lines(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
+    """Return code lines that create the array `mask`: all `fill`, but `mark` at token 0.
+
+    If `mark` is None, token 0 is not marked. `note` becomes a comment.
+    """
+    shape = layouts.shape(layout, _SIZES)
+    kind = "float32" if dtype == "own" else dtype
+
+    def written(value: float) -> str:
+        if kind == "bool":
+            return str(bool(value))
+        return "-np.inf" if np.isneginf(value) else f"{value:g}"
+
+    made = f"mask = np.full({shape}, {written(fill)}, {kind!r})"
+    if mark is not None:
+        made += f"; mask[..., 0] = {written(mark)}"
+    return [f"{made}  # {note}"]
+
+
+def _code(lab: Laboratory, made: Sequence[str], name: str, shown: Sequence[str]) -> str:
+    """Return the complete program, or "" in the cases that `hiding` names."""
+    example, framework = lab.adapter.small_example(lab.mode), FRAMEWORKS.get(lab.adapter.framework)
+    # A call without derivatives needs a context such as `no_grad`, which the program lacks.
+    if example is None or framework is None or not lab.mode.gradients:
+        return ""
+    masks = {name: framework.array("mask") if made else "True"} if name else {}
+    replaced = {
+        "{call}": framework.numpy.format(example.expression(masks)),
+        "{plain}": framework.numpy.format(example.expression({})),
+        "{x}": framework.array("x"),
+    }
+    sizes = SMALL.input_shapes()["query"]
+    program = [
+        *framework.imports(example),
+        f'x = np.random.default_rng(0).normal(size={sizes}).astype("float32")',
+        "query = key = value = {x}",
+        *lines(example.build),
+        *lines(example.fresh),
+        *made,
+        *shown,
+    ]
+    for mark, code in replaced.items():
+        program = [line.replace(mark, code) for line in program]
+    return "\n".join(program)

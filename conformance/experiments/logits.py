@@ -19,14 +19,12 @@ from conformance.adapter.features import Alibi, RotaryBase, RotaryTables, Sinks,
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array
-from conformance.definition.features import Pairs, Positions, Rotary
-from conformance.definition.problem import Problem
+from conformance.definition.problem import Pairs, Positions, Problem, Rotary
 from conformance.errors import Unsupported
 from conformance.experiments.causal import WINDOW_LENGTHS
 from conformance.experiments.experiment import agreeing, topic
 from conformance.experiments.masks import blocking
-from conformance.records.findings import Entry
-from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.records.findings import NOTHING, Argument, Entry, Phrase
 from conformance.requirements.laboratory import (
     CANNOT_BE_ASKED,
     Laboratory,

@@ -16,11 +16,8 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, MaskArgument, Native, to_layout
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape, causal_mask
-from conformance.experiments.code import difference, hiding
-from conformance.experiments.code import mask as mask_lines
-from conformance.experiments.experiment import topic
-from conformance.records.findings import Entry
-from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.experiments.experiment import difference_code, hiding_code, mask_lines, topic
+from conformance.records.findings import NOTHING, Argument, Entry, Phrase
 from conformance.requirements.laboratory import (
     CANNOT_BE_ASKED,
     REFUSED,
@@ -89,7 +86,7 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) ->
         return ""
     if value == IGNORED:
         made = mask_lines(layout, form.dtype, 0.0, form.values[-1], "marks token 0")
-        return difference(lab, argument.name, made, "0.0: it is ignored")
+        return difference_code(lab, argument.name, made, "0.0: it is ignored")
     fill, mark = {
         BLOCKS: (0.0, form.values[-1]),
         ATTENDS: (form.values[-1], 0.0),
@@ -98,7 +95,7 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) ->
     if fill == mark or "key" not in layout:
         return ""
     made = mask_lines(layout, form.dtype, fill, mark, "marks token 0")
-    return hiding(lab, argument.name, made, "0.0: token 0 is hidden from the others")
+    return hiding_code(lab, argument.name, made, "0.0: token 0 is hidden from the others")
 
 
 # How to block a key with an argument, as observed, not as declared

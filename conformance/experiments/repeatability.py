@@ -14,8 +14,7 @@ from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import topic
 from conformance.experiments.masks import blocking, visible_of
-from conformance.records.findings import Entry
-from conformance.records.phrase import Argument, Phrase
+from conformance.records.findings import Argument, Entry, Phrase
 from conformance.requirements.laboratory import (
     Laboratory,
     NoAnswer,

@@ -20,8 +20,7 @@ from conformance.definition.dtypes import Array, BoolArray
 from conformance.errors import WrongDeclaration
 from conformance.experiments.experiment import topic
 from conformance.experiments.masks import Blocking, blocking
-from conformance.records.findings import Entry
-from conformance.records.phrase import NOTHING, Argument, Part, Phrase
+from conformance.records.findings import NOTHING, Argument, Entry, Part, Phrase
 from conformance.requirements.laboratory import CANNOT_BE_ASKED, Laboratory, Refused, Seen, Sizes
 from conformance.requirements.meaning import (
     arrange,

@@ -14,8 +14,7 @@ from conformance.definition.problem import Shape
 from conformance.errors import Unsupported
 from conformance.experiments.blocked_keys import NAN, OUTPUT_BIAS, ZEROS
 from conformance.experiments.experiment import topic
-from conformance.records.findings import Entry
-from conformance.records.phrase import Phrase
+from conformance.records.findings import Entry, Phrase
 from conformance.requirements.laboratory import (
     CANNOT_BE_ASKED,
     REFUSED,

@@ -12,8 +12,7 @@ from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import agreeing, topic
-from conformance.records.findings import Entry
-from conformance.records.phrase import Part, Phrase
+from conformance.records.findings import Entry, Part, Phrase
 from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
     Laboratory,

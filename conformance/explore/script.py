@@ -23,8 +23,7 @@ from conformance.adapter.base import Adapter
 from conformance.adapter.code import FRAMEWORKS, Example, lines
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter
-from conformance.definition.features import NO_WINDOW
-from conformance.definition.problem import Problem, Shape, Weights
+from conformance.definition.problem import NO_WINDOW, Problem, Shape, Weights
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.trial import Deviation, Trial
 from conformance.records.findings import INFINITE

@@ -24,8 +24,14 @@ from conformance.adapter.base import Adapter
 from conformance.cases.case import StoredCase, assembled, rounded
 from conformance.cases.casefile import Failure, store
 from conformance.definition.dtypes import Array
-from conformance.definition.features import NO_WINDOW, Window
-from conformance.definition.problem import INPUT_AXES, WEIGHT_AXES, Problem, Shape
+from conformance.definition.problem import (
+    INPUT_AXES,
+    NO_WINDOW,
+    WEIGHT_AXES,
+    Problem,
+    Shape,
+    Window,
+)
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.drawing import SHARINGS
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations

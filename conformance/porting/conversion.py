@@ -29,9 +29,8 @@ from conformance.adapter.features import HeadNorm, RotaryBase, RotaryTables, Sin
 from conformance.adapter.loading import find
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter, ParameterTable
-from conformance.cases.tensors import File, Tensor, look, write
-from conformance.definition.features import Pairs
-from conformance.definition.problem import WEIGHT_AXES, Shape, Sharing
+from conformance.cases.casefile import File, Tensor, look, write
+from conformance.definition.problem import WEIGHT_AXES, Pairs, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
     Unsupported,

@@ -22,7 +22,7 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, MaskArgument, from_layout, to_layout
 from conformance.adapter.features import SoftCap, Window
 from conformance.adapter.loading import find
-from conformance.definition.features import within
+from conformance.definition.problem import within
 from conformance.errors import (
     ConformanceError,
     UnknownName,

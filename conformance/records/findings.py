@@ -1,4 +1,8 @@
-"""The results of one case: findings of requirements, and entries of convention cards."""
+"""The results of one case: findings of requirements, and entries of convention cards.
+
+Statements in them are phrases, ids with arguments, whose English text is in `conformance.words`.
+Errors are numbers in units of the rounding noise σ.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,66 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from conformance.records.phrase import NOTHING, Phrase
+
+class Phrase(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A statement that programs can compare and count, independently of its wording.
+
+    Attributes:
+        id: a stable, dotted id such as "mask.inverted"; "" for the empty phrase.
+        arguments: the values in the statement, by name; the order of names does not matter.
+    """
+
+    id: str
+    arguments: dict[str, Argument] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.id, repr(sorted(self.arguments.items()))))
+
+    def __bool__(self) -> bool:
+        return bool(self.id)
+
+    def __str__(self) -> str:
+        """Return the id with its arguments sorted by name; equal phrases have equal texts."""
+        if not self.arguments:
+            return self.id
+        listed = (f"{name}={_text(value)}" for name, value in sorted(self.arguments.items()))
+        return f"{self.id}({', '.join(listed)})"
+
+    def name(self, argument: str) -> str:
+        """Return the argument if it is a string, or ""."""
+        value = self.arguments.get(argument, "")
+        return value if isinstance(value, str) else ""
+
+    def part(self, argument: str) -> Phrase:
+        """Return the argument if it is a phrase, or the empty phrase."""
+        value = self.arguments.get(argument, "")
+        return value if isinstance(value, Phrase) else NOTHING
+
+    def having(self, **arguments: Argument) -> Phrase:
+        """Return a copy of the phrase with additional or changed arguments."""
+        return Phrase(self.id, self.arguments | arguments)
+
+    def parts(self, argument: str) -> list[Part]:
+        """Return the argument if it is a list, or []."""
+        value = self.arguments.get(argument, [])
+        return value if isinstance(value, list) else []
+
+
+Part = Phrase | str | int | float
+
+Argument = Part | list[Part]
+"""The type of an argument: a string, a number, a phrase, or a list of these."""
+
+NOTHING = Phrase("")
+"""The empty phrase, for fields that say nothing."""
+
+
+def _text(value: Argument) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
+
 
 Verdict = Literal[
     "conforms",
@@ -249,3 +311,42 @@ def count(verdicts: Iterable[str]) -> dict[str, int]:
 def verified(counts: dict[str, int]) -> int:
     """Return how many of the results, counted by verdict, have a verdict in `VERIFIED`."""
     return sum(counts.get(verdict, 0) for verdict in VERIFIED)
+
+
+Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+UNDERFLOW = {
+    "float64": 2.0**-1074,
+    "float32": 2.0**-126,
+    "bfloat16": 2.0**-126,
+    "float16": 2.0**-24,
+}
+"""The absolute error of a result that underflows, by dtype in the order of reports. It is the
+smallest normal number where hardware flushes subnormals (float32, bfloat16), and the spacing of
+subnormals elsewhere (float16, float64)."""
+
+LIMIT = 8.0
+"""The κ in |error| ≤ κσ. For one false alarm in 10⁵ arrays of 10⁶ elements, 7.1 would suffice."""
+
+ACCURACY = {
+    "A0": "float32 (or wider) throughout, one final rounding",
+    "A": "logits, statistics and sums in float32; tensors and weights rounded to the dtype",
+    "B": "every operation rounds to the dtype",
+    "C": "as B, and the sums inside products and the softmax's log-normaliser too",
+}
+"""The accuracy classes, from most to least accurate, with a description of what each rounds."""
+
+
+def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
+    """Return (got - want) / noise, the error of each element in units of its noise σ.
+
+    The ratio is 0 where the error is at most `underflow`, and infinite where an element that should
+    be exact (σ = 0) is not, or where one is NaN. All arrays have the same shape.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = got - want
+        ratio = error / noise
+    ratio[np.abs(error) <= underflow] = 0.0
+    ratio[np.isnan(ratio)] = np.inf
+    return ratio

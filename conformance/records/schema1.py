@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from conformance.records.findings import PREFIX
+from conformance.records.findings import NOTHING, PREFIX, Argument, Part, Phrase
 from conformance.records.header import SCHEMA
-from conformance.records.phrase import NOTHING, Argument, Part, Phrase
 
 SCHEMA_1 = "mha-conformance/record/1"
 

@@ -20,8 +20,7 @@ import numpy as np
 from conformance.cases.patterns import other_mask
 from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.features import NO_WINDOW, Positions
-from conformance.definition.problem import Problem
+from conformance.definition.problem import NO_WINDOW, Positions, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination

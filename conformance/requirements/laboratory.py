@@ -51,7 +51,7 @@ from conformance.errors import (
     WrongAnswer,
     WrongShape,
 )
-from conformance.records.phrase import Phrase
+from conformance.records.findings import Phrase
 from conformance.requirements.examination import check_answer
 from conformance.text import text_of
 

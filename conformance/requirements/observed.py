@@ -9,9 +9,7 @@ from conformance.definition.dtypes import Array
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
-from conformance.records.findings import Finding
-from conformance.records.numbers import LIMIT
-from conformance.records.phrase import Argument, Part, Phrase
+from conformance.records.findings import LIMIT, Argument, Finding, Part, Phrase
 from conformance.requirements import probed
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.meaning import triangles

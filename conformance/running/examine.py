@@ -24,6 +24,7 @@ from conformance.errors import ConformanceError, ExitCode, UnknownName
 from conformance.records.findings import (
     INFINITE,
     NOT_VERIFIED,
+    NOTHING,
     VERIFIED,
     WRONG,
     CaseResult,
@@ -32,7 +33,6 @@ from conformance.records.findings import (
     gravity,
 )
 from conformance.records.header import RequirementInfo
-from conformance.records.phrase import NOTHING
 from conformance.records.record import Record, check_writable, write
 from conformance.reports import wording
 from conformance.reports.tables import reasons as reasons_of

@@ -26,15 +26,14 @@ from typing import IO, NamedTuple
 
 import msgspec
 
+from conformance.cases.case import describe_all
 from conformance.cases.catalogue import catalogue, catalogue_hash, every_case
-from conformance.cases.description import describe_all
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.experiments import EXPERIMENTS, TOPICS
 from conformance.frameworks.base import package_versions
-from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult
+from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult, Phrase
 from conformance.records.header import Header, Implementation
-from conformance.records.phrase import Phrase
 from conformance.records.record import (
     PICTURED,
     Record,

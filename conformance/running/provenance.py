@@ -33,8 +33,8 @@ from conformance.adapter.code import lines
 from conformance.adapter.function import Function
 from conformance.adapter.loading import registered
 from conformance.adapter.native import Layer
+from conformance.cases.case import describe_all
 from conformance.cases.catalogue import catalogue_hash, find_cases
-from conformance.cases.description import describe_all
 from conformance.errors import Unavailable
 from conformance.experiments import EXPERIMENTS
 from conformance.frameworks import BRIDGES

@@ -34,16 +34,17 @@ from conformance.experiments import Experiment, Question
 from conformance.experiments.experiment import declared
 from conformance.frameworks.base import look, put_back
 from conformance.records.findings import (
+    NOTHING,
     CaseResult,
     Entry,
     Finding,
+    Phrase,
     Verdict,
     gravity,
     item_id,
     of_weights,
     without_outcome,
 )
-from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import PICTURED
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import NO_ANSWER, Examination, Raised, Workbench

@@ -20,8 +20,7 @@ import tomlkit
 from tomlkit import TOMLDocument
 
 from conformance.errors import BrokenBaseline, ConformanceError
-from conformance.records.findings import without_place
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.findings import NOTHING, Phrase, without_place
 from conformance.records.record import replace_file
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.coverage import counts_after

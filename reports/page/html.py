@@ -26,7 +26,9 @@ from conformance.records.findings import (
     INFINITE,
     MAKERS,
     NOT_VERIFIED,
+    UNDERFLOW,
     VERDICTS,
+    Array,
     CaseResult,
     Figures,
     Finding,
@@ -35,7 +37,6 @@ from conformance.records.findings import (
     item_id,
     of_weights,
 )
-from conformance.records.numbers import UNDERFLOW, Array
 from conformance.records.record import PICTURED
 from conformance.reports.cards import glances_of
 from conformance.reports.changes import Changes, deltas

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from conformance.records.findings import verified, without_place
+from conformance.records.findings import Phrase, verified, without_place
 from conformance.records.header import CausalInfo
-from conformance.records.phrase import Phrase
 from conformance.reports.model import (
     Apart,
     Argument,

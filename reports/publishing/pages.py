@@ -19,10 +19,9 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from conformance.records.findings import VERIFIED
+from conformance.records.findings import NOTHING, VERIFIED, Phrase
 from conformance.records.header import Implementation
 from conformance.records.long import Climb, Reach, as_record, reaches
-from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Exploration
 from conformance.reports import wording
 from conformance.reports.cards import glances_of

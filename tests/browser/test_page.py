@@ -25,11 +25,10 @@ from records import (
     result,
 )
 
+from conformance.cases.case import describe_all
 from conformance.cases.catalogue import find_cases
-from conformance.cases.description import describe_all
-from conformance.records.findings import CaseResult, Finding
+from conformance.records.findings import CaseResult, Finding, Phrase
 from conformance.records.header import CaseInfo, Plane
-from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports.page.html import render_html
 from conformance.reports.writing import build

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.findings import NOTHING, Phrase
 from conformance.requirements.examination import Workbench
 from conformance.running.session import Session
 from mutants.mutant import Mutant

@@ -13,7 +13,7 @@ import numpy as np
 
 from conformance.cases.catalogue import case_of
 from conformance.definition.dtypes import BFLOAT16, FLOAT16
-from conformance.definition.features import ranks
+from conformance.definition.problem import ranks
 from mutants.attention import Attention
 from mutants.contestant import Contestant, Featureful
 from mutants.featured import Array, Featured
