@@ -1,9 +1,10 @@
 """flax.linen.MultiHeadDotProductAttention, called through `apply`.
 
-Easy to miss in a port: kernels are `[embed heads head]`, so nothing is transposed; True in a mask
-attends, and a mask of three axes is read as `[heads query key]`, not `[batch query key]`; there is
-no causal flag, no additive bias and no way to choose the scale. A fully masked query attends to all
-keys equally, because blocked logits become a large finite number.
+Easy to miss in a port: kernels are `[embed heads head]`, and that of the output is
+`[heads head embed]`, so nothing is transposed; True in a mask means that the query attends to the
+key; a mask of three axes is read as `[heads query key]`, not `[batch query key]`; there is no
+causal flag, no additive bias and no way to choose the scale. A fully masked query attends to all
+keys equally, because blocked logits become a large negative finite number.
 """
 
 from __future__ import annotations

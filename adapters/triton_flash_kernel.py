@@ -320,7 +320,7 @@ class FlashAttention(torch.autograd.Function):
         sinks: torch.Tensor | None,
         options: Options,
     ) -> torch.Tensor:
-        """Return the context; the memory kept for the backward pass is linear in the length."""
+        """Return the context; what is saved, except the mask, is linear in the sequence length."""
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         batch, heads, length, _ = query.shape
         context = query.new_empty(batch, heads, length, value.shape[-1])

@@ -95,10 +95,10 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
 
 
 def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
-    """Return the current records, and those that later records replace, the oldest first.
+    """Return the current records in the given order, and the replaced ones, the oldest first.
 
-    A record is replaced if it is complete and not narrowed, and if a later such record exists for
-    each of its implementations.
+    A complete record of a run that no option restricted is replaced if, for each implementation in
+    it, there is a later record of this kind for the same device.
     """
     by_age = sorted(loaded, key=lambda item: _created(item[1]))
     whole = [

@@ -103,7 +103,10 @@ class Group:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields that `Deviation` and `changes.Change` share: frequency, places, worst item."""
+        """Return the fields that `model.Deviation` and `changes.Change` compute alike from a group.
+
+        They are the number of findings, the cases and modes, and the worst item with its figures.
+        """
         result, finding = self.worst.result, self.worst.finding
         return {
             "times": len(self),

@@ -36,7 +36,7 @@ def test_a_mask_that_is_too_large_to_draw_is_not_no_mask():
     (case,) = find_cases("mask/shared/self")
     (whole,) = planes(case.problem("float64"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("conformance.cases.description.MOST_ELEMENTS", 8)
+        patch.setattr("conformance.cases.case.MOST_ELEMENTS", 8)
         assert planes(case.problem("float64")) == [msgspec.structs.replace(whole, runs=[])]
 
 

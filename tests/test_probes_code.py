@@ -11,8 +11,11 @@ import sys
 import pytest
 
 from conformance.adapter import layouts
+from conformance.adapter.arguments import AXES
+from conformance.adapter.code import SMALL
 from conformance.adapters import torch_mha
-from conformance.experiments import code, experiment
+from conformance.experiments import experiment
+from conformance.experiments.experiment import hiding_code, mask_lines
 from conformance.requirements.laboratory import Laboratory
 
 RUNNER = """
@@ -115,7 +118,7 @@ def test_without_an_example_there_is_no_code():
 
     adapter = Silent()
     lab = Laboratory(adapter, "float32", "cpu", adapter.modes[0])
-    assert code.hiding(lab, "mask", [], "nothing") == ""
+    assert hiding_code(lab, "mask", [], "nothing") == ""
 
 
 @pytest.mark.parametrize(
@@ -129,11 +132,11 @@ def test_without_an_example_there_is_no_code():
     ],
 )
 def test_the_shape_of_a_layout(layout, shape):
-    assert layouts.shape(layout, code.SIZES) == shape
+    assert layouts.shape(layout, dict(zip(AXES, SMALL.logits, strict=True))) == shape
 
 
 def test_a_mask_is_written_in_its_own_dtype():
-    (line,) = code.mask("batch key", "own", 0.0, float("-inf"), "marks token 0")
+    (line,) = mask_lines("batch key", "own", 0.0, float("-inf"), "marks token 0")
     assert line == "mask = np.full((2, 4), 0, 'float32'); mask[..., 0] = -np.inf  # marks token 0"
-    (line,) = code.mask("batch key", "bool", 1.0, None, "blocks every token")
+    (line,) = mask_lines("batch key", "bool", 1.0, None, "blocks every token")
     assert re.fullmatch(r"mask = np\.full\(\(2, 4\), True, 'bool'\)  # blocks every token", line)

@@ -31,7 +31,7 @@ from records import (
     save,
 )
 
-from conformance.cases import description
+from conformance.cases.case import describe_all
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, Finding, Worst
@@ -266,7 +266,7 @@ def test_the_data_is_small():
 
 def test_a_record_that_has_its_cases_shows_them_in_words():
     own = record(result(good(), case="mask/per-head/cross"))
-    cases = description.describe_all(find_cases("mask/per-head/cross"))
+    cases = describe_all(find_cases("mask/per-head/cross"))
     own = msgspec.structs.replace(own, header=msgspec.structs.replace(own.header, cases=cases))
     page = held(render_html(build([loaded(own)]), None, [loaded(own)]))
     (case,) = page["cases"].values()

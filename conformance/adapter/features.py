@@ -104,12 +104,18 @@ class Said:
         return replace(self, variables=together, parameters=self.parameters | own)
 
     def agrees(self, problem: Problem, part: str, alignment: Causal | None) -> bool:
-        """Return whether, for this part, the implementation counts distances as the problem does.
+        """Return whether the implementation places keys relative to queries as the problem does.
 
-        A distance is the position of a key minus that of a query. The implementation counts the
-        tokens of each entry, and aligns queries and keys at the start or at the end; if the
-        alignment is None, it rejects different lengths. Pairs that the lengths or segments of the
-        problem keep apart do not matter.
+        What matters is the position of each key minus that of each query. If the arguments give the
+        positions for `part`, they agree. Otherwise, `stands` gives the differences or, without it,
+        positions count the tokens of each entry, aligned at the start or at the end. Pairs that the
+        problem's lengths or segments keep apart do not matter.
+
+        Args:
+            problem: the problem.
+            part: the part of the problem that depends on positions, such as "window".
+            alignment: how the implementation aligns queries and keys; None if it rejects different
+                lengths, so that the result is False for such a problem.
         """
         if part in self.placed:
             return True
@@ -532,7 +538,9 @@ class RotaryBase(_RotaryEmbedding):
     Args:
         base: the name of the argument for the base, or the base if it is fixed.
         size: the name of the argument for the number of rotated components; "" if all are rotated.
-        pairs, flag, alignment: as in `RotaryTables`.
+        pairs: as in `RotaryTables`.
+        flag: as in `RotaryTables`.
+        alignment: as in `RotaryTables`.
     """
 
     base: str | float = "rope_base"

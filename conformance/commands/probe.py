@@ -298,7 +298,10 @@ def _values(results: Sequence[CaseResult]) -> Values:
 
 
 def _is_reversed(entry: Entry) -> bool:
-    """Return whether −inf attends in a mask of 0 and −inf, which readers do not expect."""
+    """Return whether an entry says that, in masks of 0 and −inf, keys with −inf are attended to.
+
+    That is the opposite of the usual meaning of such masks.
+    """
     form = entry.subject.part("form").id
     return form == "form.zero-infinite" and entry.value.id == "mask.attends"
 

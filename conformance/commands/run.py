@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def fill_in(options: argparse.Namespace, settings: Settings) -> None:
-    """Set implementations and options of `add_examination` that are not given from the settings."""
+    """Take implementations and options that the command line leaves out from the settings."""
     options.implementation = options.implementation or settings.implementations
     options.case = options.case or settings.cases
     options.dtype = options.dtype or settings.dtypes

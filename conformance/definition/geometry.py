@@ -85,9 +85,9 @@ class Grid(Limits, frozen=True, kw_only=True):
             than their key heads; 0 if value heads always get the size of key heads.
         only_pairs: whether value heads have that size in all families, because the implementation
             does not support value heads of the size of key heads.
-        layer: whether widths that are heads × head in the small shape of a family are heads × head
-            here too, as most layers require. Otherwise they are only 32, because the suite's own
-            projections would take most of the time.
+        layer: whether each width that equals heads × head size in the family's shape in the
+            catalogue equals it on this grid too, as most layers require. Otherwise, such widths are
+            32, because the suite's own projections would take most of the time.
     """
 
     head_size: int

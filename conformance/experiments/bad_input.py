@@ -212,7 +212,10 @@ def _cut(array: Array, batch: int, length: int) -> Array:
 
 
 def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> Array:
-    """Return the output of the definition for other inputs and a mask."""
+    """Return the definition's output for the problem with these inputs and this mask, or no mask.
+
+    Inputs that are not given are those of the problem; the lengths and the batch follow the inputs.
+    """
     query = inputs.get("query", problem.query)
     key = query if problem.shape.sharing == "self" else inputs.get("key", problem.key)
     separate = problem.shape.sharing == "separate"

@@ -269,8 +269,8 @@ HIDDEN, VISIBLE = 1, 0
 def leaks(lab: Laboratory) -> Iterator[Entry]:
     """Put NaN, an infinity or a huge number into a key or value that is blocked for every query.
     Look for it in the output, the weights and the gradients. Then put NaN into a visible key or
-    value, and see whether it reaches the output of every query. Repeat this without a mask, and
-    also for a query."""
+    value, and see whether it reaches the output of every query. Do that without a mask too, and
+    there also put NaN into a query, and see whether it reaches the output of that query."""
     yield from _unmasked(lab)
     for argument in lab.arguments():
         for way in blockings(lab, argument):

@@ -369,7 +369,14 @@ def combined(
 
 
 class _Given(NamedTuple):
-    """One of two arguments: the array to pass, and what it should add to the logits."""
+    """An argument that is passed together with another one.
+
+    Attributes:
+        name: the name of the argument.
+        native: the array to pass, or True for the causal flag.
+        adds: what the argument should add to the logits.
+        is_bias: whether the argument is a bias, rather than a mask or the causal flag.
+    """
 
     name: str
     native: Native

@@ -1,8 +1,10 @@
 """Make a failing problem smaller, step by step, as long as it fails in the same way.
 
-A step removes batch entries, queries, keys, heads, a feature, the mask or the biases, or rounds
-numbers. It is kept if the same array is still wrong, as clearly as before. Trying a step that the
-adapter does not support costs almost nothing, so no step checks in advance whether it is supported.
+A step may choose a simpler dtype or mode, remove batch entries, queries, keys, heads, a feature,
+the mask or the biases, or simplify features or numbers. It is kept if the same requirement is still
+violated by the same array in the same way, and the error is either as large as at first, in units
+of σ, or beyond doubt. Trying a step that the adapter does not support costs almost nothing, so no
+step checks in advance whether it is supported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The MLX bridge: MLX has lazy arrays, derivatives as functions, and float64 only on the CPU.
+"""The MLX bridge: arrays are lazy, gradients come from `mx.vjp`, and only the CPU has float64.
 
 Nothing is computed before `mx.eval`, which the bridge calls so that an error is attributed to the
 problem that caused it. Output and weights are captured while the function is traced, because

@@ -346,9 +346,14 @@ def _added(array: np.ndarray, name: str) -> np.ndarray:
 def _expressed(
     meaning: np.ndarray, dtype: np.dtype, argument: MaskArgument, name: str
 ) -> np.ndarray:
-    """Return the elements of a mask that has this meaning for the target.
+    """Return the elements of a mask with which `argument` expresses `meaning`.
 
-    Numbers have the given dtype, unless the argument declares another.
+    `meaning` holds booleans, where True attends, or numbers that are added to the logits. Booleans
+    that become numbers get the given dtype, unless the argument declares another. Messages name
+    the mask `name`.
+
+    Raises:
+        Untranslatable: `meaning` holds numbers, but the argument cannot add numbers to the logits.
     """
     if meaning.dtype != np.bool_:
         if argument.number != "added":

@@ -230,7 +230,8 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
         name: the part of its id after "probe/", such as "masks".
         title: a heading.
         question: the question that the experiment answers.
-        revision: a number that is increased whenever the same behaviour may lead to other results.
+        revision: a number that is increased whenever a change of the experiment may give other
+            results for an implementation that has not changed.
     """
 
     name: str

@@ -191,10 +191,12 @@ class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         why: what the case does and which mistakes it catches.
-        facts: short texts about its sizes, masks, bias and scale.
-        planes: the distinct masks, including the causal mask; [] if nothing is blocked.
+        facts: short texts about its sizes, masks, bias, scale, score and features.
+        planes: the first few distinct masks `[query key]` that result from combining the mask with
+            the causal mask, the window, the lengths and the segments; one without runs if they are
+            too large to draw; [] if the case has none of these.
         more: the number of further masks that are not stored.
-        hash: a hash of all its numbers and flags; equal hashes mean equal cases.
+        hash: a hash of what the case asks; names and texts are not included.
         features: the names of its features beyond masks, such as "window" or "sinks".
     """
 

@@ -175,9 +175,10 @@ def _values(form: Form, layout: str, shape: Shape, seed: int) -> Array:
 def arrange(
     random: np.random.Generator, sizes: Sequence[int], axis: int, values: tuple[float, ...]
 ) -> Array:
-    """Return an array of these sizes whose rows along `axis` hold the values in different orders.
+    """Return an array of these sizes with the values in random order in each row along `axis`.
 
-    The values are repeated, or cut off, to fill a row.
+    The values are repeated or cut off to fill a row. The array is drawn again, up to a hundred
+    times, until no two rows are equal; if they still are, the last draw is returned.
     """
     length = sizes[axis]
     row = np.resize(np.array(values, np.float64), length)

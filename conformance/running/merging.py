@@ -360,7 +360,10 @@ def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
 
 
 def _difference(one: CaseResult, other: CaseResult) -> str:
-    """Return a text that names the requirements on which two results of one verdict differ."""
+    """Return text that names the requirements on which results with equal verdicts differ.
+
+    The result is "" if the verdicts differ, because these already show the difference.
+    """
     if one.verdict != other.verdict:
         return ""
     names = {name for name, *_ in {*_judged(one)} ^ {*_judged(other)}}

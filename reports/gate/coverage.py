@@ -1,8 +1,8 @@
-"""Coverage and pinned conventions: what a baseline stores beside the known deviations.
+"""Coverage and pinned conventions: what a baseline stores besides the known deviations.
 
-For each implementation and each "dtype:device:mode", the counts say how many findings must at
-least be verified in each chapter of cases. Without them, an implementation could pass more easily
-by supporting less:
+For each implementation and each "dtype:device:mode", the counts give the minimum number of findings
+that must be verified in each chapter of cases. Without them, an implementation could pass more
+easily by supporting less:
 
     [verified.mine]
     "float32:cpu:eval" = {causal = 120, mask = 310, plain = 96}
@@ -14,8 +14,9 @@ change of it in a new version would go unnoticed. They are stored by implementat
     [pinned.mine."probe/leaks"."float32:cpu:eval"]
     "leak(argument=mask, form=form.bool, input=input.key, number=number.nan)" = "leak.hidden"
 
-`baseline update` fills in an empty table, `[pinned.mine."probe/leaks"]`, for all modes, and updates
-values that have changed. Entries that are not pinned may appear, change and disappear.
+`baseline update` fills in an empty table, `[pinned.mine."probe/leaks"]`, for all modes, updates
+values that have changed, and removes pins of entries that are no longer observed, unless none of a
+mode is left. Entries that are not pinned may appear, change and disappear.
 """
 
 from __future__ import annotations

@@ -53,10 +53,11 @@ class Judgement:
         unmatched: entries that match no finding, although the run was whole and posed problems of
             the sizes that they name.
         ambiguous: pairs of entries that contradict each other, with the findings that both claim.
-        duplicates: pairs of entries that claim common findings and assert the same about them.
+        duplicates: pairs of entries that are equal, or that assert the same about a finding that
+            both claim.
         reasonless: entries without a reason.
         inactive: entries about other implementations, versions or devices than those of the run.
-        claimed: the findings that each entry claims, by the number of the entry.
+        claimed: the findings that each active entry claims, by the number of the entry.
         decided: all findings that entries can claim.
         less: chapters of cases in which less was verified than the baseline requires.
         changed: pinned conventions that have changed.

@@ -447,7 +447,11 @@ class _Edit:
 
 
 def _joined(entry: Entry, condition: str) -> str:
-    """Return an entry's condition and another one; one on the dtype alone is replaced."""
+    """Return an entry's condition joined with `condition` by "and".
+
+    If the entry's condition is about the dtype alone, `condition` replaces it. If one of the two is
+    missing, the other is returned.
+    """
     if entry.condition is None or not condition:
         return condition or (entry.condition.text if entry.condition else "")
     if entry.condition.names == {"dtype"}:
@@ -463,7 +467,10 @@ def _place(document: TOMLDocument, draft: Draft, condition: str) -> None:
 
 
 def _set(document: TOMLDocument, key: str, value: object) -> None:
-    """Set a key of an entry, or remove it if the value is empty; keep a comment that follows it."""
+    """Set a key of the document's entry, keeping a comment on its line.
+
+    Without a value, remove the key and the comment.
+    """
     table: Any = document["known"][0]  # type: ignore[index]
     if not value:
         table.pop(key, None)

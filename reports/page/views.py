@@ -516,10 +516,11 @@ def extent(symptoms: Sequence[Symptom], rows: Mapping[str, Row]) -> str:
 
 
 def _symptom(item: Deviation) -> str:
-    """Return the text by which a deviation is grouped: its cause, its message, or its extent.
+    """Return the text by which a deviation is grouped.
 
-    The message is used if nothing was measured. Deviations caused by one defect often have the same
-    extent.
+    It is the cause if that is known; otherwise, if nothing was measured, the message, or the
+    verdict if there is no message; otherwise the dtypes and modes, and the case if there is only
+    one, because deviations that a single defect causes often occur in the same ones.
     """
     if item.cause:
         return say(item.cause)
