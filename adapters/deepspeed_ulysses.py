@@ -4,11 +4,11 @@ Each rank holds a part of the sequence. One exchange gives it some of the heads 
 which any local attention function can be applied. A second exchange returns its own tokens with all
 heads.
 
-Easy to miss in a port: masks are passed on to the local function unchanged. Each rank needs the
-rows and columns of all tokens there; of a mask with a head axis, it needs the part for its own
-heads; and the gradient of an additive mask has to be summed over ranks. The batch axis is specified
-twice: by `batch_dim_idx` in the call, and indirectly by `gather_idx`, the axis of the sequence, in
-the constructor. The default of `gather_idx`, 0, means that the sequence comes first. The number of
+Easy to miss in a port: masks are passed on to the local function unchanged. So each rank must pass
+the rows and columns of all tokens and, if a mask has a head axis, only the rank's own heads; and
+the gradient of an additive mask has to be summed over ranks. The batch axis is specified twice: by
+`batch_dim_idx` in the call, and indirectly by `gather_idx`, the axis of the sequence, in the
+constructor. The default of `gather_idx`, 0, means that the sequence comes first. The number of
 heads need not be a multiple of the number of ranks. But heads are assigned according to the rank in
 `deepspeed.utils.groups`, not the rank in the process group that is passed, and without a mesh,
 every process has the first rank there.
@@ -24,7 +24,8 @@ from conformance import CausalFlag, Distributed, MaskArgument, Mode, Split, Unsu
 def local(query: Any, key: Any, value: Any, sequence: int, **options: Any) -> Any:
     """Attend to all tokens with the heads of this rank.
 
-    `sequence`, 0 or 1, is the index of the axis of tokens; the batch has the other index.
+    Tensors are `[batch length heads head]` if `sequence`, the index of the axis of tokens, is 1, or
+    `[length batch heads head]` if it is 0.
     """
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -35,7 +36,10 @@ def local(query: Any, key: Any, value: Any, sequence: int, **options: Any) -> An
 
 
 def of_this_rank(mask: Any, kv_heads: int, rank: int, size: int) -> Any:
-    """Return a mask for the heads of this rank; the mask's gradient is summed over all ranks."""
+    """Return the part of a mask for this rank's heads; its gradient is summed over all ranks.
+
+    The mask is `[batch heads query key]`; if it has one head, all of it is returned.
+    """
     import torch.distributed
 
     def summed(gradient: Any) -> Any:
@@ -55,7 +59,11 @@ def of_this_rank(mask: Any, kv_heads: int, rank: int, size: int) -> Any:
 def on_rank(
     query: Any, key: Any, value: Any, shard: Any, attn_mask: Any = None, **options: Any
 ) -> Any:
-    """Run `DistributedAttention` on this rank, with axes in the order that the split names."""
+    """Return the context of `DistributedAttention` for the tensors of this rank.
+
+    Tensors and context are `[batch heads length head]`. `shard.split`, "batch-first" or
+    "sequence-first", decides in which order `DistributedAttention` gets the axes.
+    """
     import deepspeed
     from deepspeed.sequence.layer import DistributedAttention
     from deepspeed.utils import groups
@@ -80,7 +88,8 @@ def on_rank(
 class DeepSpeedUlysses(Distributed):
     """The adapter for DeepSpeed's DistributedAttention, on one to four ranks.
 
-    Lengths must be multiples of the number of ranks, and each rank needs a key/value head.
+    Lengths must be multiples of the number of ranks, and each rank needs at least one key/value
+    head.
     """
 
     title = "deepspeed.sequence.layer.DistributedAttention"

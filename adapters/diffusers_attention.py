@@ -4,9 +4,9 @@ Easy to miss in a port: `attention_mask` is added to the logits, and has three a
 key]`, which is repeated for each head, or `[(batch heads) query key]`. `prepare_attention_mask`
 distinguishes them by whether the first axis is shorter than batch × heads, so a batch axis of 1 is
 not broadcast. Models derive this mask from a mask `[batch key]`, and put -10000, not -inf, where
-that one is 0. The meaning of a boolean depends on the processor: with AttnProcessor2_0, which calls
-torch's SDPA, True attends; AttnProcessor rejects booleans. Dropout applies to the output, not to
-the weights. AttnProcessor2_0 ignores `scale_qk=False`.
+the latter is 0. The meaning of a boolean depends on the processor: with AttnProcessor2_0, which
+calls torch's SDPA, True attends; AttnProcessor rejects booleans. Dropout applies to the output, not
+to the weights. AttnProcessor2_0 ignores `scale_qk=False`.
 
 The layer can do more than attend: group norm, spatial norm, norms of queries and keys, a residual
 connection, `rescale_output_factor`. All of these are off by default, and stay off here. `bias`
@@ -106,7 +106,8 @@ class DiffusersAttention(Layer):
 def _sizes(shape: Shape) -> dict[str, Any]:
     """Return the constructor's arguments.
 
-    `cross_attention_dim`, `kv_heads` and `out_dim` are left out where they are not needed.
+    `cross_attention_dim` is left out for self-attention, `kv_heads` if it is equal to `heads`, and
+    `out_dim` if it is equal to `query_dim`.
     """
     sizes = {
         "query_dim": shape.query_width,

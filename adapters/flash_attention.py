@@ -14,7 +14,7 @@ cache, in place, before it attends. It writes them at `cache_seqlens`, which cou
 come before them, and it does not read what lies beyond them. It rotates queries and new keys with
 tables `[position pair]`, where neighbours form a pair unless `rotary_interleaved=False`; keys in
 the cache must already be rotated. Without a causal flag or a window, all queries of a batch entry
-are rotated by the angle of the first. This function has no gradients.
+are rotated by the angle of the first. `flash_attn_with_kvcache` has no gradients.
 
 The kernels exist for GPUs only, in float16 and bfloat16, for head sizes of up to 256.
 """
@@ -131,7 +131,7 @@ class FlashAttentionPaged(FlashAttention):
 
 
 def _own(given: Any) -> Any:
-    """Return a copy of an array, because the cache is written to, or any other value unchanged."""
+    """Return a copy of an array, because calls write to caches; return other values unchanged."""
     return given.clone() if hasattr(given, "clone") else given
 
 

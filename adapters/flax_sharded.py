@@ -3,7 +3,8 @@
 Easy to miss in a port: the kernels of query, key and value are `[embed heads head]`, but that of
 the output is `[heads head embed]`, so another axis of it is divided. The biases of query, key and
 value are divided by heads as well. The bias of the output is not, because it is added once, to the
-sum over all devices. Only parameters and inputs are placed; XLA's partitioner infers the rest.
+sum over all devices. Only parameters and arguments are placed; XLA's partitioner places the
+results.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ DIVIDED: dict[str, tuple[str | None, ...]] = {
     "out/kernel": ("heads",),
     "out/bias": (),
 }
-"""The axes of the mesh among which the leading axes of each parameter are divided."""
+"""For each parameter: the axes of the mesh that divide its first axes, None for an undivided one.
+
+Further axes are not divided either.
+"""
 
 
 class FlaxSharded(LayerOnMesh, FlaxLinen):

@@ -1,7 +1,6 @@
 """Base classes of JAX adapters that run on several devices, into which JAX divides the CPU.
 
-JAX has to be told the number of devices before it starts, which it does when it makes its first
-array.
+The number of devices has to be set before JAX starts, that is, before it makes its first array.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from conformance import Call, Function, Layer, Mode, Problem, Shape, Unavailable
 from conformance.adapter import NativeAdapter, Natives, Prepared, since
 
 DEVICES = 4
-"""The number of devices of the largest mesh."""
+"""The number of devices of the largest mesh, into which the CPU is divided."""
 FLAG = "--xla_force_host_platform_device_count"
 AXES = ("batch", "heads")
 """The names of the axes of a layer's mesh."""
@@ -27,13 +26,13 @@ STARTED = (
     "import jax, jax.numpy as jnp",
     f'jax.config.update("jax_num_cpu_devices", {DEVICES})',
 )
-"""The first lines of an example."""
+"""The first lines of a layer's example: they import JAX and divide the CPU into devices."""
 PARAMETER = "weights."
 """The prefix of the names of parameters among the arrays of a call."""
 
 
 class OnMesh(NativeAdapter):
-    """The base class of adapters whose arrays lie on several devices."""
+    """The base class of adapters whose arrays lie on a mesh of one or more devices."""
 
     framework = "jax"
     dtypes = ("float32", "bfloat16")
@@ -42,8 +41,8 @@ class OnMesh(NativeAdapter):
         """Make JAX divide the CPU into `DEVICES` devices, unless a number has already been set.
 
         Raises:
-            Unavailable: if JAX has fewer devices, for example because it had already started, or
-                if JAX is older than 0.6.
+            Unavailable: if JAX has fewer CPU devices, for example because it had already started,
+                or if JAX is missing or older than 0.6.
         """
         super().prepare()
         if not since("jax", "0.6"):
@@ -86,11 +85,11 @@ class OnMesh(NativeAdapter):
 
     @abstractmethod
     def lies(self, name: str, mode: Mode) -> Any:
-        """Return the sharding of an array of a call, or None to leave the array where it is."""
+        """Return the sharding of the array `name` of a call, or None to leave it where it is."""
 
 
 def mesh(*sizes: int, axes: tuple[str, ...] = ("devices",)) -> Any:
-    """Return a mesh of the first CPU devices; `sizes` are the lengths of its axes."""
+    """Return a mesh of the first CPU devices, with axes of these sizes and names."""
     import jax
 
     devices = np.array(jax.devices("cpu")[: np.prod(sizes)])
@@ -103,7 +102,8 @@ def mesh(*sizes: int, axes: tuple[str, ...] = ("devices",)) -> Any:
 def modes(names: Iterable[str]) -> tuple[Mode, ...]:
     """Return a mode for each name; "heads-3", for example, divides heads over three devices.
 
-    Each shape is compiled anew in each mode, so only the cases of level "core" are run in them.
+    Each shape is compiled anew in each mode, so a mode is run only on the cases of level "core" in
+    float32, and on the few cases that every mode must run.
     """
     return tuple(
         Mode(
@@ -134,7 +134,10 @@ class FunctionOnMesh(OnMesh, Function):
 
 
 def mesh_modes(options: Mapping[str, Any]) -> tuple[Mode, ...]:
-    """Return a mode for each mesh, with these options, and the sizes of the mesh as `mesh`."""
+    """Return a mode for each of five meshes.
+
+    Each mode has `options` and, as a further option "mesh", the sizes (batch, heads) of its mesh.
+    """
     return tuple(
         Mode(name, {**options, "mesh": sizes}, every_case=every, core_cases=True, about=about)
         for name, sizes, every, about in (
@@ -151,7 +154,8 @@ class LayerOnMesh(OnMesh, Layer):
     """The base class of adapters for layers, with modes made by `mesh_modes`.
 
     An adapter inherits from this class first, and then from the adapter for the layer itself.
-    Query, key and value are divided along the batch. Each device has the whole of every mask.
+    By default, query, key, value and the output's cotangent are divided along the batch, and each
+    device has the whole of every mask.
     """
 
     dropout_modes = ()
@@ -174,9 +178,10 @@ class LayerOnMesh(OnMesh, Layer):
     def divided(self, name: str) -> tuple[str | None, ...] | None:
         """Return which axis of the mesh divides each of the first axes of an array.
 
-        In the tuple, None means that an axis is not divided. A result of None, instead of a tuple,
-        leaves the array where it is; by default, this applies to parameters, which the layer has
-        placed.
+        In the tuple, None means that an axis is not divided; further axes are not divided either,
+        so with an empty tuple each device has the whole array. A result of None, instead of a
+        tuple, leaves the array where it is. By default, the result is None for parameters, which
+        the layer itself has placed.
         """
         if name.startswith(PARAMETER):
             return None

@@ -46,9 +46,10 @@ from conformance.adapters.lengths import LengthTable
 
 
 class _WithLengths(LengthTable):
-    """A mask table whose second encoding of padding on the right uses lengths.
+    """A mask table in which encodings of padding on the right as lengths come second.
 
-    Lengths are therefore examined wherever they can express the mask.
+    They follow the first encoding of the base class, so that the suite examines them even where it
+    does not examine all encodings.
     """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
@@ -137,7 +138,7 @@ class CudnnAttention(DotProductAttention):
 
     Gradients need even lengths, but no shape family whose heads fit the kernel has even lengths.
     The output of a fully masked query and the causal alignment if lengths differ are not declared.
-    A mask may not have a single row for all queries.
+    Masks and biases are passed in full size, because a single row for all queries is rejected.
     """
 
     title = "jax.nn.dot_product_attention (cuDNN)"

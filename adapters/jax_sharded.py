@@ -1,11 +1,11 @@
 """jax.nn.dot_product_attention on arrays that are divided over devices by XLA's partitioner.
 
 Easy to miss in a port: a sharding specifies where an array lies, never what is computed, so the
-result is the same as on one device, and XLA transfers whatever a device lacks. If heads are divided
-(tensor parallelism), nothing needs to be transferred. If queries are divided, each device has all
-keys. If keys are divided, the maximum, the sum and the weighted values are combined over devices.
-The mask and the bias are divided along the same axis as the inputs, unless that axis has size 1.
-The size of a divided axis must be a multiple of the number of devices: JAX does not pad.
+result is that of one device up to rounding, and XLA transfers whatever a device lacks. If heads are
+divided (tensor parallelism), nothing needs to be transferred. If queries are divided, each device
+has all keys. If keys are divided, the maximum, the sum and the weighted values are combined over
+devices. The mask and the bias are divided along the same axis as the inputs, unless that axis has
+size 1. The size of a divided axis must be a multiple of the number of devices: JAX does not pad.
 
 Everything else is as on one device; see `jax_sdpa.py`.
 """
@@ -25,8 +25,10 @@ AXES = {
     "mask": ("batch", "heads", "queries", "keys"),
     "bias": ("batch", "heads", "queries", "keys"),
 }
-"""The names of the axes of each argument that may be divided. Other arguments, which give lengths,
-are whole on every device."""
+"""The names of the axes of each argument that may be divided.
+
+The other arrays, which hold lengths, are whole on every device.
+"""
 
 
 class ShardedAttention(FunctionOnMesh, DotProductAttention):

@@ -1,7 +1,7 @@
 """keras_hub.layers.CachedMultiHeadAttention: Keras' attention with a cache, for decoding.
 
 Easy to miss in a port: the cache holds *projected* keys and values, `[batch 2 length heads head]`,
-in a single array, so both must have the same head size. It has its full length from the beginning.
+in one array of full length from the beginning, so keys and values must have the same head size.
 The projections of a call are written at `cache_update_index`, and queries attend to everything else
 in the cache too, even zeros, unless the mask blocks it. So the mask has the length of the cache,
 `[batch query length]`, also for a single query, and the caller must block positions that are not
@@ -25,7 +25,7 @@ _NO_CACHE = ("scores", "no-scores", "training")
 
 
 class CachedMultiHeadAttention(KerasMultiHeadAttention):
-    """The adapter for the layer: without a cache, with one filled at once, and token by token."""
+    """The adapter for the layer, without a cache and with caches that are filled in three ways."""
 
     title = "keras_hub.layers.CachedMultiHeadAttention"
     documentation = "https://keras.io/api/keras_hub/modeling_layers/cached_multi_head_attention"

@@ -101,7 +101,7 @@ KERAS_PARAMETERS = (
 
 
 class OnBackend(NativeAdapter):
-    """The base class of all Keras adapters; a process can use only one Keras backend."""
+    """The base class of all Keras 3 adapters; a process can use only one Keras backend."""
 
     packages = ("keras",)
 
@@ -129,7 +129,11 @@ class _Keras(OnBackend):
 
 
 def _backend(name: str) -> Framework:
-    """Select a Keras backend and return its bridge; raise `Unavailable` if that is impossible."""
+    """Select a Keras backend and return the suite's interface to its framework.
+
+    Raises:
+        Unavailable: if Keras cannot be imported, or already runs on another backend.
+    """
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
     bridge = framework(name)
@@ -164,11 +168,11 @@ class _Stateless:
             return self.layer(*inputs, **arguments)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """Return (name, value) of all weights, as `torch.nn.Module.named_parameters` does."""
+        """Return (name, value) of trainable weights, like `torch.nn.Module.named_parameters`."""
         return [(name, variable.value) for name, variable in self.variables.items()]
 
     def to(self, device: str) -> _Stateless:
-        """Return the layer itself, for code that calls `torch.nn.Module.to`."""
+        """Return the layer unchanged for any device, for code that calls `torch.nn.Module.to`."""
         return self
 
 
@@ -335,7 +339,7 @@ def _common(dtype: str, mode: Mode) -> dict[str, Any]:
 
 @cache
 def _zeros() -> Any:
-    """Return an initializer that returns zeros, without compiling anything on JAX."""
+    """Return an initializer of zeros: "zeros", or on JAX an object that compiles nothing."""
     import keras
 
     if keras.config.backend() != "jax":

@@ -7,7 +7,7 @@ serves a group of neighbouring query heads. A query that `mask` blocks fully att
 equally, because blocked logits become a large finite number; one that a `bias` of -inf blocks fully
 gets NaN (on torch, zeros). Attention weights are not returned.
 
-The backends compute it differently: TensorFlow with the formula written out, JAX with
+The backends compute attention differently: TensorFlow with the formula written out, JAX with
 `jax.nn.dot_product_attention`, and torch with `scaled_dot_product_attention`, which has a single
 argument for `mask` and `bias` and therefore rejects both at once. Since Keras 3.12, all three
 compute float64 in float32 and return float32.

@@ -26,8 +26,10 @@ LAYOUTS: dict[str, tuple[str | None, ...]] = {
     ".*/(query|key|value)/bias": ("heads", None),
     ".*/attention_output/kernel": ("heads", None, None),
 }
-"""For each pattern of variable paths: the mesh axis that divides each axis of a variable, or None
-if that axis is not divided."""
+"""For each pattern of variable paths, the mesh axis that divides each axis of a variable.
+
+None means that the variable's axis is not divided.
+"""
 
 SCORES = {"return_attention_scores": True, "training": False}
 MODES = (

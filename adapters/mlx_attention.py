@@ -6,9 +6,9 @@ A mask may be boolean, and then True attends. It may also consist of numbers, wh
 must have a dtype that promotes to the output's: a float32 mask with float16 inputs is an error. A
 query that is fully masked by booleans attends to all keys equally, and one that is fully masked by
 −∞ gets NaN, so the adapter does not declare what a fully masked query gets. The layer has no causal
-flag. The function takes the string "causal" in place of a mask, aligned bottom-right, so the two
-cannot be combined. It does not apply the factor 1/√d by itself, so `scale` has to be passed.
-Attention weights are not returned.
+flag. The function takes the string "causal" in place of a mask, aligned bottom-right, so causality
+and a mask cannot be combined. It does not apply the factor 1/√d by itself, so `scale` has to be
+passed. Attention weights are not returned.
 
 `sinks` holds one natural logit for each query head, neither scaled nor masked. Its dtype must
 promote to the output's, so float32 sinks with bfloat16 inputs are an error. A fully masked query

@@ -96,7 +96,7 @@ _WINDOWS = Mode(
 
 
 def _example(imports: str, run: str) -> Example:
-    """Return user code that builds a model for its inputs; `run` is the code that runs it."""
+    """Return user code that builds a model for its inputs; the code `run` runs the model."""
     return Example(
         imports=f"from onnx import helper as oh\n{imports}",
         build="""\
@@ -139,7 +139,7 @@ class _Table(MaskTable):
 
 
 class _Attention(Function):
-    """The base class of both adapters, which run the same models."""
+    """The base class of both adapters, which run the operator in different runtimes."""
 
     documentation = _DOCS
     grouped = True
@@ -230,7 +230,7 @@ def _side_by_side(heads: np.ndarray) -> np.ndarray:
 
 
 _Instead = tuple[Natives, dict[str, Any], Any]
-"""Inputs and attributes that replace all or part of a mask, and the remaining mask or None."""
+"""Inputs and attributes to pass in place of all or part of a mask, and the rest of it or None."""
 
 
 def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
@@ -266,7 +266,10 @@ _INSTEAD = {"past": _past, "lengths": _lengths, "windows": _windows}
 
 
 def _is_band(mask: Any, query: Any, key: Any, first: int, last: int) -> bool:
-    """Return whether a mask shows exactly the keys `first` to `last` positions after each query."""
+    """Return whether a mask shows exactly the keys `first` to `last` positions after each query.
+
+    True in the mask shows a key. Return False for None and for masks of numbers.
+    """
     if mask is None or mask.dtype != np.bool_:
         return False
     after = np.arange(key.shape[2]) - np.arange(query.shape[2])[:, None]

@@ -8,7 +8,7 @@ masked query attends as if unmasked. Only `attention_bias` is added as it is, so
 
 MultiHeadAttention adds the biases of the projections if they are passed. Its fourth output is not
 the weights but the logits, with bias and mask included. `unidirectional` is aligned top-left; with
-a cache, it is shifted by the length of the cache. With float16, it computes in float32.
+a cache, it is shifted by the length of the cache. float16 inputs are computed in float32.
 
 GroupQueryAttention has the features that language models need; on a CPU, only the norms of heads
 are missing. `softcap` is applied before bias and masks; 0 or less means none. Since 1.24,
@@ -72,7 +72,11 @@ class _Contrib(Function):
     """The names of the operator's inputs, in order."""
 
     def _run(self, outputs: tuple[str, ...], given: Natives) -> Natives:
-        """Return the outputs of the operator; `given` holds its inputs and its attributes."""
+        """Run the operator and return the named outputs, by name.
+
+        `given` holds the inputs and attributes by name: whatever is not in `self.inputs` is passed
+        as an attribute.
+        """
         arrays = {name: given[name] for name in self.inputs if name in given}
         attributes = tuple(item for item in given.items() if item[0] not in arrays)
         node = self.bridge.node(
@@ -180,10 +184,10 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
 
 
 class _LastIndexTable(LengthTable):
-    """A mask table that never passes key lengths with the causal flag if keys outnumber queries.
+    """A mask table that leaves out encodings of a problem's key lengths beside the causal flag.
 
-    In that case, the operator aligns the last query with the last key within each length. The
-    feature `Cache` expresses that.
+    They are left out if keys outnumber queries: the operator would then align the last query with
+    the last key within each length. Encodings with the feature `Cache` remain.
     """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
@@ -315,7 +319,10 @@ def _needs(version: str, what: str) -> None:
 
 
 def _is_causal(mask: np.ndarray | None, query: np.ndarray, key: np.ndarray) -> bool:
-    """Return whether a mask `[batch query key]` is the causal mask aligned bottom-right."""
+    """Return whether a mask is `[batch query key]`, causal and aligned bottom-right; 1 attends.
+
+    Return False for None and for masks with another number of axes.
+    """
     queries, keys = query.shape[2], key.shape[2]
     return (
         mask is not None

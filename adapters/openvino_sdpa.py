@@ -111,8 +111,8 @@ def attention(query, key, value, attention_mask=None, causal=False):
 def _steps(given: Natives) -> list[Natives]:
     """Return the inputs of one or two inferences.
 
-    If there are more keys than queries, the first inference stores the keys before the queries. The
-    last one has the queries and the other keys.
+    If there are more keys than queries, the first inference stores the keys and values that come
+    before the queries. The last inference has the queries and the other keys and values.
 
     Raises:
         Unsupported: if there are fewer keys than queries.

@@ -36,7 +36,7 @@ class OursJaxRing(FunctionOnMesh):
 
 @cache
 def compiled() -> Any:
-    """Return the jitted `ring_attention`, cached, so that each shape is compiled only once."""
+    """Return the jitted `ring_attention`, cached, so that equal shapes are compiled only once."""
     import jax
 
     from conformance.adapters.ours.jax_ring import ring_attention

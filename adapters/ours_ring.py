@@ -8,7 +8,7 @@ from conformance import CausalFlag, Distributed, MaskArgument, Sinks, Split, Win
 
 
 def on_rank(*tensors: Any, **others: Any) -> Any:
-    """Call `ring_attention`; every rank does so with its own parts."""
+    """Return the result of `ring_attention` for the tensors of one rank; every rank calls this."""
     from conformance.adapters.ours.ring import ring_attention
 
     return ring_attention(*tensors, **others)

@@ -2,7 +2,7 @@
 
 Easy to miss in a port: `sm_scale` is 1 unless it is given, not 1/√head. The layout is
 `[batch, length, heads, head]`. There is no mask argument: `segment_ids`, one array for queries and
-keys, say which tokens belong together. This expresses packed sequences, but not padding. A length
+keys, say which tokens belong together. They express packed sequences, but not padding. A length
 above the block size of 128 must be a multiple of it. The backward pass has blocks of 32, and
 no such check: with 33 to 127 tokens, except 64 and 96, it reads beyond the end.
 

@@ -70,7 +70,7 @@ FEATURES = (
 
 @dataclass(frozen=True, eq=False)
 class SplashTable(SegmentTable):
-    """A mask table with one mask for all batch entries if possible, or else one for each entry."""
+    """A mask table that passes one mask for all batch entries or, if masks differ, one for each."""
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         shared = list(super().spellings(problem))
@@ -79,7 +79,7 @@ class SplashTable(SegmentTable):
 
 
 class PallasTpuSplash(Function):
-    """The adapter of the kernel with its default block sizes of 128, including its MQA variant."""
+    """The adapter of the kernel, or its MQA variant for one key/value head, with blocks of 128."""
 
     title = "jax.experimental.pallas.ops.tpu.splash_attention"
     documentation = (
@@ -194,10 +194,13 @@ class PallasTpuSplash(Function):
 
 
 def _static(shape: Shape, array: Any, causal: bool, window: Any) -> Any:
-    """Return splash attention's mask objects for all heads, with the padded lengths.
+    """Return a `MultiHeadMask` for all heads, with lengths padded to multiples of the block size.
+
+    A key is visible only if all of these allow it: `array`, `[heads query key]`, where True
+    attends; the causal mask, if `causal`; and the window. `array` and `window` may be None.
 
     Raises:
-        Unsupported: if the mask differs between batch entries.
+        Unsupported: if `array` has a batch axis.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 

@@ -36,7 +36,11 @@ class Striped(Split):
 def on_rank(
     query: Any, key: Any, value: Any, shard: Any, softclamp_value: float = 0.0, **options: Any
 ) -> Any:
-    """Compute attention on one rank, in two buckets if that gives correct results, else in one."""
+    """Compute attention on one rank, in two buckets or in one, and return its context.
+
+    There are two buckets if the rank's numbers of queries and keys are equal, even and not 0, and
+    the split is not striped.
+    """
     from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
     if softclamp_value:

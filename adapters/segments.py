@@ -3,7 +3,7 @@
 Easy to miss in a port: a segment id is not a mask. A query attends to the keys with the *same* id,
 so ids can hide padding only if queries and keys have separate ids: with one array for both, padded
 queries attend to the padding, and not to the tokens. Masks in which two queries have overlapping
-sets of keys (a window, a prefix) cannot be expressed by ids.
+but different sets of keys (a window, a prefix) cannot be expressed by ids.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NOBODY = -1
 UNSEEN = -2
 """The id of a key that no query may attend to."""
 PADDING = -3
-"""The id of padding that is appended to fill a block."""
+"""The id of the queries and keys that are appended as padding to fill a block."""
 
 
 def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
-    """Return a JAX array with elements equal to `value` appended.
+    """Return a copy of a JAX array with elements equal to `value` appended along some axes.
 
-    `missing` maps an axis to the number of elements to append along it.
+    `missing` maps each of these axes to the number of elements to append.
     """
     import jax.numpy as jnp
 
@@ -38,7 +38,10 @@ def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class SegmentTable(MaskTable):
-    """A mask table that also encodes a mask as segment ids, if it divides tokens into segments.
+    """A mask table that also encodes a mask as segment ids, if ids can express the mask.
+
+    Without `shared`, a mask with one row for all queries gets no ids here: it is only padding, for
+    which the adapter declares a mask argument.
 
     Args:
         shared: whether there is one array `segment_ids` for queries and keys, instead of

@@ -2,13 +2,13 @@
 
 Easy to miss in a port: the order of arguments is query, *value*, key. True in `attention_mask`
 attends, and there is no other mask argument: padding is read from the masks that
-`Embedding(mask_zero=True)` attaches to tensors, for query, value and key alike. If
-`attention_mask` is the only mask, it is not cast to bool: 1 minus the mask is multiplied by a large
-negative number and *added* to the logits, so that 0.5 blocks too, and 2 attracts. A fully masked
-query therefore attends to all keys equally, but in float64 as if nothing were masked, because
-adding -1e9 preserves the logits there; its output is not zero as in Keras 3.
-`softmax_robust_masking=True` replaces the logits by the number instead. The causal flag is aligned
-top-left. Attention weights are returned per head if requested, which does not change the
+`Embedding(mask_zero=True)` attaches to tensors, for query, value and key alike. If `attention_mask`
+is the only mask, it is not cast to bool: 1 minus the mask is multiplied by a large negative number
+and *added* to the logits, so that 0.5 blocks too, and 2 attracts. A fully masked query therefore
+attends to all keys equally, but in float64 as if nothing were masked, because adding -1e9 preserves
+the logits there. Its output is not zero, unlike in Keras 3 with scores.
+`softmax_robust_masking=True` replaces the logits by that large negative number. The causal flag is
+aligned top-left. Attention weights are returned per head if requested, which does not change the
 computation.
 """
 

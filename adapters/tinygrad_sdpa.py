@@ -1,9 +1,10 @@
 """tinygrad.Tensor.scaled_dot_product_attention.
 
-Easy to miss in a port: it is a method of the query. True in a mask attends. Numbers of any type are
-added to the logits, integers too, so that a mask of 0 and 1 hides nothing. The causal flag is
-aligned top-left, and is rejected together with a mask. Fewer key/value heads are rejected unless
-`enable_gqa=True`. There is no argument for the scale. The output of a fully masked query is NaN.
+Easy to miss in a port: the function is a method of the query. True in a mask attends. Numbers of
+any type are added to the logits, integers too, so that a mask of 0 and 1 hides nothing. The causal
+flag is aligned top-left, and is rejected together with a mask. Fewer key/value heads are rejected
+unless `enable_gqa=True`. There is no argument for the scale. The output of a fully masked query is
+NaN.
 
 Without a compiler, tinygrad has only the device PYTHON, which interprets its kernels number by
 number. Unless the environment variable DEV names another device (CPU needs clang), only problems of

@@ -36,7 +36,7 @@ _BROAD = 4
 """The factor by which the layer is wider, and has more heads, than the problem."""
 
 _POWERS = {"float64": 50, "float32": 20, "bfloat16": 20, "float16": 14}
-"""For each dtype, n: the dtype can represent 2^n, and a variance vanishes when added to 4^n."""
+"""The exponent n for each dtype: 2^n is representable, and a variance added to 4^n is lost."""
 
 
 class EncoderLayerAttention(Layer):
@@ -151,7 +151,13 @@ class EncoderLayerAttention(Layer):
 
 
 def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
-    """Return the wide layer's parameters, with which everything but attention has no effect."""
+    """Return the wide layer's parameters, with which everything but attention has no effect.
+
+    Args:
+        own: the attention with the problem's parameters.
+        whole: the wide layer, or the encoder that contains it.
+        power: the exponent n of the LayerNorms' weights; see `_POWERS`.
+    """
     import torch
 
     width = own.embed_dim
@@ -179,9 +185,9 @@ def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
 
 
 def _for_all(mask: Any, heads: int) -> Any:
-    """Return a mask per head extended to the wide layer's heads; the added heads see all keys.
+    """Extend a mask that has heads to the wide layer's heads; the added heads attend to all keys.
 
-    A mask that is not per head is returned unchanged.
+    A mask with heads is `[(batch heads) query key]`; any other mask is returned unchanged.
     """
     import torch
 

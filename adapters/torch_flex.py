@@ -143,7 +143,7 @@ def attention(query, key, value, block_mask=None, score_mod=None):
 
 
 def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., Any] | None:
-    """Return the function that applies a soft cap, ALiBi and a bias; None if there are none."""
+    """Return a `score_mod` with the soft cap, ALiBi and bias in `masks`; None if there are none."""
     cap, slopes, bias = (masks.get(name) for name in ("soft_cap", "slopes", "score_mod"))
     if cap is None and slopes is None and bias is None:
         return None
@@ -161,7 +161,10 @@ def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., A
 
 
 def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function that returns how many positions a key is ahead of a query."""
+    """Return a function that returns how many positions a key is ahead of a query.
+
+    Its arguments are the indices of a batch entry, a query and a key.
+    """
     if "query_positions" not in masks:
         return lambda b, i, j: j - i
     p, r = masks["query_positions"], masks["key_positions"]
@@ -169,7 +172,7 @@ def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callable[..., Any]]:
-    """Yield functions that return whether a query may attend to a key; all must return True."""
+    """Yield functions of four indices; a query attends to a key if all of them return True."""
     if "block_mask" in masks:
         yield _reader(masks["block_mask"], sizes)
     if "window" in masks:
@@ -194,7 +197,8 @@ def _reader(array: Any, sizes: tuple[int, ...]) -> Callable[..., Any]:
     """Return a function of four indices that reads from an array with two or four axes.
 
     Raises:
-        Unsupported: if an axis of the array does not have its full size.
+        Unsupported: if the array is neither `[query key]` nor `[batch heads query key]`, or has an
+            axis of size 1 instead of its full size.
     """
     if tuple(array.shape) == sizes[2:]:
         return lambda b, h, i, j: array[i, j]

@@ -132,7 +132,11 @@ class _OneKernel(Default):
 
 
 def _reason(warned: list[str], mask: Any) -> str:
-    """Return why torch rejected the only enabled kernel: its warnings, without sizes."""
+    """Return why torch rejected the only enabled kernel: its warnings, without sizes.
+
+    If there are no warnings, return a sentence instead, which depends on whether `mask` needs a
+    gradient.
+    """
     told = [re.split(r" Got | \(Triggered internally", text)[0] for text in warned]
     # Omit the warnings about the disabled kernels.
     reasons = [it for it in told if not it.endswith("because:") and "runtime disabled" not in it]

@@ -1,20 +1,20 @@
 """BERT's self- and cross-attention of Hugging Face transformers, eager and with torch's SDPA.
 
 Easy to miss in a port: the layer's mask is not the model's. `BertModel` takes `[batch key]` of 1
-and 0; the layer takes what the model makes of it, `[batch 1 query key]`. For eager that is added to
-the logits, and the model uses the dtype's lowest number, not -inf, so a fully masked query attends
-to all keys equally, whereas -inf would give NaN. Booleans are for SDPA, where True attends; eager
-accepts them too, but adds True as 1, which hides nothing. The output projection
-is not in the attention but in the block after it, with the residual connection and LayerNorm.
+and 0; the layer takes what the model makes of it, `[batch 1 query key]`. For eager, the latter is
+added to the logits, and the model uses the dtype's lowest number, not -inf, so a fully masked query
+attends to all keys equally, whereas -inf would give NaN. Booleans are for SDPA, where True attends;
+eager accepts them too, but adds True as 1, which hides nothing. The output projection is not in the
+attention but in the block after it, with the residual connection and LayerNorm.
 
 The adapters examine `BertAttention.self` followed by `BertAttention.output.dense`: the layer
 without the rest of its output block, which is dropout, the residual connection and LayerNorm.
 Projections always have biases, and heads × head size is the width.
 
 The same attention has different names in different versions. Up to transformers 4, one class did
-both self- and cross-attention, and SDPA had a separate class (but not in 4.40); earlier versions
-take the mask of a context as `encoder_attention_mask`. Only `_attention` and `_arguments` depend on
-the version.
+both self- and cross-attention, and SDPA had a separate class (4.40 has no SDPA for BERT); those
+versions take the mask of a context as `encoder_attention_mask`. Only `_attention` and `_arguments`
+depend on the version.
 """
 
 from __future__ import annotations

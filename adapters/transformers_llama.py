@@ -151,7 +151,11 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
 
 
 def _call(layer: Any, query: Any, mask: Any, *, bidirectional: bool = False) -> tuple[Any, Any]:
-    """Call the layer as the installed version requires; return the output, and weights or None."""
+    """Call the layer as the installed version requires; return the output, and weights or None.
+
+    With `bidirectional`, which requires that `mask` is None, SDPA attends to all keys and is not
+    causal.
+    """
     from transformers.models.llama import modeling_llama
 
     given: dict[str, Any] = {"attention_mask": mask}
@@ -178,7 +182,7 @@ def _no_rotation(values: Any, *_: Any) -> tuple[Any, Any]:
 
 
 def _is_triangle(mask: Any) -> bool:
-    """Return whether a mask is exactly the causal mask, and needs no gradient."""
+    """Return whether a mask is exactly the causal mask and needs no gradient; False for None."""
     import torch
 
     if mask is None or mask.requires_grad:

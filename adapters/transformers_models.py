@@ -29,8 +29,8 @@ The models differ as follows:
   the dtype. Eager attention adds ALiBi twice.
 
 For problems without rotary embeddings, cos = 1 and sin = 0 replace the model's angles; for problems
-without sinks, the sinks are -inf. If a problem has biases and the model has none, its projections
-are replaced by projections with biases.
+without sinks, the sinks are -inf. If a problem has biases and the model has none, the model's
+projections are replaced by projections with biases.
 """
 
 from __future__ import annotations
@@ -65,11 +65,15 @@ from conformance.adapter import Said, Static
 
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
 _CHUNKS = (1, 2, 3, 5)
-"""The numbers of tokens in successive calls with a cache, which are cycled through."""
+"""The numbers of tokens in successive calls with a cache; after the last, they start again."""
 
 
 class _Packed(SegmentIds):
-    """Segment ids passed as positions that restart, from which the model recognises segments."""
+    """Segment ids passed as positions that restart, from which the model recognises segments.
+
+    They are offered only without key lengths, if queries and keys have equal ids and the tokens of
+    each segment are consecutive.
+    """
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         segments = problem.segments
@@ -88,7 +92,7 @@ class _Packed(SegmentIds):
 
 @dataclass(frozen=True)
 class _OwnSlopes(Alibi):
-    """ALiBi with the model's built-in slopes, which depend on the number of heads; causal only.
+    """ALiBi with the model's built-in slopes, which is offered only with the causal flag.
 
     Args:
         divided: whether the slopes are divided by √head_size, like the logits.
@@ -110,8 +114,9 @@ class _OwnSlopes(Alibi):
 def paper_slopes(heads: int) -> np.ndarray:
     """Return the ALiBi slopes `[heads]` as the code of the paper's authors computes them.
 
-    If the number of heads is a power of two, they are those of the paper; otherwise, the slopes for
-    the next smaller power of two are followed by every second one of those for twice that.
+    If the number of heads is a power of two, they are those of the paper. Otherwise, they are the
+    slopes for the next smaller power of two, n, followed by every second one of those for 2n, as
+    many as are missing.
     """
     power = 2 ** int(np.log2(heads))
     slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
@@ -120,7 +125,7 @@ def paper_slopes(heads: int) -> np.ndarray:
 
 
 def _apart(block: str) -> tuple[Parameter, ...]:
-    """Return the parameter table of a layer that has four separate projections."""
+    """Return the parameter table of four separate projections of the module at the path `block`."""
     rows = []
     for native, name in _PROJECTIONS.items():
         heads = "kv_heads" if name in ("key", "value") else "heads"
@@ -137,7 +142,7 @@ def _apart(block: str) -> tuple[Parameter, ...]:
 
 
 def _together(block: str) -> tuple[Parameter, ...]:
-    """Return the parameter table of a layer with one fused query, key and value projection."""
+    """Return the parameter table of the module at the path `block`, with one fused projection."""
     fused = f"{block}.query_key_value"
     return (
         Parameter(
@@ -181,13 +186,13 @@ _MODES = (
 
 
 class _Decoder(Layer):
-    """The base class: a model of one layer in which only the attention remains.
+    """The base class of adapters of models with one layer, in which only the attention remains.
 
     Attributes:
         config: the name of the model's configuration class.
         implementation: the value of `attn_implementation`.
         attention: the path of the attention module in the model.
-        always: the features that the model cannot omit.
+        always: the features that the model cannot omit; problems without them are rejected.
     """
 
     documentation = "https://huggingface.co/docs/transformers/attention_interface"
@@ -251,14 +256,17 @@ class _Decoder(Layer):
         return model.eval()
 
     def attend(self, model: Any, attention: Any, hidden: Any, given: dict[str, Any]) -> Any:
-        """Call the attention as the model's layer would, and return what the layer returns."""
+        """Call the attention as the model's layer would, and return what the layer returns.
+
+        The weights, or None, are kept in `model.returned_weights`.
+        """
         output, model.returned_weights = attention(hidden, **given)
         return output
 
     def configuration(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
     ) -> Any:
-        """Return the model's configuration; `settings` are the arguments that features need."""
+        """Return the model's configuration; `settings` are the arguments that express features."""
         import transformers
 
         theta = settings.get("rope_theta", 10000.0)
@@ -389,7 +397,7 @@ class _Sdpa(_Decoder):
 
 
 class _Llama(_Decoder):
-    """The base class of Llama's adapters: rotary embeddings, positions, segments and padding."""
+    """The base class of Llama's adapters, which declare the features in `_ROTARY`."""
 
     config = "LlamaConfig"
     features = _ROTARY
@@ -434,7 +442,7 @@ class MistralSdpa(_Mistral, _Sdpa):
 
 
 def _layer_types(settings: Mapping[str, Static]) -> dict[str, Any]:
-    """Return the arguments of configurations in which only some layers have a window."""
+    """Return the arguments that give the only layer the window in `settings`, if there is one."""
     kind = "sliding_attention" if "sliding_window" in settings else "full_attention"
     # A number is required even if no layer uses it.
     return {"sliding_window": settings.get("sliding_window", 4096), "layer_types": [kind]}

@@ -20,9 +20,9 @@ Easy to miss in a port, in the order of the code below:
 The algorithm is from Dao et al. 2022 (arXiv:2205.14135) and Dao 2023 (arXiv:2307.08691): logits are
 never stored; the backward pass recomputes them, and the weights from each row's log-sum-exp.
 
-Without a GPU it runs in Triton's interpreter, if TRITON_INTERPRET=1 is set before triton is first
-imported. The interpreter multiplies the bits of bfloat16 as if they were integers, so bfloat16 is
-rejected there.
+Without a GPU the kernels run in Triton's interpreter, if TRITON_INTERPRET=1 is set before triton is
+first imported. The interpreter multiplies the bits of bfloat16 as if they were integers, so
+bfloat16 is rejected there.
 """
 
 # ruff: noqa: N803 - Triton's custom: what is constant when a kernel is compiled is in capitals.
@@ -62,7 +62,7 @@ def logits_of(
 ):  # fmt: skip
     """Return a tile of logits, −∞ where a query (row) may not attend to a key (column).
 
-    The second result is the derivative of the soft cap, which is 1 everywhere without one.
+    The second result is the derivative of the soft cap, which is 1 if there is no soft cap.
     """
     logits = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=SUM) * SCALE
     slope = tl.full(logits.shape, 1.0, SUM)
@@ -91,7 +91,10 @@ def columns_of(
     first_row, key_length,
     CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Return the range of columns (first, end) that a tile of rows may attend to."""
+    """Return the range of columns (first, end) that some row of a tile may attend to, without end.
+
+    Only causality and the window count, not the mask.
+    """
     start, end = 0, key_length
     if CAUSAL:
         end = tl.minimum(end, first_row + TILE)
@@ -107,7 +110,10 @@ def rows_of(
     first_column, query_length,
     CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Return the range of rows (first, end) that may attend to a tile of columns."""
+    """Return the range of rows (first, end) that may attend to some column of a tile, without end.
+
+    Only causality and the window count, not the mask.
+    """
     start, end = 0, query_length
     if CAUSAL:
         start = tl.maximum(start, first_column)
@@ -188,7 +194,7 @@ def backward_query_kernel(
     AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
     TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of one tile of queries of one head, and of its additive mask."""
+    """Compute the gradients of one tile of queries of one head and, if BIAS, of its mask's rows."""
     first_row = tl.program_id(0) * TILE
     head = tl.program_id(1).to(tl.int64)
     tile = tl.arange(0, TILE).to(tl.int64)
@@ -294,7 +300,7 @@ def backward_key_kernel(
 
 
 INTERPRETED = not isinstance(forward_kernel, triton.runtime.JITFunction)
-"""Whether TRITON_INTERPRET was set when this module was imported."""
+"""Whether the kernels are interpreted: TRITON_INTERPRET was set when this module was imported."""
 
 
 @dataclass(frozen=True)
@@ -338,7 +344,10 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Return the gradients of query, key, value, an additive mask and sinks."""
+        """Return the gradients of query, key, value, mask, sinks and options.
+
+        The gradient is None for options, for a mask that needs none, and for missing sinks.
+        """
         query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
         (cotangent,) = cotangents
         # This is Σ weights · gradient of weights, which equals Σ context · gradient of context.
@@ -394,8 +403,10 @@ def flash_attention(
         The context, `[batch heads query value_head]`; 0 for a fully masked query.
 
     Raises:
-        ValueError: if the shapes do not fit, so that the kernel would read beyond an array.
-        TypeError: if the kernel does not support these dtypes.
+        ValueError: if the shapes of query, key, value and sinks do not fit together.
+        RuntimeError: if the mask cannot be broadcast.
+        TypeError: if the mask is neither boolean nor floating-point, or for a bfloat16 query in
+            Triton's interpreter.
     """
     fits = key.shape[:3] == value.shape[:3] and query.shape[0] == key.shape[0]
     if not fits or query.shape[3] != key.shape[3]:
@@ -415,7 +426,7 @@ def flash_attention(
 
 
 def _pointed(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
-    """Return the tensor to pass as the kernels' mask: a placeholder if there is none."""
+    """Return the tensor to pass as the kernels' mask: `query`, a placeholder, if there is none."""
     if mask is None:
         return query
     return mask.view(torch.uint8) if mask.dtype == torch.bool else mask

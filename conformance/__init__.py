@@ -68,7 +68,7 @@ _NAMES = {
     "conformance.running.checks": "assert_conforms parametrize_with_checks",
     "conformance.running.examine": "Outcome examine",
 }
-"""The public names by the module that defines them."""
+"""The public names of each module, separated by spaces, by the name of the module."""
 
 _PUBLIC = {name: module for module, names in _NAMES.items() for name in names.split()}
 

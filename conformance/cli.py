@@ -71,8 +71,9 @@ def _epilog() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments, run the command and return its exit code.
 
-    Without `arguments`, this is the program itself: the arguments are those of `sys.argv`, and
-    commands that may call an implementation run in a child process.
+    If `arguments` is None, this is the program itself: the arguments are those of `sys.argv`, and a
+    command that may call an implementation runs in a child process, if the platform can fork. A
+    `ConformanceError` is printed, and its exit code is returned.
 
     Raises:
         SystemExit: an argument is invalid, or only help or the version was requested.
@@ -133,7 +134,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 class _Version(argparse.Action):
-    """Print the version of the suite and exit; the version is looked up only on request."""
+    """The action of --version: look up the version of the suite, print it and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         from importlib import metadata

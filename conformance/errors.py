@@ -1,4 +1,4 @@
-"""Errors as users see them: one line, what to do next, and an exit code.
+"""The exit codes of the command line, and the errors that the suite reports to users.
 
 Errors that users see derive from `ConformanceError`. The command line prints the text of such an
 error and exits with its code, so both are part of the interface.
@@ -23,15 +23,19 @@ class ExitCode(IntEnum):
     worse than in the baseline, or the baseline is out of date. `compare`: a result is worse than
     before. `explore`, `reproduce`: a deviation was found. `judge`: a candidate is not right."""
     USAGE = 2
-    """The command line, a name or a file was invalid, or `convert` refused to convert."""
+    """The command line, a name or a file was invalid, or `convert` refused to convert.
+
+    This is also the exit code of every `ConformanceError` that does not define another one."""
     NOTHING_VERIFIED = 3
-    """Nothing was checked: everything was unavailable, unsupported or deselected."""
+    """Nothing was verified, for example because everything was unavailable, unsupported or
+    deselected, or crashed."""
     INCOMPLETE = 4
-    """Something requested was not checked; the results obtained so far are kept."""
+    """Something requested was not checked; results obtained so far are kept if a record is
+    written."""
     CLOSED = 141
     """The program that read the output, such as `head`, closed the pipe early."""
     INTERRUPTED = 130
-    """The user interrupted the run; the results obtained so far are kept."""
+    """The user interrupted the command; results obtained so far are kept if a record is written."""
 
 
 PYTEST_CODES = {
@@ -42,7 +46,10 @@ PYTEST_CODES = {
     ExitCode.NOTHING_VERIFIED: 5,
     ExitCode.INCOMPLETE: 6,
 }
-"""The exit status of a pytest session for each code; of these, pytest itself does not use 6."""
+"""The exit status of a pytest session for each code that a session can have.
+
+pytest itself exits with 6 only because of its option --max-warnings.
+"""
 
 
 class ConformanceError(Exception):
@@ -52,7 +59,11 @@ class ConformanceError(Exception):
 
 
 MOST_NAMES = 24
-"""The most known names that a message lists, before it refers to a command or counts the rest."""
+"""The maximum number of known names that the message of `UnknownName` lists.
+
+If more names are known, the message refers to a command that lists them or, if there is no such
+command, counts the rest.
+"""
 
 _LISTS = {
     "case": "list cases",
@@ -65,7 +76,11 @@ _LISTS = {
 
 
 class UnknownName(ConformanceError):
-    """A name does not exist; the message suggests similar names, or else says which names exist."""
+    """A name does not exist.
+
+    The message suggests similar names. If there are none, it lists the names that exist, or refers
+    to a command that does.
+    """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
@@ -81,9 +96,10 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """Return up to three known names that resemble or contain `name`.
+    """Return up to three known names that resemble `name`, or else up to three that contain it.
 
-    If there are none, return names of which a part between slashes resembles `name`.
+    If there are none, return up to three names in which a part between slashes resembles `name`, or
+    [] if there are none of these either.
     """
     near = (
         difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -107,15 +123,18 @@ def _hint(kind: str, near: list[str], known: list[str]) -> str:
 
 
 class NotAnAdapter(ConformanceError):
-    """A file, module or object was given as an adapter but is not one."""
+    """A file, module or object given as an adapter does not exist or is not an adapter."""
 
 
 class FailsOnImport(NotAnAdapter):
-    """An adapter raised an exception when it was imported or constructed."""
+    """Importing or constructing an adapter raised an exception other than a `ConformanceError`.
+
+    If a package is missing, `Unavailable` is raised instead.
+    """
 
 
 class WrongDeclaration(ConformanceError):
-    """The declarations of an adapter contradict each other or the implementation."""
+    """Declarations of an adapter are invalid, or contradict each other or the implementation."""
 
 
 class WrongShape(ConformanceError):
@@ -123,19 +142,22 @@ class WrongShape(ConformanceError):
 
 
 class WrongAnswer(ConformanceError):
-    """An implementation returned something other than the required arrays of its framework."""
+    """An implementation returned something other than the required arrays, such as another type."""
 
 
 class Untranslatable(ConformanceError):
-    """A mask, window, soft cap or weights are ambiguous, or the target cannot express them."""
+    """A mask, window, soft cap or weights cannot be converted for another implementation.
+
+    They are ambiguous or malformed, or the other implementation cannot express them.
+    """
 
 
 class WrongTensors(ConformanceError):
-    """A weights file cannot be read or written, or its weights do not fit their implementation."""
+    """A file of weights cannot be read or written, or its weights do not fit an implementation."""
 
 
 class BrokenRecord(ConformanceError):
-    """A record cannot be read: it is truncated, not a record, or written by another version."""
+    """A record cannot be read: it is missing, damaged or no record, or its schema is unknown."""
 
 
 class BrokenBaseline(ConformanceError):
@@ -143,27 +165,30 @@ class BrokenBaseline(ConformanceError):
 
 
 class BrokenCase(ConformanceError):
-    """A case file cannot be read: it is truncated, not a case file, or exceeds the limits."""
+    """A case file cannot be read: it is missing, damaged, not a case file, or too large."""
 
 
 class RankRaised(ConformanceError):
-    """A rank of a world of processes raised an exception."""
+    """A rank, that is, one of several processes that compute one call together, raised an error."""
 
 
 class RankLost(ConformanceError):
-    """The processes of a world ended or did not answer in time; `verdict` is the item's verdict."""
+    """One of several processes that compute one call together ended or did not answer in time.
+
+    `verdict` is the verdict of the item that was being examined.
+    """
 
     verdict: Literal["crashed", "timed-out"]
 
 
 class RankDied(RankLost):
-    """The process of a rank ended before it answered."""
+    """A process that computes part of a call, or the process that starts such processes, died."""
 
     verdict = "crashed"
 
 
 class RankLate(RankLost):
-    """A rank did not answer in time."""
+    """A process that computes part of a call did not answer in time."""
 
     verdict = "timed-out"
 
@@ -184,9 +209,9 @@ class NothingRun(ConformanceError):
 
 
 class NothingToShow(ConformanceError):
-    """There is nothing to draw.
+    """There are no attention weights to draw.
 
-    The implementation returns no attention weights, does not support the case, or fails on it.
+    The implementation returns none, does not support the case or dtype, or fails.
     """
 
     exit_code = ExitCode.NOTHING_VERIFIED

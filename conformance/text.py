@@ -1,7 +1,7 @@
 """Text output: escaping of untrusted text, paragraphs and progress bars, names of axes.
 
 A control sequence could move the cursor, clear the screen or rename the window, and a bidirectional
-mark could reverse a line. Unprintable characters are therefore shown as Python escapes.
+mark could reverse a line. `printable` therefore turns unprintable characters into Python escapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirect everything printed in the body to stderr, so that stdout holds only the result."""
+    """Redirect everything printed in the `with` body to stderr, so that stdout has only the result.
+
+    If there are file descriptors, this includes what C code and child processes print.
+    """
     with contextlib.redirect_stdout(sys.stderr):
         try:
             sys.__stdout__.flush()  # type: ignore[union-attr]
@@ -40,7 +43,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Return the text with each unprintable character escaped, except line feeds."""
+    """Return the text with Python escapes for unprintable characters other than line feeds."""
     if text.isprintable():
         return text
     return "".join(
@@ -52,7 +55,7 @@ def printable(text: str) -> str:
 def text_of(error: BaseException) -> str:
     """Return the text of an exception from foreign code, whose `__str__` may itself raise.
 
-    If it does, the returned text says so.
+    If `__str__` raises, the returned text says that the text cannot be read.
     """
     try:
         return str(error)
@@ -66,19 +69,22 @@ def message(error: BaseException) -> str:
 
 
 def relative(path: Path) -> str:
-    """Return a path inside the working directory relative to it, and any other path unchanged."""
+    """Return a path as text, relative to the working directory if it is an absolute path inside."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 WIDTH = 88
-"""The maximum line length of paragraphs; longer lines are hard to read."""
+"""The maximum line length of paragraphs, which only a single long word can exceed."""
 
 
 def paragraph(
     console: Console, text: str, *, indent: int = 2, bullet: str = "", style: str = ""
 ) -> None:
-    """Print a wrapped paragraph; hyphenated names are not split, so that they can be copied."""
+    """Print a wrapped paragraph; hyphenated names are not split, so that they can be copied.
+
+    `bullet` is put before the first line, and the other lines are indented by its length.
+    """
     filled = textwrap.fill(
         printable(text),
         min(console.width, WIDTH),
@@ -103,12 +109,12 @@ def heading(console: Console, text: str, style: str = "bold") -> None:
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: "1 case", "2 cases"; `many` is an irregular plural."""
+    """Return a count with its noun, such as "2,000 cases"; `many` is an irregular plural."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def some(names: list[str], most: int) -> str:
-    """Return the first `most` names, joined by commas, and the number of the rest, if any."""
+    """Return the first `most` names and the number of the rest, if any: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -131,7 +137,7 @@ def silence_progress() -> None:
 
 
 def shows_progress() -> bool:
-    """Return whether stderr is a terminal that can show bars, and bars are not disabled."""
+    """Return whether to show bars: stderr is a suitable terminal, without CI and --quiet."""
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return bool(
         not (_silenced or dumb or os.environ.get("CI"))
@@ -143,10 +149,10 @@ def shows_progress() -> bool:
 
 @contextmanager
 def progress(text: str, total: int | None = None) -> Iterator[Advance]:
-    """Show a progress bar while the body runs, and yield the function that advances it.
+    """Show a progress bar while the `with` body runs, and yield a function that advances the bar.
 
     The bar is written to stderr and erased at the end. With --quiet, in CI, or if stderr is
-    redirected or a dumb terminal, none is shown, so that logs contain only results.
+    redirected or a dumb terminal, no bar is shown, so that logs contain only results.
 
     `total` is the number of steps. Without it, the bar only shows that the program is running.
     """
@@ -201,20 +207,26 @@ _AXES = {
     "weights.output": ("head component out",),
     "weights.output_bias": ("out",),
 }
-"""The names of the axes of each array, once for each number of axes that it may have.
+"""The names of the axes of each array, in one text for each number of axes that it may have.
 
 An array that is not listed has the axes "head component" if it has two.
 """
 
 
 def axes(array: str, count: int) -> tuple[str, ...]:
-    """Return the names of the `count` axes of an array such as "output"; () if they are unknown."""
+    """Return the names of the `count` axes of an array such as "output"; () if they are unknown.
+
+    A gradient, such as "gradient.query", has the axes of its array.
+    """
     known = _AXES.get(array.removeprefix("gradient."), ("head component",))
     return next((names for it in known if len(names := tuple(it.split())) == count), ())
 
 
 def element(array: str, index: Sequence[int]) -> str:
-    """Return one element as text, such as "output[batch 2, query 1, component 4]"."""
+    """Return the name of an element, such as "output[batch 2, query 1, component 4]".
+
+    If the names of the axes are unknown, only the indices are in brackets.
+    """
     names = axes(array, len(index)) or ("",) * len(index)
     at = ", ".join(f"{name} {i}".strip() for name, i in zip(names, index, strict=True))
     return f"{array}[{at}]"

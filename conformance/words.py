@@ -35,7 +35,8 @@ def worded(phrase: Phrase) -> Worded | None:
 def say(phrase: Phrase) -> str:
     """Return the English text of a phrase; "" if the phrase is empty.
 
-    If its id has no wording, or the wording does not fit its arguments, return both as text.
+    If its id has no wording, or the wording does not fit its arguments, return the id with the
+    arguments as text.
     """
     if not phrase:
         return ""
@@ -59,7 +60,10 @@ def say(phrase: Phrase) -> str:
 
 
 def advice(cause: Phrase) -> str:
-    """Return what to change to remove a cause; "" if there is no advice besides its wording."""
+    """Return what to change to remove a cause.
+
+    Return "" if `words.toml` has no advice for the cause, or the advice does not fit its arguments.
+    """
     try:
         return tables()["advice"].get(cause.id, "").format(**_fields(cause.arguments))
     except (KeyError, IndexError, ValueError):
@@ -68,7 +72,10 @@ def advice(cause: Phrase) -> str:
 
 @cache
 def tables() -> dict[str, dict[str, str]]:
-    """Return the tables of `words.toml` by name; each maps ids to templates."""
+    """Return the tables of `words.toml` by name.
+
+    Each table maps ids to templates, except "around", which maps names of arguments to templates.
+    """
     import tomllib
 
     return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
@@ -92,7 +99,10 @@ TABLES = "entries", "causes", "places", "names"
 
 
 class _Listed:
-    """A non-numeric argument; the top of `words.toml` describes its format specifications."""
+    """A non-numeric argument of a phrase, wrapped so that templates can format it.
+
+    The top of `words.toml` describes the format specifications.
+    """
 
     def __init__(self, value: Argument) -> None:
         self.values = value if isinstance(value, list) else [value]

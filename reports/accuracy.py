@@ -1,4 +1,4 @@
-"""Distances of implementations from the reference and from each other, in units of σ."""
+"""Distances of implementations from the reference, in σ, and from each other, in √2 σ."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ Answers = dict[tuple[str, str], dict[str, Exchanged]]
 
 
 def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers, list[str]]:
-    """Return the outputs stored in all records, and a line about each that cannot be compared."""
+    """Return the outputs stored in all records, and a line about each that cannot be compared.
+
+    Arrays stored only for figures are skipped: attention weights, and arrays of experiments.
+    """
     answers: Answers = defaultdict(dict)
     problems: list[str] = []
     items = {
@@ -182,7 +185,10 @@ def _pair(
 
 
 def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apart]:
-    """Return the cases with NaN or without a defined answer, and which columns agree in them."""
+    """Return the cases with NaN or without a defined answer, and which columns agree in them.
+
+    Outputs agree if the same elements are NaN and the others differ by at most `limit` · √2 σ.
+    """
     alike: dict[tuple[str, str, str], Apart] = {}
     dtypes = _dtypes(answers)
     for (dtype, case), given in sorted(answers.items(), key=lambda item: dtypes.index(item[0][0])):
@@ -204,14 +210,17 @@ def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apa
 
 
 def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
-    """Return the largest |a - b| in units of √2 σ."""
+    """Return the largest |a - b| in units of √2 σ, with the σ of `one`; 0 for empty outputs."""
     underflow = UNDERFLOW.get(dtype, 0.0)
     size = np.abs(ratios(one.output, other.output, np.sqrt(2.0) * one.noise, underflow))
     return float(size.max(initial=0.0))
 
 
 def _alike(one: Exchanged, other: Exchanged, dtype: str, limit: float) -> bool:
-    """Return whether two outputs have NaN in the same places and elsewhere agree within `limit`."""
+    """Return whether the same elements of two outputs are NaN and all others agree.
+
+    Elements agree if they differ by at most `limit` · √2 σ.
+    """
     nan = np.isnan(one.output)
     if (nan != np.isnan(other.output)).any():
         return False

@@ -57,7 +57,10 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return what the same mask in each encoding does to each implementation, in column order."""
+    """Return what one causal mask does to each implementation, in each of several encodings.
+
+    Implementations without results of this experiment are left out.
+    """
     by_column = {part.key: part for part in parts}
     return [
         Handed(
@@ -95,7 +98,10 @@ def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Cha
 
 
 def _observed(entries: Iterable[tuple[str, Entry]]) -> Iterator[Observed]:
-    """Yield each value of a subject once, the most frequent first."""
+    """Yield each value of a subject, the most frequent first.
+
+    A value that agrees with the declaration in some modes only occurs twice.
+    """
     by_value = by_key(entries, lambda pair: (pair[1].value, pair[1].agrees))
     for alike in sorted(by_value.values(), key=lambda alike: -len(alike)):
         entry = alike[0][1]
@@ -119,7 +125,10 @@ def _numbers(weights: np.ndarray | None) -> list[list[float | None]]:
 
 
 def _is_infinite(subject: Phrase) -> bool:
-    """Return whether a subject's encoding can block a whole row; large finite numbers cannot."""
+    """Return whether a subject's mask encoding can block all keys of a query.
+
+    Encodings that add large finite numbers cannot.
+    """
     return subject.part("form").id not in ("form.zero-large", "form.zero-least")
 
 
@@ -178,7 +187,8 @@ def taking(
 ) -> Callable[[Card], list[Shown]]:
     """Return a function that finds in a card the values of certain subjects.
 
-    Each value occurs once; if there are several, each states where it was observed.
+    Each value occurs once. If there are several, each states where it was observed, unless it was
+    observed in all modes and no argument needs to be named.
 
     Args:
         about: ids of the subjects.
@@ -186,7 +196,8 @@ def taking(
             a mode has several values.
         value: function that maps an observed value to the one to show.
         fits: function that returns whether to include a subject.
-        parts: for each given argument of a subject, the texts of the values to include.
+        parts: by the name of a subject's argument, the values of this argument, as texts of
+            phrases, for which to include the subject; "" if it has no such argument.
     """
 
     def take(card: Card) -> list[Shown]:
@@ -252,7 +263,7 @@ def _furthest(value: Phrase) -> Phrase:
 def _weights(card: Card) -> list[Shown]:
     """Find in a card the form of the returned weights, and whether they include dropout.
 
-    That some modes return none is left out if others return weights.
+    If some modes return weights and others do not, only the former are mentioned.
     """
     shown = taking("weights.returned")(card)
     if len(shown) > 1 and any(item.phrase.id == "weights.none" for item in shown):
@@ -343,7 +354,10 @@ def _convention(part: Part) -> Convention:
 def _meanings(
     observed: Observations, experiments: Sequence[CaseResult]
 ) -> dict[tuple[str, str], list[tuple[CaseResult, Phrase]]]:
-    """Return the observed meanings by (argument, encoding), from requirements and experiments."""
+    """Return the observed meanings by (argument, encoding), from requirements and experiments.
+
+    Of experiments, only encodings in float32 or without a dtype are included.
+    """
     meanings: dict[tuple[str, str], list[tuple[CaseResult, Phrase]]] = defaultdict(list)
     for result, value in observed:
         for part in value.parts("meanings"):
@@ -371,7 +385,7 @@ def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) 
 
 
 def _declared_forms(mask: MaskInfo) -> dict[str, str]:
-    """Return, for each encoding, the id of the meaning expected from the declaration."""
+    """Return, for each encoding that a declaration covers, the id of the expected meaning."""
     forms = {} if mask.true is None else {"form.bool": f"mask.{mask.true}"}
     if mask.number == "added":
         return forms | {"form.zero-infinite": "mask.added", "form.zero-one": "mask.added"}
@@ -434,7 +448,7 @@ def _variants(observed: Observations) -> list[Variant]:
 def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | None:
     """Return the dtypes, modes and cases that distinguish some results from the others.
 
-    The result is None if they do not distinguish them.
+    The result is None if dtypes, modes and cases do not distinguish them.
     """
     values = {axis: _values(some, axis) for axis in _AXES}
     cases = _cases(some) or _cases(every)
@@ -491,7 +505,10 @@ class Family(NamedTuple):
 
 
 def _own_key(card: Card) -> list[Shown]:
-    """Return whether a window counts the query's own key, and how windows are aligned."""
+    """Return whether a window counts the query's own key, and how windows are aligned.
+
+    What the card does not show is left out.
+    """
     found: dict[Phrase, None] = {}
     aligned: dict[Phrase, None] = {}
     for subject in (one for chapter in card.chapters for one in chapter.subjects):

@@ -46,7 +46,7 @@ class Side(msgspec.Struct, frozen=True):
         created: when the newest record was made.
         suite, catalogue: the versions; several, joined by commas, if records differ.
         packages: the versions of packages.
-        selection: the options that narrowed the runs, or "".
+        selection: the options that left items out of the runs, or "".
         complete: whether every planned item has an outcome.
         implementations: by name, the number of items on all devices with each verdict.
         devices: by name, the devices on which the implementation was run.
@@ -101,7 +101,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def evidence(self) -> list[str]:
-        """Lines with the measurement, or else the message, and with the likely cause."""
+        """Up to two lines: the measurement, or else the message, and the likely cause, if known."""
         detail = f"measured {measured(self.figures)}" if self.figures is not None else self.told
         cause = f"likely cause: {self.cause}" if self.cause else ""
         return [text for text in (detail, cause) if text]
@@ -142,7 +142,8 @@ class Members(msgspec.Struct, frozen=True):
         cases: cases that only this side has, for implementations that both sides have.
         items: the number of items that only this side has, for the same implementations.
         findings: the number of findings that only this side has, for items that both sides have.
-        wrong: the deviations among these findings and items; [] for removed ones.
+        wrong: those findings that only this side has, for implementations that both sides have, and
+            that failed (deviation, error, timeout or crash); [] for removed ones.
     """
 
     implementations: list[str]
@@ -167,9 +168,10 @@ class Changes(msgspec.Struct, frozen=True):
     """All changes between two sets of records.
 
     Attributes:
-        worse: findings that are wrong now and were not wrong, or were less severely wrong, before.
-        lost: findings that conformed or were wrong before and are undecided now, for example
-            unsupported or not run.
+        worse: findings that are wrong now (deviation, error, timeout or crash) and were not wrong,
+            or were less severely wrong, before; for characteristics, see `otherwise`.
+        lost: findings that conformed, were observed or were wrong before and are undecided now, for
+            example unsupported or not run.
         otherwise: all other findings that have changed, for example in their cause, and
             characteristics that are now reported to deviate from what is declared.
         fixed: findings that were wrong before, and conform or are observed now.
@@ -209,7 +211,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def anything_worse(self) -> bool:
-        """Whether any finding is worse or lost."""
+        """Whether any finding is worse or lost; those of `added.wrong` do not count."""
         return bool(self.worse or self.lost)
 
     @property
@@ -248,10 +250,10 @@ def answers(results: Iterable[CaseResult]) -> dict[Key, CaseResult]:
 def matched(before: Answers, after: Answers) -> Iterator[Pair]:
     """Yield the findings of both sides in pairs.
 
-    If an item has no findings of requirements on the first side only, for example because the
-    process died or hung, this outcome is paired with each wrong finding that the item has on the
-    second side or, if there is none, with the item's verdict there. If that is so on the second
-    side only, this outcome is paired with the item's verdict on the first side.
+    An item whose process died or hung, for example, has one finding "run" instead of findings of
+    requirements. If that is so on the first side only, "run" is paired with each wrong finding that
+    the item has on the second side or, if there is none, with the item's verdict there. If that is
+    so on the second side only, "run" is paired with the item's verdict on the first side.
     """
     for key in dict.fromkeys([*before, *after]):
         one, other = _by_requirement(before.get(key)), _by_requirement(after.get(key))
@@ -476,7 +478,7 @@ def grouped_changes(
 
 
 def _conventions(before: Records, after: Records) -> list[Convention]:
-    """Return the card entries that changed, merging modes that changed in the same way."""
+    """Return the card entries that changed; modes in which they changed alike are merged."""
     alike = by_key(
         differing_entries(before.results, after.results), lambda entry: (entry[0][:3], *entry[1:])
     )
@@ -533,7 +535,7 @@ STYLES = {"✗": "bold red", "?": "bold yellow", "~": "bold", "✓": "bold green
 
 
 def show(console: Console, changes: Changes) -> None:
-    """Print all changes."""
+    """Print the changes, of each kind at most `MOST_CHANGES`."""
     before, after = changes.before, changes.after
     line(console, f"{before.file} ({before.created[:10]}) → {after.file} ({after.created[:10]})")
     for note in changes.notes:

@@ -21,7 +21,8 @@ from conformance.reports.model import Loaded
 def find_records(paths: Iterable[Path]) -> list[Path]:
     """Return the given files, and the records and journals in each given folder.
 
-    Records of narrowed runs in a folder are left out, because they lie beside the complete records.
+    In a folder, records of runs that options restricted ("*.narrowed.json") are left out, because
+    they lie beside the complete records. A file that is given by name is never left out.
     """
     files: list[Path] = []
     for path in paths:
@@ -119,18 +120,18 @@ def _created(record: Record) -> str:
 
 
 def _contestants(record: Record) -> set[tuple[str, str]]:
-    """Return the implementations of a record as pairs of name and device."""
+    """Return the implementations of a record, each as a pair of its name and the device."""
     device = record.header.provenance.device
     return {(one.name, device) for one in record.header.implementations}
 
 
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Return the records with the most frequent suite version and catalogue, and refused ones.
+    """Return the records with the most frequent suite version and catalogue.
 
-    If two combinations are equally frequent, the first is taken. A record of another catalogue, but
-    of the same suite version, is kept too if it shares cases with the kept records and these cases
-    are the same, for example after a case was added to the catalogue. For each refused record,
-    there is a line that says why.
+    With them, return a line about each other record that says why it is left out. If two
+    combinations are equally frequent, the first is taken. A record of another catalogue, but of the
+    same suite version, is kept too if it shares cases with the kept records and these cases are the
+    same, for example after a case was added to the catalogue.
     """
     kinds = Counter(_kind(record) for _, record, _ in loaded)
     if len(kinds) < 2:
@@ -169,10 +170,10 @@ def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
 
 
 def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Return the records, each implementation and device only once, and lines about the others.
+    """Return the records without duplicates, and a line about each record that is left out.
 
-    A record is left out as a whole if one of its implementations is already in another record;
-    complete records are preferred to incomplete ones.
+    A record is left out as a whole if one of its implementations is already in another record
+    of the same device; complete records are preferred to incomplete ones.
     """
     places: dict[tuple[str, str], Path] = {}
     left_out: set[int] = set()

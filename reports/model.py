@@ -1,7 +1,7 @@
 """The report as data: the content of `compatibility.json`, from which the pages are made.
 
-The classes are plain structs, filled in by `build`. `Counts` maps names, mostly verdicts, to
-numbers; results are never reduced to one percentage. Ratios are in units of the rounding noise σ
+The classes are plain structs, filled in by `writing.build`. `Counts` maps names, mostly verdicts,
+to numbers; results are never reduced to one percentage. Ratios are in units of the rounding noise σ
 that no implementation can avoid; `findings.INFINITE` stands for an infinite ratio.
 """
 
@@ -118,7 +118,8 @@ class Row(msgspec.Struct, frozen=True):
 class Variant(msgspec.Struct, frozen=True):
     """An observed value, how often it was observed, and where.
 
-    `where` is "" if the value was observed everywhere. `value` is the text of `phrase`.
+    `where` is "" if the value was observed everywhere. `value` is the text of `phrase`. `times` is
+    0 for a value that is only declared, and always 1 in `Feature.seen`.
     """
 
     value: str
@@ -146,7 +147,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class MaskedRow(msgspec.Struct, frozen=True):
-    """An output of a fully masked query, and what happens to gradients and to other queries."""
+    """What a fully masked query outputs, and the effects on gradients and on other queries."""
 
     row: Variant
     consequences: list[Variant]
@@ -188,11 +189,11 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Chapter(msgspec.Struct, frozen=True):
-    """A topic of a card.
+    """The part of a convention card that is about one experiment.
 
     Attributes:
         topic: the name of the experiment.
-        modes: the modes that were examined.
+        modes: the modes in which the experiment observed anything.
         unsupported: why nothing could be examined, or "".
         command: the command that runs the experiment again.
     """
@@ -248,8 +249,9 @@ class Handed(msgspec.Struct, frozen=True):
         written: the encoding of the mask.
         value: the effect; the text of `phrase`.
         evidence: the effect described in a sentence.
-        weights: the weights of the first head, `[query key]`, None where they are not finite; [] if
-            the record has none, for example because the implementation rejected the mask.
+        weights: the weights of the first head in the first batch entry, `[query key]`, None where
+            they are not finite; [] if the record has none, for example because the implementation
+            rejected the mask.
     """
 
     column: str
@@ -312,6 +314,7 @@ class Pair(msgspec.Struct, frozen=True):
 
     `max_ratio` and `case`, where it occurred, exclude `nan_cases`, the cases in which at least one
     of the two returns NaN; `cases` is the number of common cases, including these.
+    If NaN occurs in all common cases, `max_ratio` is 0 and `case` is "".
     """
 
     dtype: str
@@ -327,7 +330,7 @@ class Apart(msgspec.Struct, frozen=True):
     """A case that the definition leaves open, or in which an implementation returns NaN.
 
     Attributes:
-        dtypes: the dtypes in which the implementations differ in this way.
+        dtypes: the dtypes in which `groups` and `nan` are so.
         groups: the implementations, grouped so that the outputs within a group agree.
         nan: the implementations that return NaN.
     """
@@ -428,7 +431,10 @@ class Trend(msgspec.Struct, frozen=True):
 
 
 class Unsupported(msgspec.Struct, frozen=True):
-    """Items that an implementation cannot express, and why; they never count as passed."""
+    """Items of one implementation with unsupported findings that have the same reason.
+
+    `examples` are up to three of their cases. Unsupported findings never count as passed.
+    """
 
     column: str
     reason: str
@@ -438,7 +444,10 @@ class Unsupported(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Items of one implementation that a run was to verify but did not, with the reason."""
+    """Items of one implementation that a run was to verify but did not, for the same reason.
+
+    `examples` are up to three of their cases.
+    """
 
     column: str
     verdict: str
@@ -454,8 +463,8 @@ class NotVerified(msgspec.Struct, frozen=True):
         missing: the names of expected records that were not found.
         unavailable: the implementations that could not be run, each with the reason.
         incomplete: a line about each record of a run that ended early.
-        narrowed: the records of narrowed runs, each with the options that narrowed the run and the
-            number of deselected items.
+        narrowed: the records of runs from which options left out items, each with these options and
+            the number of deselected items.
         problems: a line about each file, or item in a file, that could not be used.
     """
 
@@ -468,7 +477,7 @@ class NotVerified(msgspec.Struct, frozen=True):
 
     @property
     def anything(self) -> bool:
-        """Whether anything was not verified; runs narrowed on request do not count."""
+        """Whether anything was not verified, apart from what options left out of a run."""
         return bool(
             self.missing or self.unavailable or self.incomplete or self.open or self.problems
         )
@@ -498,5 +507,5 @@ class Report(msgspec.Struct, frozen=True):
     timelines: list[Trend] = []
 
     def column(self, key: str) -> Column:
-        """Return the column that has the given key."""
+        """Return the column that has the given key, which must exist."""
         return next(column for column in self.columns if column.key == key)

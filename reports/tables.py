@@ -137,7 +137,10 @@ def grouped(findings: Iterable[Located], key: Callable[[Located], Hashable]) -> 
 
 
 def reasons(results: Iterable[CaseResult], verdicts: Collection[str]) -> Counter[str]:
-    """Count the reasons why items have one of these verdicts."""
+    """Count the reasons why items have one of these verdicts.
+
+    The reason is the message of an item's first finding, or "no requirement applies".
+    """
     return Counter(
         (result.findings[0].detail if result.findings else "") or "no requirement applies"
         for result in results
@@ -291,7 +294,7 @@ def requirements_of(records: Sequence[Loaded]) -> list[RequirementInfo]:
 
 
 def topics_of(records: Sequence[Loaded]) -> list[Topic]:
-    """Return the topics in all records, each once, from the newest record that has it."""
+    """Return the descriptions of experiments in all records, each from the newest that has it."""
     return _each(item for header in _newest(records) for item in header.topics)
 
 
@@ -336,7 +339,10 @@ def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[
 def matrix(
     columns: Sequence[Column], seen: Iterable[Located], requirements: Sequence[RequirementInfo]
 ) -> list[Row]:
-    """Return one row for each given requirement, then one for each other that has findings."""
+    """Return one row for each given requirement, then one for each other that has findings.
+
+    The latter include "run", the row of items without an outcome.
+    """
     verdicts: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in seen:
         verdicts[one.finding.requirement, one.column].append(one.finding.verdict)
@@ -469,7 +475,10 @@ def normalised(finding: Finding, mode: str, dtype: str) -> str:
 
 
 def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[Unsupported]:
-    """Return the unsupported items by implementation and reason, the most frequent reason first."""
+    """Return the items with unsupported findings by implementation and reason.
+
+    For each implementation, the most frequent reason comes first.
+    """
     left = (one for one in seen if one.finding.verdict == "unsupported")
     entries = [
         Unsupported(group.worst.column, group.worst.finding.detail, items, len(group.cases), some)
@@ -482,7 +491,10 @@ def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[Unsu
 def _unanswered(
     columns: Sequence[Column], seen: Iterable[Located]
 ) -> list[tuple[Group, int, list[str]]]:
-    """Group findings by column, verdict and reason; add the number of items and a few cases."""
+    """Group findings by column, verdict and reason, in the order of the columns.
+
+    Each group is returned with its number of items and up to three of its cases.
+    """
     groups = grouped(seen, lambda one: (one.column, one.finding.verdict, one.finding.detail))
     order = [column.key for column in columns]
     return [
@@ -498,7 +510,10 @@ def not_verified(
     expected: Sequence[str],
     problems: Sequence[str],
 ) -> NotVerified:
-    """Return everything that should have been verified but was not, with the reasons."""
+    """Return everything that should have been verified but was not, with the reasons.
+
+    `expected` are the names of required records, and `problems` lines about unusable ones.
+    """
     present = {source.name for source in sources}
     unavailable = {column.key: column.unavailable for column in columns if column.unavailable}
     left = (

@@ -1,7 +1,8 @@
 """Changes of an implementation over time, and between versions of its library.
 
-Only findings that two successive records both contain are compared. A case of the same name may
-differ between versions of the suite, so the catalogue is shown for every point in time.
+Findings that two successive records both contain are compared; the others are only counted. A case
+of the same name may differ between versions of the suite, so the catalogue is shown for every point
+in time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _contestant(part: Part) -> tuple[str, str]:
 
 
 def _points(parts: Iterable[Part]) -> list[Point]:
-    """Return one point for each part of an implementation, with the changes between points."""
+    """Return one point for each part, all of one implementation, with the changes between them."""
     points: list[Point] = []
     before: Sequence[CaseResult] | None = None
     for part in parts:
@@ -134,7 +135,7 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
 
 
 def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
-    """Return two values as text; two lists of shapes are reduced to the shapes that differ."""
+    """Return two values as text; of two lists of shapes, only the shapes that differ."""
     if not one.id == other.id == "shapes":
         return say(one), say(other)
     before, after = one.parts("shapes"), other.parts("shapes")
@@ -145,7 +146,7 @@ def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
 
 
 def _platform(record: Record) -> dict[str, str]:
-    """Return the versions of NumPy and Python with which a record was made."""
+    """Return the versions of NumPy, if it is known, and Python with which a record was made."""
     made = record.header.provenance
     numpy = {"numpy": made.packages["numpy"]} if "numpy" in made.packages else {}
     return numpy | {"python": ".".join(made.python.split(".")[:2])}

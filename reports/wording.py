@@ -62,7 +62,7 @@ CLASS_MEANINGS = ACCURACY
 
 
 def ratio(value: float) -> str:
-    """Return a ratio in σ as text, with no more digits than are meaningful."""
+    """Return a ratio in σ as text with few digits, or "∞" if it is infinite."""
     if value >= INFINITE:
         return "∞"
     if value == 0:
@@ -76,7 +76,7 @@ def ratio(value: float) -> str:
 
 
 def magnitude(value: float) -> str:
-    """Return a ratio as short text for tables: from 1000 on, only its power of ten."""
+    """Return a ratio as short text for tables: from 1000 on, only its power of ten, or "∞"."""
     if 1e3 <= value < INFINITE:
         return f"10{superscript(math.floor(math.log10(value)))}"
     return ratio(value)
@@ -116,7 +116,7 @@ def number(value: int) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Join words into a list such as "a", "a and b" or "a, b and c"."""
+    """Join words into a list such as "a", "a and b" or "a, b and c"; "" if there are none."""
     words = list(words)
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
@@ -137,7 +137,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def parts(name: str) -> list[str]:
-    """Split a long name where a line may break: after punctuation, never within a word."""
+    """Split a long name where a line may break: after ".", "_", "/", and "-" behind a word."""
     return re.split(r"(?<=[._/])|(?<=\w-)", name)
 
 
@@ -154,7 +154,7 @@ def causal(flag: CausalInfo) -> str:
 
 
 def weights(declared: WeightsInfo | None) -> str:
-    """Return the declared form of the returned attention weights, as text."""
+    """Return, as text, in which form attention weights are declared to be returned, if at all."""
     if declared is None:
         return "none are returned"
     if declared.option:
@@ -195,7 +195,10 @@ def web(link: str) -> bool:
 
 
 def address(link: str) -> str:
-    """Return a web link shortened for display, without its scheme, "www." and "github.com/"."""
+    """Return a web link for display, without its scheme, "www." and "github.com/".
+
+    Other links are returned unchanged.
+    """
     return re.sub(r"^https?://(www\.)?(github\.com/)?", "", link)
 
 
@@ -271,7 +274,11 @@ def failure(
 
 
 def again(result: CaseResult, spec: str, file: str = "") -> str:
-    """Return the command that runs only this item again."""
+    """Return the command that runs only this item again.
+
+    `spec` is the implementation as it is named on the command line, and `file` the case file of the
+    item, or "" if the case is in the catalogue.
+    """
     command = ["mha-conformance", "run", spec, "--case", result.case, "--dtype", result.dtype]
     command += ["--case-file", file] if file else []
     command += ["--mode", result.mode, "--strict"]

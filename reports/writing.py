@@ -96,8 +96,8 @@ def write(
         baseline: known deviations.
 
     Returns:
-        The exit code of `outcome`: nothing verified, incomplete, or OK. Deviations are not failures
-        here. Without any record, nothing is written.
+        The exit code of `outcome`: nothing verified, incomplete, or OK, whether or not anything
+        deviates. Without any record, no file is written.
 
     Raises:
         ConformanceError: if the run's file cannot be read, or a file cannot be written.
@@ -128,7 +128,10 @@ def write(
 
 
 def outcome(report: Report) -> ExitCode:
-    """Return the exit code of a report: nothing verified, incomplete, or OK."""
+    """Return the exit code of a report: nothing verified, incomplete, or OK.
+
+    Deviations do not affect it.
+    """
     if not verified(report.totals.findings):
         return ExitCode.NOTHING_VERIFIED
     return ExitCode.INCOMPLETE if report.not_verified.anything else ExitCode.OK

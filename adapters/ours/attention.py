@@ -10,9 +10,10 @@ head g = h // (heads / kv_heads) that it reads:
     c_ih  = sum(p_ijh v_jg for all j)                                                (the context)
     out_i = sum(W_Oh c_ih for all h) + b_O                                           (the output)
 
-A_ih is the set of keys that query i may attend to in head h: those that masks, causality, windows,
-lengths, segments and a bias of -inf leave. If it is empty, every weight is zero, so the context is
-zero and the output is b_O. (Some libraries return NaN in this case, or the mean of the values.)
+A_ih is the set of keys that query i may attend to in head h: those that no mask, causality, window,
+length, segment or bias of -inf blocks. If A_ih is empty in a head, all weights and the context of
+that head are zero; if it is empty in all heads, the output is b_O. (Some libraries return NaN in
+this case, or the mean of the values.)
 
 There are two scores, each with a default scale; for the second, every head learns a vector u_h:
 
@@ -33,8 +34,8 @@ Language models add some of the following, in this order:
     ALiBi     slope_h |p_i - r_j| is subtracted from s     Press et al. 2021, arXiv:2108.12409
     sinks     the sum in p_ijh gets the term exp(sink_h)   gpt-oss, arXiv:2508.10925
 
-With a sink, the weights of a query sum to less than one. `positions` defines p_i and r_j, windows,
-lengths and segments.
+With a sink, the weights of a query sum to less than one. `positions.py` defines p_i and r_j,
+windows, lengths and segments.
 """
 
 from __future__ import annotations
@@ -160,15 +161,16 @@ class MultiHeadAttention(nn.Module):
 
         `key` defaults to `query` (self-attention) and `value` to `key`. A query attends to a key
         iff `attend_mask` is True, `block_mask` is False, `attn_bias` is not -inf, and `causal`, the
-        layer's window, lengths and segments allow it. Unless positions say otherwise, `causal`
-        lets query i see keys j <= i ("top-left") or j <= i + keys - queries ("bottom-right").
+        layer's window, lengths and segments allow it. Without positions, lengths, segments and a
+        cache, `causal` lets query i see keys j <= i ("top-left") or j <= i + keys - queries
+        ("bottom-right").
         Masks and bias are [query key], [batch query key] or [batch heads query key], each axis of
         full size or 1; a [batch key] padding mask is passed as `mask[:, None, None, :]`.
 
         Lengths count the tokens of each batch entry that are not padding. Tokens see each other
         only if their segments are equal. Positions that are not given are derived from lengths,
-        segments, cache and `causal`. A `cache` is extended by the new keys and values, and queries
-        attend to all of its keys; the key axis of masks then has the length of the extended cache.
+        segments, cache and `causal`. A `cache` is extended by the new keys and values; all of its
+        keys then take part, so the key axis of masks has the length of the extended cache.
 
         Raises:
             ValueError: if shapes do not fit, `causal` is unknown, only one side has segments, or
@@ -273,7 +275,7 @@ def _softmax_over_visible(
 def _within(
     tokens: Float[Tensor, "batch length width"], lengths: Int[Tensor, batch] | None
 ) -> Float[Tensor, "batch length width"]:
-    """Return the tokens, with zeros beyond the length of each entry."""
+    """Return tokens with zeros beyond the length of each entry; unchanged if `lengths` is None."""
     if lengths is None:
         return tokens
     at = torch.arange(tokens.shape[1], device=tokens.device)

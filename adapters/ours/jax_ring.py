@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """The running maximum, sum and values of each query's softmax over the keys seen so far."""
+    """The maximum logit, sum of weights and weighted sum of values, per query, over keys so far."""
 
     highest: Float[Array, "batch kv_heads group query"]
     total: Float[Array, "batch kv_heads group query"]
@@ -46,7 +46,7 @@ def merge(
     logits: Float[Array, "batch kv_heads group query key"],
     value: Float[Array, "batch kv_heads key head"],
 ) -> State:
-    """Return the state after another block of keys."""
+    """Return the state updated by the logits and values of another block of keys."""
     highest = jnp.maximum(state.highest, logits.max(-1, initial=-jnp.inf))
     highest = jax.lax.stop_gradient(highest)
     finite = jnp.where(highest == -jnp.inf, 0, highest)
@@ -77,7 +77,8 @@ def on_device(
 
     All devices have the same number of queries, and the same number of keys. In the whole sequence,
     only the first `keys` keys are real; the others are padding. `mask` contains only the rows of
-    this device's queries.
+    this device's queries. `axis` is the name of the mesh's axis. `causal`, `window` and `scale` are
+    as in `ring_attention`, but `scale` has no default.
     """
     size, rank = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     (batch, heads, queries, _), (_, kv_heads, block, width) = query.shape, value.shape
@@ -87,7 +88,7 @@ def on_device(
     # Without `checkpoint`, the weights of all blocks are kept for the backward pass.
     @jax.checkpoint
     def attend(state: State, key: Array, value: Array, source: Array) -> State:
-        """Return the state after the keys that belonged to the device `source` in the beginning."""
+        """Return the state updated by the keys that the device `source` had in the beginning."""
         place = source * block + jnp.arange(block)
         ahead = place - (rank * queries + jnp.arange(queries))[:, None]
         seen = (place < keys) & (ahead >= -before) & (ahead <= after)
@@ -134,7 +135,7 @@ def ring_attention(
     window: tuple[int | None, int | None] = (None, None),
     scale: float | None = None,
 ) -> Float[Array, "batch heads query value_head"]:
-    """Compute attention on a ring of devices; under `jax.jit`, each holds only its own parts.
+    """Compute attention on a ring of devices, among which queries and keys are divided.
 
     Args:
         query, key, value: whole arrays, of any length; key and value may have fewer heads.
@@ -143,7 +144,7 @@ def ring_attention(
             has its full size.
         sinks: one logit per head, whose exponential is only added to the sum of weights.
         causal: whether keys after a query are hidden; positions of both count from 0 (top-left).
-        window: how many keys before and after a query's position are visible; None for all.
+        window: how many keys before and after a query's position are visible; None for no limit.
         scale: the factor of logits; by default 1/√head size.
 
     Returns:

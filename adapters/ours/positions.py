@@ -43,7 +43,7 @@ Causal = Literal["top-left", "bottom-right"]
 class Rotary:
     """Rotation of the first `size` components of each head by angles position / base^(2t/size).
 
-    Pair t is made of the components t and t + size/2, or 2t and 2t + 1 if `interleaved`.
+    Pair t, from 0, is made of the components t and t + size/2, or 2t and 2t + 1 if `interleaved`.
     Su et al. 2021, arXiv:2104.09864.
     """
 
@@ -52,7 +52,7 @@ class Rotary:
     interleaved: bool = False
 
     def __call__(self, heads: Heads, positions: OfQueries | OfKeys) -> Heads:
-        """Return rotated heads, computed in float32 or better."""
+        """Return rotated heads in their own dtype, computed in float32 or better."""
         dtype = torch.promote_types(heads.dtype, torch.float32)
         pair = torch.arange(0, self.size, 2, device=heads.device, dtype=torch.float64)
         angles = positions[:, None, :, None] * self.base ** (-pair / self.size)
@@ -82,7 +82,10 @@ class Tokens:
     key_segments: OfKeys | None = None
 
     def positions(self, causal: Causal | None, device: torch.device) -> tuple[OfQueries, OfKeys]:
-        """Return the positions of queries and keys, with a batch axis of full size or 1."""
+        """Return the positions of queries and keys, with a batch axis of full size or 1.
+
+        With "bottom-right", the last query of a sequence has the position of its last key.
+        """
         p = self.past + torch.arange(self.queries, device=device)[None]
         r = torch.arange(self.keys, device=device)[None]
         if self.query_segments is not None and self.key_segments is not None:
@@ -98,7 +101,10 @@ class Tokens:
         return p + keys.sum(-1) - queries.sum(-1), r
 
     def used(self, device: torch.device) -> tuple[Bool[Tensor, ...], Bool[Tensor, ...]]:
-        """Return which queries and keys are not padding, `[#batch length]` each."""
+        """Return two arrays that are True for queries, and for keys, that are not padding.
+
+        Both are `[batch length]`; the batch axis has size 1 where there are no lengths.
+        """
         found = []
         for number, lengths in ((self.queries, self.query_lengths), (self.keys, self.key_lengths)):
             index = torch.arange(number, device=device)[None]
@@ -112,7 +118,11 @@ class Tokens:
         causal: Causal | None,
         window: tuple[int | None, int | None],
     ) -> Bool[Tensor, "#batch 1 query key"]:
-        """Return which keys each query may attend to, by the rules at the top of this file."""
+        """Return a mask by the rules at the top of this file; True where a query may attend.
+
+        `p` and `r` are the positions of queries and keys; `window` is (before, after), where None
+        means no limit.
+        """
         queries, keys = self.used(p.device)
         visible = queries[:, :, None] & keys[:, None]
         ahead = r[:, None] - p[:, :, None]  # [#batch query key]
@@ -129,7 +139,7 @@ class Tokens:
 
 
 class Cache:
-    """The keys and values of earlier calls, after norms and rotation."""
+    """The keys and values of earlier calls, after norms and rotation; None if there were none."""
 
     key: Heads | None = None
     value: Heads | None = None

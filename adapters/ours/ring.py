@@ -22,7 +22,8 @@ Tensor = torch.Tensor
 class Ring:
     """One call of ring attention on one rank; a subclass may replace its steps.
 
-    Tensors are `[batch heads length head]`. All positions are those in the whole sequence.
+    In each hop, the rank attends to the keys of one rank. Query, key, value and their gradients are
+    `[batch heads length head]`. All positions are those in the whole sequence.
     """
 
     def __init__(self, shard: Any, causal: bool, window: Any, scale: float) -> None:
@@ -45,7 +46,10 @@ class Ring:
         return self.keys[source]
 
     def sees(self, source: int) -> Tensor:
-        """Return which keys of the rank `source` this rank's queries may see, `[query key]`."""
+        """Return where this rank's queries may attend to keys of the rank `source`, `[query key]`.
+
+        Only causality and the window count, not the mask.
+        """
         ahead = self.key_positions(source) - self.query_positions()[:, None]
         before, after = (math.inf if side == -1 else side for side in self.window)
         return (ahead <= (0 if self.causal else after)) & (ahead >= -before) & (ahead <= after)
@@ -65,7 +69,7 @@ class Ring:
     def first(self, query: Tensor, sinks: Tensor | None, width: int) -> list[Tensor]:
         """Return the running maximum, sum of weights and weighted sum of values before any key.
 
-        They include the sink, if there is one.
+        They include the sink, if there is one. `width` is the head size of the values.
         """
         rows = query.shape[:-1]
         if sinks is None:
@@ -75,7 +79,7 @@ class Ring:
         return [*start, query.new_zeros(*rows, width)]
 
     def merge(self, state: list[Tensor], logits: Tensor, value: Tensor) -> list[Tensor]:
-        """Return the state after another block of keys."""
+        """Return `state`, which begins as `first`, updated by another block of keys and values."""
         before, total, values = state
         highest = torch.maximum(before, logits.amax(-1)) if logits.shape[-1] else before
         finite = highest.masked_fill(highest == -math.inf, 0.0)
@@ -95,14 +99,20 @@ class Ring:
         return total * factor + powers.sum(-1)
 
     def result(self, state: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the context and the log-sum-exp of logits; both are 0 without any key or sink."""
+        """Return the context and the log-sum-exp of the logits of each query.
+
+        Both are 0 for a query that has neither a visible key nor a sink.
+        """
         highest, total, values = state
         seen = total > 0
         total = total.masked_fill(~seen, 1.0)
         return values / total[..., None], (highest + total.log()).masked_fill(~seen, 0.0)
 
     def pass_on(self, tensors: list[Tensor], hop: int) -> list[Tensor]:
-        """Send tensors to the next rank, and return those of the previous rank."""
+        """Send tensors to the next rank, and return those that the previous rank has sent.
+
+        They belong to the keys of the next hop's source. A single rank keeps its tensors.
+        """
         if self.size == 1:
             return tensors
         source = self.source(hop + 1)
@@ -176,17 +186,20 @@ class Ring:
         return by_query, by_key, by_value, by_mask, by_sinks
 
     def of_query(self, gradient: Tensor, hop: int) -> Tensor:
-        """Return what one block of keys adds to the gradient of the queries."""
+        """Return what a hop adds to the gradient of the queries: here `gradient`, unchanged."""
         return gradient
 
     def of_mask(self, gradient: Tensor, hop: int) -> Tensor:
-        """Return the gradient of an additive mask in the columns of one block of keys."""
+        """Return an additive mask's gradient in a hop's columns: here `gradient`, unchanged."""
         return gradient
 
     def travel(
         self, key: Tensor, value: Tensor, by_key: Tensor, by_value: Tensor, hop: int
     ) -> list[Tensor]:
-        """Pass keys, values and their gradients on; the last hop brings them to their own rank."""
+        """Send keys, values and their gradients to the next rank, and return those received.
+
+        After the last hop, they are back on their own rank.
+        """
         return self.pass_on([key, value, by_key, by_value], hop)
 
     def share(self, gradient: Tensor) -> Tensor:
@@ -236,9 +249,10 @@ def ring_attention(
             each rank, their positions in the whole sequence.
         mask: the rows of this rank's queries, `[batch heads query all-keys]`: boolean, True where
             a query may attend, or numbers that are added.
-        sinks: `[heads]`, the same on all ranks.
+        sinks: `[heads]`, logits whose exponentials are only added to the sums of weights; equal on
+            all ranks.
         causal: whether keys after a query's position are hidden.
-        window: how many keys before and after a query's position are visible; -1 for all.
+        window: how many keys before and after a query's position are visible; -1 for no limit.
         scale: the factor of logits; by default 1/√head size.
         ring: the class that computes the call.
 

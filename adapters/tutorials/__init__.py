@@ -17,7 +17,7 @@ FOUR_AXES = "batch heads query key"
 
 
 def _projections(query: str, key: str, value: str, output: str) -> tuple[Parameter, ...]:
-    """Return the parameter table of four nn.Linear with biases and the given native names."""
+    """Return the parameter table of four nn.Linear with biases and these names in the module."""
     inputs = {"query": query, "key": key, "value": value}
     rows = [
         Parameter(f"{native}.weight", name, "embed heads head -> (heads head) embed")
@@ -81,11 +81,11 @@ class Tutorial(Layer):
         return self.attend(layer, query, key, value, masks)
 
     def make(self, width: int, heads: int, dropout: float) -> Any:
-        """Return the tutorial's module."""
+        """Return the tutorial's module; tutorials without dropout ignore `dropout`."""
         raise NotImplementedError
 
     def attend(self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any]) -> Any:
-        """Call the module with the arguments in the order that it expects."""
+        """Call the module, in its order of arguments; return the output, or (output, weights)."""
         return layer(query, key, value, **masks)
 
 
@@ -118,7 +118,7 @@ class Tutorial1(Tutorial):
 class Tutorial2(Tutorial):
     """The adapter of tutorial 2, built from `embed_size, num_heads`.
 
-    It takes values first and returns no attention weights.
+    The module takes values first and returns no attention weights.
     """
 
     title = "Tutorial 2 (mask == 0 blocks, -1e20)"
@@ -147,7 +147,7 @@ class Tutorial2(Tutorial):
 class Tutorial3(Tutorial):
     """The adapter of tutorial 3, built from `hidden_dim, head_num`.
 
-    It is self-attention, with masks that the page expands for every head and every query.
+    The module is self-attention; its page expands masks for every head and every query.
     """
 
     title = "Tutorial 3 (self-attention, mask == 0 blocks)"
@@ -181,7 +181,7 @@ class Tutorial3(Tutorial):
 class Tutorial4(Tutorial):
     """The adapter of tutorial 4, built from `d_model, num_heads`.
 
-    It is the Transformer's attention, split into small methods.
+    The module is the Transformer's attention, split into small methods.
     """
 
     title = "Tutorial 4 (mask == 0 blocks, -1e9)"
@@ -210,7 +210,7 @@ class Tutorial4(Tutorial):
 class Tutorial5(Tutorial):
     """The adapter of tutorial 5, built from `hidden_size, num_heads`.
 
-    It uses Bahdanau's additive score, and one mask for all heads.
+    The module uses Bahdanau's additive score, and one mask for all heads.
     """
 
     title = "Tutorial 5 (additive score, mask == 0 blocks)"

@@ -1,9 +1,9 @@
 """Tutorial 1: the mask marks the keys that are hidden.
 
-It represents tutorials that build masks with `eq(PAD)` and `triu`, so that 1 means *blocked*, and
-set these scores to -inf. Dropout is applied to the weights before they are multiplied with the
-values, and the weights are returned after dropout. The code literally tests `mask == 1`: True and 1
-block, any other number does not.
+This file represents tutorials that build masks with `eq(PAD)` and `triu`, so that 1 means
+*blocked*, and set blocked scores to -inf. Dropout is applied to the weights before they are
+multiplied with the values, and the weights are returned after dropout. The code literally tests
+`mask == 1`: True and 1 block, any other number does not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention with dropout on the weights."""
+    """Multi-head attention with dropout; returns the output and the weights after dropout."""
 
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class MultiHeadAttention(nn.Module):
 
         q: [batch, q_len, d_model], k and v: [batch, k_len, d_model];
         mask: [batch, n_heads, q_len, k_len], any axis of which may have size 1; 1 hides a key.
-        Returns the output [batch, q_len, d_model], and the weights
+        Returns the output [batch, q_len, d_model], and the weights after dropout
         [batch, n_heads, q_len, k_len].
         """
         batch = q.size(0)

@@ -1,8 +1,8 @@
 """Tutorial 2: values first, einsum, and a very negative number.
 
-It represents tutorials that split the embedding by `reshape`, write both products as `einsum`, and
-replace logits by -1e20 where `mask == 0`. The order of the arguments is values, keys, query. The
-number is finite, so a fully masked query averages all values; float16 cannot represent it.
+This file represents tutorials that split the embedding by `reshape`, write both products as
+`einsum`, and replace logits by -1e20 where `mask == 0`. The order of the arguments is values, keys,
+query. -1e20 is finite, so a fully masked query averages all values; float16 cannot represent -1e20.
 """
 
 from __future__ import annotations

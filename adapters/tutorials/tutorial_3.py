@@ -1,8 +1,9 @@
 """Tutorial 3: self-attention, as candidates are asked to write it in job interviews.
 
-It represents tutorials that implement only self-attention, on one input, with a dropout of 0.1 on
-the weights in training. Logits are set to -inf where `attention_mask == 0`, so a fully masked query
-gets NaN. The page expands the mask for every head and every query before the call:
+This file represents tutorials that implement only self-attention, on one input, with a dropout of
+the weights in training, by default 0.1. Logits are set to -inf where `attention_mask == 0`, so a
+fully masked query gets NaN. The page expands the mask for every head and every query before the
+call:
 
     padding[:, None, None, :].expand(-1, head_num, seq_len, -1)
 """
@@ -34,7 +35,7 @@ class MultiHeadSelfAttention(nn.Module):
         """Return the output of multi-head self-attention.
 
         x: (batch, seq_len, hidden_dim); attention_mask: (batch, head_num, seq_len, seq_len), 0
-        hides a position. Returns (batch, seq_len, hidden_dim).
+        hides a key. Returns (batch, seq_len, hidden_dim).
         """
         batch, seq_len, _ = x.size()
 

@@ -1,8 +1,8 @@
 """Tutorial 4: the Transformer in small methods.
 
-It represents tutorials that build a whole Transformer from `split_heads`,
+This file represents tutorials that build a whole Transformer from `split_heads`,
 `scaled_dot_product_attention` and `combine_heads`, and replace logits by -1e9 where `mask == 0`.
-That number is finite, so a fully masked query averages all values; float16 cannot represent it.
+-1e9 is finite, so a fully masked query averages all values; float16 cannot represent -1e9.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class MultiHeadAttention(nn.Module):
     def scaled_dot_product_attention(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the heads' contexts, and the weights (batch, num_heads, query, key)."""
+        """Return the heads' contexts, and the weights (batch, num_heads, query, key).
+
+        0 in the mask hides a key.
+        """
         attn_scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(self.d_k)
         if mask is not None:
             attn_scores = attn_scores.masked_fill(mask == 0, -1e9)

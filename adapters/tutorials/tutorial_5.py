@@ -1,9 +1,9 @@
 """Tutorial 5: additive attention with heads.
 
-It represents tutorials that come from translation with recurrent networks: the score is Bahdanau's
-v . tanh(q + k), here computed in every head, between the projections of the Transformer. The logits
-are not scaled. They are set to -1e10 where `mask == 0`. That number is finite, so a fully masked
-query averages all values; float16 cannot represent it. All heads share one mask,
+This file represents tutorials that come from translation with recurrent networks: the score is
+Bahdanau's v . tanh(q + k), here computed in every head, between the projections of the Transformer.
+The logits are not scaled. They are set to -1e10 where `mask == 0`. -1e10 is finite, so a fully
+masked query averages all values; float16 cannot represent -1e10. All heads share one mask,
 [batch, query, key].
 
     encoder          attention(x, x, x, pad_mask(x_lengths, x_len))

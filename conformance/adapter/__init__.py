@@ -1,7 +1,8 @@
 """Wrap implementations: declarations, base classes, and lookup by name.
 
-The exports of `conformance` suffice for an adapter of your own. The names below are for adapters
-that support several versions of a library or handle native arrays.
+The names that `conformance` exports suffice for most adapters. This package exports the
+declarations of features, too, and names for adapters that support several versions of a library or
+handle native arrays.
 """
 
 from conformance.adapter.arguments import MaskTable, Spelling

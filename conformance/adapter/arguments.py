@@ -5,9 +5,9 @@ An adapter declares its mask arguments. From the declarations, the suite derives
 encodings mean the same, so all must give the same result; by default, the first one is used. No
 adapter inverts a mask by hand.
 
-Features beyond masks (`conformance.adapter.features`) have their own arguments. If there is an
-argument for a window, lengths, segments or ALiBi, the preferred encoding uses it. Expressing them
-by a mask, or by an additive bias, is a further encoding.
+Features beyond masks (`conformance.adapter.features`) have their own arguments. The preferred
+encoding uses an argument for a window, lengths, segments or ALiBi if that argument can express what
+the problem requires. Expressing them by a mask, or by an additive bias, is a further encoding.
 """
 
 from __future__ import annotations
@@ -65,17 +65,20 @@ class MaskArgument:
         name: the name of the argument in the implementation.
         axes: the layouts it accepts as einops patterns over batch, heads, query, key, preferred
             first: "batch key", "(batch heads) query key", "batch heads query key".
-        true: what True means, or None if booleans are not accepted.
+        true: what True means: "attends" (the query may attend to the key) or "blocks"; None if
+            booleans are not accepted.
         number: what a number means, or None if numbers are not accepted. "added": added to the
             logits (-inf blocks). "attends if nonzero": 0 blocks, any other number attends. "attends
             if 1": every number other than 1 blocks, as in `mask != 1`. "attends, 0 or 1 only": 1
             attends, 0 blocks, other numbers are undefined. "blocks if nonzero", "blocks if 1" and
             "blocks, 0 or 1 only": likewise, with the roles exchanged.
-        whole: what numbers of an integer dtype mean, if that differs from `number`. The suite
-            passes floating-point masks; only the probe also passes integers.
-        dtype: the NumPy dtype that numbers must have, such as "int32", if not that of the inputs.
+        whole: what numbers of an integer dtype mean, or None if they mean the same as `number`
+            says. Unless `dtype` is set, only the probe passes integers.
+        dtype: the integer dtype that numbers must have, such as "int32"; "" for the dtype of the
+            inputs.
         broadcasts: whether axes that are not joined with others may also have size 1.
-        alone: whether it is rejected together with another mask argument (not a causal flag).
+        alone: whether the implementation rejects it together with another mask argument. A causal
+            flag does not count as one.
     """
 
     name: str
@@ -123,7 +126,10 @@ class MaskArgument:
 
     @property
     def one(self) -> TrueMeans | None:
-        """What 1 means (0 means the opposite); None if numbers are added or not accepted."""
+        """What 1 means: "attends" or "blocks"; None if numbers are added or not accepted.
+
+        0 means the opposite.
+        """
         if self.number is None or self.number == "added":
             return None
         return "attends" if self.number.startswith("attends") else "blocks"
@@ -131,7 +137,8 @@ class MaskArgument:
     def attending(self, numbers: np.ndarray) -> BoolArray | None:
         """Return an array shaped like `numbers`, True where a query may attend to a key.
 
-        Return None if numbers are added, not accepted, or undefined for some of the values.
+        Return None if numbers are added to the logits, if numbers are not accepted, or if one of
+        `numbers` has no defined meaning.
         """
         if self.number is None or self.one is None:
             return None
@@ -165,23 +172,26 @@ class CausalFlag:
             raise WrongDeclaration(f"{self.name}: it cannot both stand alone and need {self.needs}")
 
     def expresses(self, problem: Problem) -> bool:
-        """Return whether the flag means the same as the causal mask of the problem."""
+        """Return whether the flag means the same as the causal mask of a problem without features.
+
+        The result is False if the problem has no causal mask.
+        """
         square = problem.shape.query_length == problem.shape.key_length
         return problem.causal is not None and (square or self.alignment == problem.causal)
 
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """One encoding of a problem's mask, causal mask and bias as arguments.
+    """One encoding of a problem's mask, causal mask, bias and features as arguments.
 
     Attributes:
         label: a readable name, such as "attn_mask=float[query key], is_causal".
         arguments: the value of each argument: an array, a flag or, for features, another plain
             value.
         bias: the name and layout of the argument that holds the bias; None if the problem has none.
-        variables: the arguments with gradients other than the bias, by the canonical name of the
-            gradient.
-        parameters: the arguments that are parameters of a layer.
+        variables: the arguments of features that have gradients, by the canonical name of the
+            gradient, such as "sinks".
+        parameters: the names of those arguments that are parameters of a layer.
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
     """
 
@@ -210,7 +220,10 @@ class Spelling:
         return named if self.bias is None else named | {self.bias[0]: "attn_bias"}
 
     def bias_gradient(self, gradient: Array, problem: Problem) -> Array:
-        """Return the gradient of the argument that holds the bias, summed to the bias's shape."""
+        """Return the gradient of the problem's bias, given that of the argument that holds it.
+
+        The gradient is summed over the axes along which the bias has size 1.
+        """
         assert self.bias is not None
         assert problem.attn_bias is not None
         sizes = dict(zip(AXES, problem.shape.logits, strict=True))
@@ -229,7 +242,8 @@ def to_layout(
     """Return a canonical array `[batch heads query key]` in a layout; None if it does not fit.
 
     Axes missing from the layout must have size 1. The others are expanded to their size in the
-    logits (`full`); with `broadcast`, those that are not joined with others keep size 1.
+    logits (`full`), except that axes of size 1 that are not joined with others keep it if
+    `broadcast` is true.
     """
     named = layouts.axes(layout)
     sizes = dict(zip(AXES, full, strict=True))
@@ -246,9 +260,10 @@ def to_layout(
 
 
 def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """Return an array in a layout rearranged to `[batch heads query key]`.
+    """Return an array with the axes of `layout`, rearranged to `[batch heads query key]`.
 
-    Axes that are missing from the layout get size 1.
+    Axes that are missing from the layout get size 1. `sizes` gives the sizes of axes by name; only
+    those of axes that are joined with others are used.
     """
     named = layouts.axes(layout)
     right = " ".join(axis if axis in named else "()" for axis in AXES)
@@ -258,7 +273,11 @@ def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.
 
 @dataclass(frozen=True, eq=False)
 class MaskTable:
-    """The mask arguments of an implementation, its causal flag if it has one, and its features."""
+    """The mask arguments of an implementation, its causal flag if it has one, and its features.
+
+    Raises:
+        WrongDeclaration: if the declarations contradict each other.
+    """
 
     arguments: tuple[MaskArgument, ...] = ()
     causal: CausalFlag | None = None
@@ -300,7 +319,7 @@ class MaskTable:
         return spelling
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
-        """Yield every encoding of the problem once, the preferred one first."""
+        """Yield every encoding of the problem once, the preferred one first; none if impossible."""
         parts = _parts(problem)
         if not parts and not problem.features and not self._handings:
             yield NO_MASK
@@ -318,9 +337,11 @@ class MaskTable:
     def _said(self, problem: Problem) -> list[Said]:
         """Return all ways to pass features by arguments; masks have to express the remaining parts.
 
-        The first way expresses as many parts by arguments as possible, the second as few. The first
-        passes keys in pages if they fill more than one, and positions only if masks would otherwise
-        have to express more.
+        The first way passes keys in pages if they fill more than one page and if that is possible.
+        Apart from that, it expresses as many parts by arguments as possible, and it passes
+        positions only if arguments can then express more parts. The second way expresses as few
+        parts by arguments as possible. The list is empty if neither arguments nor masks can express
+        one of the parts.
         """
         if not problem.features and not self._handings:
             return [Said()]
@@ -362,7 +383,10 @@ class MaskTable:
     def _with(
         self, problem: Problem, parts: Mapping[str, np.ndarray], said: Said
     ) -> Iterator[Spelling]:
-        """Yield the encodings that include the arguments in `said`; masks hold the other parts."""
+        """Yield the encodings that include the arguments in `said`.
+
+        Masks, or the causal flag, express those of `parts` that these arguments do not express.
+        """
         for flag in self._flags(problem, said):
             if said.needs_flag and flag is None:
                 continue
@@ -377,10 +401,12 @@ class MaskTable:
                         yield _joined(spelling, said)
 
     def handed(self, spelling: Spelling, problem: Problem) -> Spelling:
-        """Return the encoding, with tokens packed, paged or cached if nothing else is accepted.
+        """Return the encoding, with tokens packed, paged or cached if that is the only way.
+
+        An encoding that already packs, pages or caches tokens is returned unchanged.
 
         Raises:
-            Unsupported: if nothing else is accepted, but the problem cannot be passed in this way.
+            Unsupported: if a declaration has `only`, but cannot express the problem.
         """
         only = next((declared for declared in self._handings if declared.only), None)
         if only is None or spelling.handing is not None:
@@ -402,7 +428,11 @@ class MaskTable:
         return (self.causal, None) if self.causal.needs is None else (None, self.causal)
 
     def _assignments(self, kinds: Sequence[str]) -> list[dict[str, list[str]]]:
-        """Return all ways to assign parts to arguments; each maps names of arguments to parts."""
+        """Return all ways to assign the parts named `kinds` to mask arguments.
+
+        Each maps the names of the arguments that are used to the names of the parts that they hold.
+        Ways that use more arguments come first.
+        """
         every = [
             {
                 name: [kind for kind, holder in zip(kinds, chosen, strict=True) if holder == name]
@@ -424,8 +454,9 @@ class MaskTable:
     ) -> Spelling | None:
         """Return the encoding with these choices, or None if the declarations rule it out.
 
-        `held` names the `parts` in each argument, `flag` is the causal flag if it is set. Masks are
-        `numbers` or booleans; with `broadcast`, axes keep size 1 where an argument allows it.
+        `held` names the `parts` in each argument; `flag` is the causal flag, or None if it is not
+        set. Masks are numbers if `numbers` is true, or else booleans. If `broadcast` is true, axes
+        keep size 1 where an argument allows it; the result is None if no argument does.
         """
         used = [self.by_name[name] for name in held]
         if flag and ((flag.alone and used) or (flag.needs and held.get(flag.needs) != ["causal"])):
@@ -477,7 +508,10 @@ class MaskTable:
         return f"a mask that varies over {', '.join(varies)} fits none of {arguments}"
 
     def _unsaid(self, problem: Problem) -> str:
-        """Return why a feature of the problem cannot be encoded; "" if each can by itself."""
+        """Return why one of the problem's features cannot be encoded.
+
+        Return "" if each of them can be encoded when it is regarded alone.
+        """
         for part in parts_of(problem):
             name = "lengths" if part.endswith("lengths") else part
             declared = [one for one in self.features if part in one.says]
@@ -502,7 +536,7 @@ class MaskTable:
 
 @lru_cache(maxsize=256)
 def _preferred(table: MaskTable, problem: Problem) -> Spelling | None:
-    """Return the first encoding, or None; cached, because every mode and every check needs it."""
+    """Return the first encoding, or None if there is none; cached, because it is needed often."""
     return next(table.spellings(problem), None)
 
 
@@ -519,7 +553,7 @@ def _in_turn(groups: Iterable[Iterator[Spelling]]) -> Iterator[Spelling]:
 
 
 def _joined(spelling: Spelling, said: Said) -> Spelling:
-    """Return the encoding of the masks combined with that of the features."""
+    """Return the encoding of the masks, `spelling`, extended by the arguments in `said`."""
     if not said.labels:
         return replace(spelling, label=spelling.label or NO_MASK.label)
     labels = ([spelling.label] if spelling.label else []) + list(said.labels)
@@ -537,7 +571,9 @@ def _joined(spelling: Spelling, said: Said) -> Spelling:
 def _parts(problem: Problem) -> dict[str, np.ndarray]:
     """Return the parts of the problem that masks can hold, by name, as arrays with four axes.
 
-    They are its "mask", each of its rules such as the "causal" mask, its "bias" and its "alibi".
+    These are, if the problem has them, its "mask", its rules such as "causal" and "window", its
+    "bias" and its "alibi". The last two are numbers to be added to the logits. All other arrays are
+    True where a query may attend to a key.
     """
     arrays: dict[str, np.ndarray | None] = {"mask": problem.mask}
     arrays |= dict(problem.rules())
@@ -554,10 +590,12 @@ def _encoded(
     numbers: bool,
     problem: Problem,
 ) -> np.ndarray | None:
-    """Return the parts in `kinds` as one array of booleans or numbers for the argument.
+    """Return the parts in `kinds` as one array for the argument.
 
-    Return None if the argument does not accept such an array, or if ALiBi, with any bias added to
-    it, cannot be represented in the problem's dtype. Each of the four axes may have size 1.
+    The array holds numbers if `numbers` is true or if `kinds` contains "bias" or "alibi", or else
+    booleans. Each of its four axes may have size 1. Return None if the argument does not accept
+    such an array, or if ALiBi, with any bias added to it, cannot be represented in the problem's
+    dtype.
     """
     allowed: BoolArray = np.ones((1, 1, 1, 1), np.bool_)
     added: list[np.ndarray] = []

@@ -34,22 +34,22 @@ ReturnsWeights = Literal["per head", "averaged"]
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to run an implementation; all its modes must agree.
+    """One way to run an implementation; all modes of an implementation must give the same results.
 
     Args:
         name: a short name, such as "eval".
-        options: options that the suite passes to the adapter's `call` unchanged.
+        options: the adapter's own options for this mode, which it reads as `mode[option]`.
         gradients: whether this mode has a derivative (torch's fast path has none).
-        weights: whether it returns attention weights.
-        every_case: False if the mode is expensive to compile; it is then run only on a few cases:
-            without a mask, with a mask, with a causal mask, and with a fully masked query.
+        weights: whether the implementation returns attention weights in this mode.
+        every_case: False if the mode is expensive to compile; it is then run only on a few cases,
+            such as one with a fully masked query (and see `core_cases`).
         core_cases: whether a mode whose `every_case` is False is nevertheless run on all cases of
             level "core" in float32, because it is the call that everybody makes.
-        dtypes: the dtypes in which this mode is run, or None for all of the adapter's.
+        dtypes: the dtypes in which this mode is run, or None for all dtypes of the adapter.
         optimised: whether to compile with the options of normal use. By default the suite
             compiles with fewer optimisations, if the framework has such an option.
         dropout: the probability with which attention weights are dropped; nonzero only when the
-            suite measures dropout, in a mode that the adapter names in `dropout_modes`.
+            suite examines dropout. It takes effect only in the modes in `Adapter.dropout_modes`.
         draw: the seed of the dropout; equal seeds drop the same weights. A new layer is built for
             each seed.
         about: a description, for users, of how the implementation is called in this mode.
@@ -85,21 +85,21 @@ class Call:
         mode, device: the mode, and the kind of device ("cpu" or "gpu").
         spelling: how the masks are encoded; None for the adapter's preferred encoding.
         compiled: False to call operation by operation even if the framework compiles.
-        unbatched: whether to drop the batch axis, for a batch of 1.
-        strided: how arrays are strided in memory; "" for contiguous arrays.
-        strided_alone: the only argument to which `strided` applies: an input, "cotangent", or a
-            mask argument; "" for all of them.
+        unbatched: whether to pass the inputs without a batch axis, which requires a batch of 1.
+        strided: how arrays lie in memory, see `Framework.strided`; "" for contiguous arrays.
+        strided_alone: the name of the only array to which `strided` applies: an input, "cotangent",
+            or a mask argument; "" for all of them.
         wanted: what to differentiate with respect to: names of inputs, "attn_bias", "sinks",
             "norm.query", "norm.key", or "weights" for all parameters; None for everything.
         backwards: the number of backward passes through the same graph; the last one's gradients
             are returned.
         projected: whether the inputs are concatenated heads, and all projections are the identity,
             so that the suite leaves out the projections that it supplies.
-        given: arrays by name that are passed unchanged in place of query, key and value, although
-            they may contradict the problem. The answer may then have any shape. None to pass the
-            arrays of the problem.
+        given: arrays by name that are passed in place of the problem's inputs of the same names,
+            although they may contradict the problem. The answer may then have any shape. None to
+            pass the inputs of the problem.
         around: the number that surrounds every input and mask in memory, if the framework's arrays
-            can be views of other arrays; None for arrays that are not views.
+            can be views of other arrays; `strided` then has no effect. None to surround no array.
     """
 
     mode: Mode = DEFAULT_MODE
@@ -121,10 +121,10 @@ class SideEffects:
     """The results of two identical calls on the same objects.
 
     Attributes:
-        changed: inputs, masks and parameters whose numbers changed or that got a new attribute, one
-            line for each change.
-        first, second: the two results.
-        surroundings: process-wide settings that the calls changed, one line each.
+        changed: one line of text for each array, such as an input, a mask or a parameter, whose
+            numbers the calls changed, and for each attribute that they attached to an array.
+        first, second: the two answers.
+        surroundings: one line of text for each change of a process-wide setting.
     """
 
     changed: tuple[str, ...]
@@ -138,7 +138,8 @@ class Adapter(ABC):
 
     Attributes:
         name: the name for `--implementation`; set by the loader if it is not declared.
-        title: the implementation's name in code, such as "torch.nn.MultiheadAttention".
+        title: the implementation's name in code, such as "torch.nn.MultiheadAttention"; the loader
+            sets it to `name` if it is not declared.
         documentation: a link to the library's documentation of it.
         framework: name of the bridge ("torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad",
             "onnx", "onnxruntime", "openvino" or "numpy").
@@ -146,7 +147,7 @@ class Adapter(ABC):
             framework.
         dtypes: the supported dtypes.
         geometry: the sizes of heads, lengths and tiles for which the implementation is written;
-            all cases use these sizes. None if it supports every size.
+            the cases of the catalogue are then given these sizes. None to leave their sizes alone.
         scores: "scaled-dot", "additive" or both.
         custom_scale: whether the scale of the logits can be chosen.
         differentiable: whether the implementation has gradients.
@@ -160,20 +161,23 @@ class Adapter(ABC):
         returns_weights: "per head", "averaged" over heads, or None.
         weights_option: the option that the adapter passes to get weights per head; "" if they are
             per head by default.
-        weights_otherwise: the weights that are returned without that option, such as "averaged".
-        fully_masked_row: the output of a fully masked query, in all modes or by mode; None if it is
-            not declared.
-        conventions: further declared entries of the card, such as
+        weights_otherwise: the weights that are returned without `weights_option`, such as
+            "averaged".
+        fully_masked_row: the output of a fully masked query, in all modes or by name of the mode;
+            None if it is not declared.
+        conventions: further declared entries of the convention card, such as
             {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}: a mapping from the text
-            of an entry's subject to the text of its value. Both may be patterns, as in a baseline.
-            The experiments must observe these values.
+            of an entry's subject to the text of its value. Both may be glob patterns, as in a
+            baseline. The experiments must observe these values.
         implicit_masks: masks that the framework attaches to inputs and propagates by itself;
             `call` receives them as it does mask arguments. Only the probe uses them.
-        projections_supplied: whether the suite computes the projections; then a deviation names
-            the kernel or a projection as its origin.
+        projections_supplied: whether the suite computes the projections. If so, a check can
+            distinguish deviations of the kernel from those of a projection.
         dropout_modes: names of the modes in which dropout is active if `Mode.dropout` is not 0.
-        sequence_first: name of the mode that takes `[length batch width]`, or "".
-        example: the code that users write; override `example_for` if it depends on more than sizes.
+        sequence_first: name of the mode that takes inputs `[length batch width]`; "" if there is
+            none.
+        example: the code that users write, or None; override `example_for` if this code depends on
+            more than the sizes and the mode.
     """
 
     name: str = ""
@@ -210,18 +214,18 @@ class Adapter(ABC):
     def compiles(self) -> bool:
         """Whether each new combination of arguments is compiled.
 
-        If so, checks that vary the combination of arguments run in one dtype only.
+        If so, checks that pass the mask in several forms run in one dtype only.
         """
         return False
 
     @property
     def has_gradients(self) -> bool:
-        """Whether the adapter declares gradients and its framework can compute them."""
+        """Whether gradients can be computed: by default, whether the adapter declares them."""
         return self.differentiable
 
     @property
     def page(self) -> int:
-        """The number of keys in a page if keys are passed in pages, or else 0."""
+        """The size in keys of the largest pages among the features; 0 if there are no pages."""
         return max((paged.size for paged in self.features if isinstance(paged, Pages)), default=0)
 
     @cached_property
@@ -238,8 +242,8 @@ class Adapter(ABC):
     ) -> Example | None:
         """Return the code with which users call this implementation in this mode, or None.
 
-        By default, this is `example` with the sizes of the shape filled in, or None if `example` is
-        missing or contains no call for this mode.
+        By default, this is `example` with the sizes of the shape filled in, whatever the dtype and
+        the scale; it is None if `example` is None or contains no call for this mode.
         """
         if self.example is None:
             return None
@@ -248,7 +252,10 @@ class Adapter(ABC):
         return None if call is None else self.example.formatted(shape, call)
 
     def small_example(self, mode: Mode) -> Example | None:
-        """Return the example for the shape `SMALL`, with biases if they are supported, or None."""
+        """Return the example for the shape `SMALL`, with biases if they are supported.
+
+        Return None if there is no example or the shape is not supported even without biases.
+        """
         score: Score = "scaled-dot" if "scaled-dot" in self.scores else "additive"
         for bias in (True, False):
             shape = replace(SMALL, bias=bias, score=score)
@@ -258,20 +265,23 @@ class Adapter(ABC):
         return None
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
-        """Return the declared output of a fully masked query in this mode, or None."""
+        """Return the declared output of a fully masked query in this mode; None if undeclared."""
         declared = self.fully_masked_row
         return declared.get(mode.name) if isinstance(declared, Mapping) else declared
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the packages behind this adapter, by name."""
+        """Return the versions of the packages that the adapter uses, by name; by default {}."""
         return {}
 
     def device_model(self, device: str) -> str:
-        """Return the model name of a device; raise `Unavailable` if there is no such device."""
+        """Return the model name of a kind of device, by default the kind itself.
+
+        An override raises `Unavailable` if there is no such device.
+        """
         return device
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Import the packages needed; raise `Unavailable` if one is not installed."""
+        """Import the packages needed, by default none; raise `Unavailable` if one is missing."""
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the process-wide settings that no call may change."""
@@ -300,14 +310,15 @@ class Adapter(ABC):
     def check_shape(self, shape: Shape) -> None:  # noqa: B027 - most shapes are fine for most
         """Raise `Unsupported` for a shape that the implementation does not support.
 
-        This is called before the framework is imported, so overrides must not use the framework.
+        By default, every shape is supported. This is called before the framework is imported, so
+        overrides must not use the framework.
         """
 
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
         """Run `earlier`, overwrite its arrays with those of `problem`, and return the new answer.
 
         The two problems have the same shape and kinds of masks. Raise `Unsupported` if arrays
-        cannot be written to.
+        cannot be written to, which is the default.
         """
         raise Unsupported("its arrays cannot be written to")
 
@@ -326,11 +337,12 @@ class Adapter(ABC):
 def twice(
     call: Callable[[], Answer], settings: Sequence[Setting]
 ) -> tuple[Answer, Answer, tuple[str, ...]]:
-    """Call a function twice; return both answers, and one line per setting that the calls changed.
+    """Call a function twice; return both answers, and one line for each change of a setting.
 
-    All settings are restored before the second call. Otherwise, a random generator that each call
-    reseeds would seem unchanged. A change by the first call alone is reported only for settings
-    whose values are shown in messages, so that this call may draw random numbers to initialise.
+    All settings are restored after each call. If they were not restored after the first, a random
+    generator that each call reseeds would seem unchanged by the second. A change by the first call
+    alone is reported only for settings whose values are shown in messages, so that the first call
+    may draw random numbers to initialise.
     """
     before = look(settings)
     first = call()

@@ -35,12 +35,13 @@ class Example:
     """The code that a user of the implementation writes.
 
     The code may use NumPy as `np` and the native inputs `query`, `key` and `value`. `load` may also
-    use `native`, a dictionary of the given parameters by their names in the parameter table. They
-    are NumPy arrays, except in JAX, where `load` and `call` run in a function of these variables.
+    use `native`, a dictionary of the given parameters by their names in the parameter table. The
+    parameters are NumPy arrays, except in JAX, where `load` and `call` run in a function whose
+    arguments are `native` and the inputs.
 
     Args:
         imports: import lines, as one string or several, such as "import torch".
-        build: lines that create the layer.
+        build: lines that create the layer, or that define what else `call` needs.
         call: an expression; `{masks}` stands for mask arguments with a leading comma, such as
             ", attn_mask=mask", or for nothing.
         output: an expression for the output, in which `{}` stands for the call.
@@ -48,7 +49,8 @@ class Example:
         fresh: lines that follow `build` if the layer keeps its initial parameters.
         load: lines that follow `build` and load `native` into the layer; if there are none, a
             reproduction needs this suite.
-        parameter: an expression for the parameter `{name}`, of which a gradient is taken.
+        parameter: an expression for the parameter `{name}`, of which a gradient is taken; "" if
+            there is none, or if the framework is JAX, which does not need it.
         calls: in `Adapter.example` only: what takes the place of `call` in modes other than the
             first, by the name of the mode.
     """
@@ -75,10 +77,10 @@ class Example:
         output: str = "{}",
         weights: str = "",
     ) -> Example:
-        """Return the example of a `torch.nn.Module`, assigned to `layer` by the end of `build`.
+        """Return the example of a `torch.nn.Module`.
 
-        Calls that convert the dtype and switch to evaluation are appended to the last line if
-        needed.
+        The last line of `build` assigns the module to `layer`. A conversion to `dtype` is appended
+        to this line unless `dtype` is "float32", and `.eval()` is appended unless `train` is true.
         """
         state = ("" if dtype == "float32" else f".to(torch.{dtype})") + ("" if train else ".eval()")
         *before, last = lines(build)
@@ -95,7 +97,8 @@ class Example:
     def formatted(self, shape: Shape, call: str) -> Example:
         """Return the example with this call, and with the sizes of the shape filled in.
 
-        `build` and `call` are format strings with fields of `Shape`, such as "{heads}".
+        `build` and `call` are format strings with fields of `Shape`, such as "{heads}"; `{masks}`
+        in `call` is kept.
         """
         sizes = dataclasses.asdict(shape)
         return dataclasses.replace(
@@ -117,7 +120,10 @@ def lines(text: str | Sequence[str]) -> list[str]:
 
 
 def keywords(usual: Mapping[str, object], **given: object) -> str:
-    """Return code for the keyword arguments that differ from `usual`, such as ", bias=False"."""
+    """Return code for the keyword arguments in `given`, such as ", bias=False".
+
+    Those that have the same value in `usual` are left out; the result is "" if none remains.
+    """
     return "".join(
         f', {name}="{value}"' if isinstance(value, str) else f", {name}={value!r}"
         for name, value in given.items()
@@ -134,7 +140,8 @@ class Framework:
         plain: an expression that converts a NumPy array to the framework; where the framework
             allows it, the dtype is kept.
         typed: likewise, an expression that also converts the array to the dtype `{dtype}`.
-        numpy: an expression that converts an array of the framework to NumPy, in float64.
+        numpy: an expression that converts an array of the framework to NumPy: to float64, except in
+            tinygrad, where the dtype is kept.
     """
 
     imported: str
@@ -143,11 +150,16 @@ class Framework:
     numpy: str
 
     def array(self, code: str, dtype: str = "") -> str:
-        """Return code to convert a NumPy array to the framework; its dtype is kept by default."""
+        """Return code that converts a NumPy array to the framework.
+
+        Args:
+            code: code for the NumPy array.
+            dtype: the name of the dtype to convert it to as well; "" for `plain`.
+        """
         return self.typed.format(code, dtype=dtype) if dtype else self.plain.format(code)
 
     def imports(self, example: Example) -> list[str]:
-        """Return the lines that import NumPy, the library and its framework."""
+        """Return the lines that import NumPy, the library and its framework, each line once."""
         every = ["import numpy as np", *lines(example.imports), self.imported]
         return list(dict.fromkeys(every))
 
@@ -191,4 +203,4 @@ FRAMEWORKS: Mapping[str, Framework] = {
     ),
     **dict.fromkeys(("onnx", "onnxruntime", "openvino"), _RUNTIME),
 }
-"""The syntax of each framework, keyed by the name of its bridge."""
+"""The syntax of each framework except NumPy, keyed by the name of the framework's bridge."""

@@ -32,7 +32,9 @@ Value = np.ndarray | Static
 MASKABLE = ("key lengths", "query lengths", "segments", "window", "alibi")
 """The parts of a problem that a mask or an additive bias can express."""
 PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm")
-"""The parts of a problem other than mask, causal mask and bias; "positions" are those of tokens."""
+"""The parts of a problem other than mask, causal mask and bias.
+
+"positions" are explicit positions of the tokens."""
 MEETING = ("key lengths", "query lengths", "segments")
 """The rules that decide, regardless of position, whether a query may attend to a key."""
 
@@ -42,7 +44,7 @@ WHOLE = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8
 
 @dataclass(frozen=True)
 class Variable:
-    """An argument whose gradient, multiplied by `factor`, is that of the canonical array."""
+    """An argument whose gradient, times `factor`, is the gradient of the problem's own array."""
 
     argument: str
     factor: float = 1.0
@@ -58,9 +60,10 @@ class Said:
         arguments: the value of each argument: an array or a plain value.
         variables: the arguments that have gradients, by the canonical name of the gradient.
         parameters: the arguments that are parameters of a layer.
-        labels: a readable name of each argument.
-        keys, queries: how many tokens of each entry the implementation counts, `[batch]`; None for
-            all of them. A bottom-right alignment refers to the last token counted.
+        labels: readable descriptions of the arguments, such as "window=3".
+        keys, queries: how many keys, and how many queries, of each batch entry the implementation
+            counts, `[batch]`; None for all of them. A bottom-right alignment aligns the last query
+            counted with the last key counted.
         placed: the parts for which the arguments give the position of every token.
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
         stands: for packed or cached tokens, a function from an alignment to the positions of the
@@ -107,15 +110,15 @@ class Said:
         """Return whether the implementation places keys relative to queries as the problem does.
 
         What matters is the position of each key minus that of each query. If the arguments give the
-        positions for `part`, they agree. Otherwise, `stands` gives the differences or, without it,
-        positions count the tokens of each entry, aligned at the start or at the end. Pairs that the
-        problem's lengths or segments keep apart do not matter.
+        positions for `part`, the result is True. Otherwise, `stands` gives the differences; if it
+        is None, positions count the tokens of each entry, aligned at the start or at the end. Pairs
+        of a query and a key that the problem's lengths or segments keep apart do not matter.
 
         Args:
             problem: the problem.
             part: the part of the problem that depends on positions, such as "window".
-            alignment: how the implementation aligns queries and keys; None if it rejects different
-                lengths, so that the result is False for such a problem.
+            alignment: how the implementation aligns queries and keys if their lengths differ; None
+                if it rejects such a call.
         """
         if part in self.placed:
             return True
@@ -127,7 +130,11 @@ class Said:
         return not np.any(reduce(np.logical_and, met, differs))
 
     def _ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
-        """Return the positions of keys minus those of queries, `[batch query key]`, or None."""
+        """Return the positions of keys minus those of queries, `[batch query key]`.
+
+        Positions count tokens, with this alignment. If it is None, return None for lengths that
+        differ.
+        """
         shape = problem.shape
         if alignment is None and shape.query_length != shape.key_length:
             return None
@@ -143,9 +150,9 @@ class Feature:
     """The base class of declarations of features; each can express certain parts of a problem.
 
     Attributes:
-        says: the parts for which the feature is declared.
-        named_by: the fields that hold names of arguments. Such a field may also hold "", for an
-            argument that does not exist, or a fixed number instead of an argument.
+        says: the parts for which the feature is declared, from `PARTS` or "handing".
+        named_by: the names of the fields that hold names of arguments. Such a field may also hold
+            "", for an argument that does not exist, or a fixed number instead of an argument.
     """
 
     says: ClassVar[tuple[str, ...]] = ()
@@ -163,7 +170,10 @@ class Feature:
         return tuple(name for name in held if isinstance(name, str) and name)
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
-        """Yield `said` extended by each way to express a part of the problem with this feature."""
+        """Yield `said` extended by this feature's arguments, once for each way to pass them.
+
+        Yield nothing if the feature can express no part of the problem.
+        """
         raise NotImplementedError
 
 
@@ -180,7 +190,7 @@ class Window(Feature):
             "own and before": one number, of keys up to and including that at its own position.
             "before": one number, of keys before its own position. "each side": one number, of keys
             before and likewise after its own position. With "own and before" and "before", no query
-            attends to a key after its own position.
+            attends to a key after its own position, unless the value stands for no limit.
         none: the value that stands for no limit: -1, 0 or None.
         alignment: how queries are aligned with keys if their lengths differ; None if the
             implementation rejects such a call.
@@ -218,7 +228,8 @@ class Window(Feature):
         """Return how many keys before and after its own position a query sees with this value.
 
         Either number is None if there is no limit. Return None in place of both if the declaration
-        does not give the value a meaning. `causal` is whether the causal flag is set too.
+        does not give the value a meaning. If `causal` is true, the causal flag is set too, so that
+        the query sees no key after its own position.
         """
         pair = self.form == "left right"
         own = self.form == "own and before"
@@ -235,7 +246,11 @@ class Window(Feature):
         return before, 0 if causal else after
 
     def value(self, window: tuple[int | None, int | None], *, causal: bool) -> Static:
-        """Return the value that expresses a window, alone or with a `causal` mask; or else None."""
+        """Return the value that expresses a window, or None if there is no such value.
+
+        `window` holds the limits before and after a query's own position. If `causal` is true, a
+        causal mask hides the keys after that position anyway.
+        """
         before, after = window
         if self.form == "left right":
             if self.none == 0 and 0 in window:
@@ -267,12 +282,13 @@ class SoftCap(Feature):
 
 @dataclass(frozen=True)
 class Sinks(Feature):
-    """An array `[heads]` of logits that take part only in the sum of the softmax.
+    """An array `[heads]` of sinks: logits that count only in the denominator of the softmax.
 
     Args:
         name: the name of the argument.
-        units: "natural", or "log2" if they are exponents of two.
-        per: "head", or "layer" if all heads have one logit in common, which is passed as a scalar.
+        units: "natural", or "log2" if the array holds exponents of two instead of e.
+        per: "head", or "layer" if all heads have one logit in common, which is passed as a scalar;
+            then only problems with one head can be expressed.
         parameter: whether `name` is the name of a parameter of the layer instead of an argument.
     """
 
@@ -308,8 +324,8 @@ class Sinks(Feature):
 class Alibi(Feature):
     """An array of ALiBi slopes: slope · |distance| is subtracted from the logits.
 
-    For a layer that computes its slopes itself, declare a subclass that overrides `own` and
-    `native`.
+    For a layer that computes its slopes itself, declare a subclass in which `own` returns these
+    slopes and `native` returns the value of the argument that switches ALiBi on.
 
     Args:
         name: the name of the argument.
@@ -339,11 +355,17 @@ class Alibi(Feature):
             yield said.saying("alibi", **{self.name: self.native(slopes, problem)})
 
     def own(self, shape: Shape) -> np.ndarray | None:
-        """Return the slopes `[heads]` that are fixed for a shape; None if they are passed."""
+        """Return the only slopes `[heads]` that the implementation supports for this shape.
+
+        Return None, the default, if any slopes can be passed.
+        """
         return None
 
     def native(self, slopes: np.ndarray, problem: Problem) -> Value:
-        """Return slopes `[heads]` in the layout and dtype of the argument."""
+        """Return the value of the argument for slopes `[heads]`: by default, an array of them.
+
+        The array has the layout `axes` and the dtype `dtype`, or float64 if that is "".
+        """
         if self.axes == "batch heads":
             slopes = np.ascontiguousarray(np.broadcast_to(slopes, problem.shape.logits[:2]))
         return slopes.astype(self.dtype or np.float64)
@@ -356,8 +378,9 @@ class Lengths(Feature):
     Args:
         name: the name of the argument.
         of: "keys" or "queries".
-        dtype: the integer dtype that it must have.
-        counts: "length", or "last index" for a number that is one less.
+        dtype: the integer dtype that the array must have.
+        counts: "length", or "last index" if the array holds the index of the last token, which is
+            one less.
         aligns: whether a bottom-right alignment of a causal flag, a window or ALiBi refers to the
             end of these lengths, not to the end of the array.
         needs_causal: whether the argument takes effect only if the causal flag is set too.
@@ -416,13 +439,13 @@ class _Ids(Feature):
 
 @dataclass(frozen=True)
 class SegmentIds(_Ids):
-    """Arrays `[batch query]` and `[batch key]` of ids; only tokens with equal ids see each other.
+    """Arrays `[batch query]` and `[batch key]` of ids; a query attends only to keys with its id.
 
     Args:
         query: the name of the argument for queries.
         key: the name of the argument for keys; "" or the same name if one array serves for both, as
             in self-attention.
-        dtype: the integer dtype that they must have.
+        dtype: the integer dtype that the arrays must have.
     """
 
     query: str
@@ -443,8 +466,8 @@ class PositionIds(_Ids):
     Args:
         query: the name of the argument for queries.
         key: the name of the argument for keys; "" or the same name if one array serves for both.
-        of: the parts that use these positions: "rotary", "alibi", "window" or "causal".
-        dtype: the integer dtype that they must have.
+        of: the parts that use these positions: some of "rotary", "alibi", "window" and "causal".
+        dtype: the integer dtype that the arrays must have.
     """
 
     query: str
@@ -492,7 +515,10 @@ class _RotaryEmbedding(Feature):
             yield said.saying("rotary", **arguments, **flag)
 
     def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
-        """Return the arguments that describe the rotation, except `flag`; None if they cannot."""
+        """Return the arguments that describe the rotation, by name, without `flag`.
+
+        Return None if they cannot express this rotation.
+        """
         raise NotImplementedError
 
 
@@ -503,7 +529,8 @@ class RotaryTables(_RotaryEmbedding):
     Args:
         cos: the name of the argument for cosines.
         sin: the name of the argument for sines.
-        pairs: which components form a pair: (t, t + size/2) or (2t, 2t + 1).
+        pairs: which of the rotated components form pair t: t and t + size/2 ("halves"), or 2t and
+            2t + 1 ("interleaved"), where `size` is their number. It has no effect with a `flag`.
         flag: the name of a boolean argument that is true for interleaved pairs; "" if there is
             none, so that only `pairs` is possible.
         alignment: how queries are aligned with keys if their lengths differ, which determines the
@@ -536,8 +563,9 @@ class RotaryBase(_RotaryEmbedding):
     """Numbers from which an implementation computes rotary embeddings itself.
 
     Args:
-        base: the name of the argument for the base, or the base if it is fixed.
-        size: the name of the argument for the number of rotated components; "" if all are rotated.
+        base: the name of the argument for the base, or the base itself if it is fixed.
+        size: the name of the argument for the number of rotated components of a head; "" if all of
+            them are rotated.
         pairs: as in `RotaryTables`.
         flag: as in `RotaryTables`.
         alignment: as in `RotaryTables`.
@@ -617,7 +645,7 @@ def _positions(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shown(value: Value) -> str:
-    """Return a plain value as text; for an array, its dtype and shape."""
+    """Return a plain value as text; for an array, its dtype and shape, such as "int32[2, 5]"."""
     if not isinstance(value, np.ndarray):
         return repr(value)
     kind = "float" if value.dtype.kind == "f" else str(value.dtype)

@@ -32,7 +32,7 @@ _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
 
 
 class Function(NativeAdapter):
-    """An attention function on projected heads, which returns context or (context, weights).
+    """The base class of adapters for attention functions on heads that are already projected.
 
     A subclass overrides `attend`; a plain function becomes an adapter through
     `attention_function`.
@@ -42,7 +42,8 @@ class Function(NativeAdapter):
         fully_masked_row: the result for a fully masked query, before the output projection.
         grouped: whether the function accepts fewer key/value heads than query heads.
         bias_modes: names of the modes in which the function itself adds the biases of query, key
-            and value; they are passed as options `query_bias` and so on, of shape `[heads head]`.
+            and value. If the layer has biases, they are passed as the options `query_bias`
+            `[heads head]`, `key_bias` `[kv_heads head]` and `value_bias` `[kv_heads value_head]`.
     """
 
     layout: Layout = "batch heads length head"
@@ -64,15 +65,16 @@ class Function(NativeAdapter):
 
         `masks` holds the declared arguments for masks and features that the problem needs, by name.
         An override may omit `mode`, which is passed only if it is a parameter without a default.
-        `options` holds `scale` if it is not the default, the weight `score` `[heads head]` for the
-        additive score, and the biases in the modes that `bias_modes` names.
+        `options` holds `scale` if the problem sets one, the weight `score` `[heads head]` for the
+        additive score, and the layer's biases in the modes that `bias_modes` names.
         """
         raise NotImplementedError
 
     def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
-        """Return `attend` for this problem, and a key that identifies any objects it closes over.
+        """Return `attend` for this problem, and a key that identifies the objects it closes over.
 
-        Override this method to prepare objects that cannot be created inside a compiled program.
+        By default, there are no such objects, and the key is None. Override this method to prepare
+        objects that cannot be created inside a compiled program.
         """
         if _takes_mode(self.attend):
             return partial(self.attend, mode=call.mode), None
@@ -152,7 +154,10 @@ class Function(NativeAdapter):
     def _cached(
         self, problem: Problem, keys: Any, masks: Natives, spelling: Spelling, device: str
     ) -> Any:
-        """Return the keys as earlier calls would have left them in a cache: normed and rotated."""
+        """Return the keys as earlier calls would have left them in a cache.
+
+        They are normed and rotated, as far as the problem has a norm and a rotary embedding.
+        """
         if problem.norm is None and problem.rotary is None:
             return keys
         bridge, axes = self.bridge, _EINSUM[self.layout]
@@ -252,16 +257,17 @@ def attention_function(
 
     Args:
         framework: the name of a bridge, as in `Adapter.framework`, such as "torch" or "numpy".
-        masks: the function's mask arguments, one by one or as an iterable.
+        masks: the function's mask arguments, one by one or in iterables.
         declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
             `causal_flag`, `dtypes`, `returns_weights`. A name as `causal_flag` declares a flag that
-            is rejected if lengths differ. The parameters `scale` and `mode` (without a default)
-            need no declaration; `mode` receives the `Mode` of the call.
+            is rejected if lengths differ. The function's parameters `scale` and `mode` need no
+            declaration; `mode`, which must not have a default, receives the `Mode` of the call.
 
     Returns:
-        A decorator. The function receives query, key and value in `layout`, by default
-        `[batch heads length head]`, and must return its result in the same layout. The decorator
-        raises `UnknownName` if there is no such framework.
+        A decorator. The decorated function receives query, key and value in `layout`, by default
+        `[batch heads length head]`, and the masks by name. It must return the context in the same
+        layout, or (context, attention weights). The decorator raises `UnknownName` if there is no
+        such framework.
 
     Raises:
         WrongDeclaration: if `declaration` names an attribute that adapters do not have.

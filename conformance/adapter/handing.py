@@ -1,9 +1,10 @@
 """Declare other ways to pass queries, keys and values: packed, in pages, or partly from a cache.
 
-An adapter of a function lists them among its features. Each is then one more encoding of a problem:
-a packed batch must give the same result as a padded one, and likewise for pages and caches. The
-suite moves tokens with the framework's own operations, so gradients flow back to the original
-tokens. Memory that no token uses holds NaN, because in practice it may hold anything.
+An adapter of a function lists these declarations among its features. Each of them yields further
+encodings of a problem that it can express: a packed batch must give the same result as a padded
+one, and likewise for pages and caches. The suite moves tokens with the framework's own operations,
+so gradients flow back to the original tokens. Memory that is passed but that no token uses holds
+NaN, because in practice it may hold anything.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from conformance.frameworks.base import Framework, Natives
 TOKENS = "(batch length) heads head"
 INDEX_DTYPES = ("int32", "int64")
 Index = np.ndarray
-"""The index of the token at each place, counted over the whole batch; −1 marks memory that no token
-uses."""
+"""For each element of a new array, the index of the token that is put there, counted over the whole
+batch; −1 for an element that no token uses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +34,17 @@ class Moved:
     """How the tokens of a problem are moved before a call, and those of the result after it.
 
     Attributes:
-        query: the token from which each query is taken, `[token]`; None if queries stay in place.
+        query: the index of the token that is passed as each query, `[token]`; None if queries stay
+            in place.
         key: likewise, for the keys and values that are passed as key and value: `[token]`, or
-            `[batch key]` if queries stay in place.
-        held: likewise, for those that are passed in the arguments `names`: `[outer inner]`.
-        names: the names of these arguments, for keys and for values.
+            `[batch key]` if queries stay in place; None if these keys and values stay in place.
+        held: likewise, for the keys and values in a cache or in pages, which are passed in the
+            arguments `names`: `[outer inner]`; None if there are none.
+        names: the names of the arguments for `held`: the one for keys and the one for values.
         layout: the layout of these arguments, with the axes "outer" and "inner" of `held`; "" for
-            that of queries, keys and values.
-        back: the row of the result that belongs to each query, `[batch query]`; None if the result
-            stays in place.
+            the layout of queries, keys and values.
+        back: the row of the result that belongs to each query, `[batch query]`, −1 for a query that
+            was not passed; None if the result stays in place.
         prepared: whether the keys in the arguments `names` have already been normed and rotated.
         masks: whether masks may be passed as well.
     """
@@ -57,7 +60,7 @@ class Moved:
 
     @property
     def program(self) -> Hashable:
-        """The parts on which a compiled program depends, as a hashable key."""
+        """A hashable key of the attributes on which a compiled program depends."""
         arrays = (self.query, self.key, self.held, self.back)
         moves = tuple(None if a is None else (a.shape, a.tobytes()) for a in arrays)
         return (*moves, self.names, self.layout, self.prepared)
@@ -67,11 +70,13 @@ class Moved:
     ) -> tuple[Natives, Natives]:
         """Return query, key and value as the implementation takes them, and further arguments.
 
+        Both are returned by name.
+
         Args:
             bridge, device: the bridge of the arrays' framework, and the kind of their device.
             layout: the layout of the heads.
-            heads: query, key and value.
-            cached: the keys as a cache or pages hold them.
+            heads: query, key and value, by name, before they are moved.
+            cached: the keys from which a cache or pages are filled, in the same layout.
         """
         passed: Natives = dict(heads)
         more: Natives = {}
@@ -101,7 +106,10 @@ class Moved:
         return passed, more
 
     def returned(self, bridge: Framework, layout: str, context: Any, device: str) -> Any:
-        """Return the result with each token at the place of its query; 0 where there is none."""
+        """Return the result `context` in `layout`, with each row moved back to its query.
+
+        Queries that were not passed get 0. If `back` is None, return `context` unchanged.
+        """
         if self.back is None:
             return context
         rows = _taken(bridge, context, self.back.ravel(), 0.0, device)
@@ -109,7 +117,11 @@ class Moved:
 
 
 class Handing(Feature):
-    """The base class of declarations of how queries, keys and values are passed."""
+    """The base class of declarations of how queries, keys and values are passed.
+
+    Attributes:
+        only: whether the implementation accepts no other way of passing them.
+    """
 
     says: ClassVar[tuple[str, ...]] = ("handing",)
     only: bool = False
@@ -119,15 +131,15 @@ class Handing(Feature):
 class Packed(Handing):
     """The tokens of all sequences one after another, `[token heads head]`, without padding.
 
-    The sequences are the entries of the batch up to their lengths, or the segments in them. A
-    second encoding inserts an empty sequence after the first one.
+    The sequences are the entries of the batch up to their lengths, or the segments in these
+    entries. If there are several, a second encoding inserts an empty sequence after the first one.
 
     Args:
         query_offsets: the name of the argument `[sequence + 1]` that holds where the queries of
             each sequence begin, and where those of the last one end.
         key_offsets: likewise, for the keys.
-        longest_query: the name of the argument for the number of queries of the longest sequence;
-            "" if there is none.
+        longest_query: the name of the argument for the greatest number of queries in a sequence; ""
+            if there is none.
         longest_key: likewise, for the keys.
         slack: how many tokens that belong to no sequence follow the last one; they are NaN.
         only: whether queries, keys and values cannot be passed in any other way.
@@ -165,7 +177,10 @@ class Packed(Handing):
             yield self._packed(problem, said, [members[0], (nothing, nothing), *members[1:]])
 
     def _packed(self, problem: Problem, said: Said, members: list[tuple[Index, Index]]) -> Said:
-        """Return `said` with the arguments for these sequences, each given as (queries, keys)."""
+        """Return `said` with the arguments for these sequences.
+
+        Each member is a sequence: the indices of its queries and of its keys in the whole batch.
+        """
         shape = problem.shape
         queries, keys = ([member[side] for member in members] for side in (0, 1))
         arguments: dict[str, Value] = {
@@ -192,7 +207,8 @@ class Pages(Handing):
     Args:
         table: the name of the argument that holds the numbers of the pages of each entry.
         lengths: the name of the argument `[batch]` for the number of keys of each entry.
-        key: the name of the argument that holds the pages of keys; "key" if it replaces the keys.
+        key: the name of the argument that holds the pages of keys; "key" if they are passed in
+            place of the keys.
         value: likewise, for values.
         size: the number of tokens in a page.
         layout: the layout of the pages.
@@ -250,21 +266,24 @@ class Cache(Handing):
     """Keys and values of tokens before the queries, which earlier calls have left in a KV cache.
 
     Only problems whose causal mask is aligned at the end are passed in this way. Their last keys,
-    as many as there are queries, are new; all keys before these are in the cache.
+    as many as there are queries, are new; the keys before these are in the cache, except those that
+    a ring has overwritten.
 
     Args:
         key: the name of the argument that holds the keys of the cache.
         value: likewise, for the values.
-        lengths: the name of the argument `[batch]` for how much of the cache is used in each entry;
-            "" if all of it is.
+        lengths: the name of the argument `[batch]` that says, as `counts` specifies, how much of
+            the cache is used in each batch entry; "" if the whole cache always is.
         counts: what `lengths` holds: the number of keys in the cache ("cached"), the number of
             these and the new ones ("total"), or the index of the last new one ("last index").
         prepared: whether the keys of the cache have already been normed and rotated, as in most
             implementations.
-        spare: how many places of the cache stay free behind the new keys, if there are lengths.
-        ring: whether the cache is a ring buffer under a window: the key at position p is at place p
-            modulo the number of places, which is the number of keys that the window shows before a
-            query plus the number of new keys.
+        spare: how many rows the cache has in addition to those for the cached and the new keys. It
+            has no effect for a ring, nor without `lengths`: such a cache has rows for cached keys
+            only.
+        ring: whether the cache is a ring buffer for problems with a window: the key at position p
+            is in row p modulo the number of rows, which is the number of keys that the window shows
+            before a query plus the number of new keys.
         only: whether keys and values cannot be passed in any other way.
         dtype: the integer dtype of the lengths.
     """
@@ -325,7 +344,11 @@ class Cache(Handing):
 
 
 def _wrapped(cached: np.ndarray, places: int) -> Index:
-    """Return which cached key is at each place of a ring buffer, `[batch place]`; −1 if none is."""
+    """Return the index of the cached key in each row of a ring buffer, `[batch row]`.
+
+    It is −1 for an empty row. `cached` holds the number of cached keys of each batch entry, and
+    `places` is the number of rows.
+    """
     last = cached[:, None] - 1
     found = last - (last - np.arange(places)) % places
     return np.where(found < 0, -1, found)
@@ -334,7 +357,7 @@ def _wrapped(cached: np.ndarray, places: int) -> Index:
 def _ranks(
     problem: Problem, members: list[tuple[Index, Index]]
 ) -> Callable[[Causal | None], np.ndarray | None]:
-    """Return `Said.stands` for packed sequences, in each of which positions begin at 0."""
+    """Return `Said.stands` for packed sequences, in each of which keys have positions from 0 on."""
     shape = problem.shape
 
     def ahead(alignment: Causal | None) -> np.ndarray | None:
@@ -351,13 +374,19 @@ def _ranks(
 
 
 def _behind(problem: Problem, cached: np.ndarray) -> Callable[[Causal | None], np.ndarray]:
-    """Return `Said.stands` for queries that follow the cached keys, whatever the alignment."""
+    """Return `Said.stands` for queries that follow the cached keys, whatever the alignment.
+
+    `cached` holds the number of cached keys of each batch entry.
+    """
     queries = cached[:, None] + np.arange(problem.shape.query_length)
     return lambda alignment: np.arange(problem.shape.key_length) - queries[:, :, None]
 
 
 def turns_of(rotary: Rotary, size: int, positions: np.ndarray) -> np.ndarray:
-    """Return the matrix that rotates a head of this size at each position, `[... head head]`."""
+    """Return, for each position, the matrix that rotates a head of this size, `[... head head]`.
+
+    A head is a row, which is multiplied by the matrix from the right.
+    """
     half = rotary.size // 2
     one, other = np.arange(half), half + np.arange(half)
     if rotary.pairs == "interleaved":
@@ -371,13 +400,17 @@ def turns_of(rotary: Rotary, size: int, positions: np.ndarray) -> np.ndarray:
 
 
 def _key_lengths(problem: Problem) -> np.ndarray:
-    """Return how many keys each entry of the batch has, also if all have the same number."""
+    """Return how many keys each batch entry has, `[batch]`: all keys if there are no lengths."""
     shape, lengths = problem.shape, problem.key_lengths
     return np.full(shape.batch, shape.key_length) if lengths is None else lengths
 
 
 def _members(problem: Problem) -> Iterator[tuple[Index, Index]]:
-    """Yield the tokens of each sequence: the indices of its queries, and those of its keys."""
+    """Yield the tokens of each sequence: the indices of its queries, and those of its keys.
+
+    A sequence is a batch entry up to its lengths or, if there are segments, a segment in it.
+    Indices count over the whole batch.
+    """
     shape = problem.shape
     lengths = (problem.query_lengths, problem.key_lengths)
     for entry in range(shape.batch):

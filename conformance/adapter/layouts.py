@@ -1,4 +1,6 @@
-"""Parse layouts, "(batch heads) query key", and patterns, "embed heads head -> (heads head) embed".
+"""Parse layouts and patterns of arrays.
+
+"(batch heads) query key" is a layout, "embed heads head -> (heads head) embed" is a pattern.
 
 A layout names the axes of an array in order. Axes in parentheses are joined into one, of which the
 first varies slowest; "1" is an axis of size 1. A pattern is two layouts and an arrow, as in einops.
@@ -14,7 +16,7 @@ from functools import lru_cache
 from conformance.errors import WrongDeclaration
 
 Layout = tuple[tuple[str, ...], ...]
-"""For each axis of the array, the named axes that are joined in it; () for an axis of size 1."""
+"""For each axis of an array, the names of the axes joined in it; () for an axis of size 1."""
 
 _WORD = re.compile(r"\w+")
 _AXIS = re.compile(r"\s*(?:(\w+)|\(([\w\s]*)\))\s*")

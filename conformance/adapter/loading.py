@@ -1,10 +1,11 @@
 """Load adapters by a registered name, `path/to/file.py:Name`, or `package.module:Name`.
 
 Names are registered by the entry points of installed packages and by the built-in adapters. The
-table `ADAPTERS` of each module in `adapters/` maps names such as "torch-mha" to names of classes.
+tables `ADAPTERS` of modules in `adapters/` map names such as "torch-mha" to names of classes.
 The tables are read from the source files, so that listing names imports nothing.
 
-Some commands also accept titles, such as "keras.layers.MultiHeadAttention" for all its backends.
+Some commands also accept titles: "keras.layers.MultiHeadAttention" stands for the adapters of that
+layer for all its backends.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def registered() -> dict[str, EntryPoint]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of packages on `sys.path`, cached because reading takes 0.1 s."""
+    """Return the entry points of installed packages, cached because reading them takes 0.1 s.
+
+    `path` is the current `sys.path`; they are read again if it has changed.
+    """
     del path
     return tuple(entry_points(group=GROUP))
 
@@ -94,8 +98,8 @@ def load(spec: str) -> Adapter:
 
     Raises:
         UnknownName: if there is no such implementation; the message suggests similar names.
-        NotAnAdapter: if the file or module does not exist, if no adapter in it is named, or if the
-            object is not an adapter.
+        NotAnAdapter: if the file or module does not exist, if `spec` names no object in it, or if
+            there is no such object or it is not an adapter.
         FailsOnImport: if importing the module or constructing the adapter raises an exception.
         WrongDeclaration: if the declarations of the adapter are invalid.
         Unavailable: if a package that the module imports is not installed.
@@ -121,11 +125,12 @@ def find(spec: str) -> tuple[Adapter, ...]:
     """Return the adapters with this name, location, or title (with or without its final brackets).
 
     A title can denote several adapters: "keras.layers.MultiHeadAttention" is one layer, with one
-    adapter for each of three backends. No framework is imported.
+    adapter for each of three backends. Adapters that fail to load are not found by title.
 
     Raises:
         UnknownName: if there is no such adapter; the message suggests similar names and titles.
-        NotAnAdapter, FailsOnImport, WrongDeclaration, Unavailable: as for `load`.
+        NotAnAdapter, FailsOnImport, WrongDeclaration, Unavailable: for a name or a location, as for
+            `load`.
     """
     known = registered()
     if spec in known or ":" in spec or spec.endswith(".py"):
@@ -188,7 +193,15 @@ def _from_module(name: str, spec: str) -> ModuleType:
 
 
 def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
-    """Run an import or a constructor, and return its result; turn failures into one-line errors."""
+    """Run an import or a constructor, and return its result; turn failures into one-line errors.
+
+    `spec` and `fails` are the subject and the verb of the message.
+
+    Raises:
+        Unavailable: if a module that it imports is not installed.
+        FailsOnImport: if it raises anything else, except errors of the suite and
+            `KeyboardInterrupt`, which are not caught.
+    """
     try:
         return action()
     except (ConformanceError, KeyboardInterrupt):
@@ -205,7 +218,7 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
     Args:
         found: a class, which is instantiated, or an instance.
         name: the adapter's name if it declares none.
-        spec: what the user called it, for error messages; "" for `name`.
+        spec: the text by which the user chose the adapter, for error messages; "" for `name`.
 
     Raises:
         NotAnAdapter, FailsOnImport, WrongDeclaration: as for `load`.
@@ -247,7 +260,7 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
 
 
 def _offer(module: ModuleType) -> str:
-    """Return a hint that lists the adapters (instances and classes) defined in a module."""
+    """Return a hint that lists the adapters in a module: instances, and classes defined in it."""
 
     def defined(value: Any) -> bool:
         if inspect.isclass(value):

@@ -41,7 +41,16 @@ _WEIGHT, _MASK = "weights.", "mask."
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A problem as native arrays, with a function that can be called on them repeatedly."""
+    """A problem as native arrays, with a function that can be called on them repeatedly.
+
+    Attributes:
+        function: maps (variables, constants) to (output, weights or None).
+        variables, constants: the arrays that have gradients, and the others, by name. Names of
+            parameters begin with "weights.", those of masks with "mask.".
+        cotangent, weights_cotangent: as in `Request`.
+        spelling: how masks and features are encoded.
+        program: a key; functions with equal keys can share one compiled program.
+    """
 
     function: Callable[[Natives, Natives], tuple[Any, Any]]
     variables: Natives
@@ -52,7 +61,7 @@ class Prepared:
     weights_cotangent: Any = None
 
     def arguments(self) -> Natives:
-        """Return the native inputs and masks by name, without the parameters."""
+        """Return the native inputs, and masks and the like, by name, without the parameters."""
         given = self.variables | self.constants
         return {name: array for name, array in given.items() if not name.startswith(_WEIGHT)}
 
@@ -121,9 +130,10 @@ class NativeAdapter(Adapter):
 
     @contextmanager
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
-        """Set up the context in which the implementation is built, called and differentiated.
+        """Enter the context in which the implementation is built, called and differentiated.
 
-        Raise `Unsupported` for problems that cannot be computed on the call's device.
+        By default, the context does nothing. An override may raise `Unsupported` for a problem or a
+        call that the implementation cannot handle.
         """
         yield
 
@@ -259,11 +269,14 @@ class NativeAdapter(Adapter):
         return self.placed(ready, problem, call)
 
     def placed(self, ready: Prepared, problem: Problem, call: Call) -> Prepared:
-        """Return the prepared call with its arrays where they have to be, such as on a mesh."""
+        """Return `ready` with its arrays where they have to be, such as on a mesh.
+
+        By default, return it unchanged.
+        """
         return ready
 
     def _passed(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return the plain values of an encoding that are passed with each call."""
+        """Return those plain values of an encoding that are passed with each call; here, all."""
         return plain
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
@@ -276,7 +289,7 @@ class NativeAdapter(Adapter):
         return self._lying(self.bridge.array(values, problem.dtype, call.device), call, name)
 
     def _lying(self, native: Any, call: Call, name: str) -> Any:
-        """Return the argument `name` with the strides or surroundings that the call requests."""
+        """Return the array `native`, called `name`, with the strides or surroundings of `call`."""
         if call.around is not None:
             return self.bridge.surrounded(native, call.around, call.device)
         if not call.strided or call.strided_alone not in ("", name):
@@ -293,7 +306,7 @@ class NativeAdapter(Adapter):
 
     @abstractmethod
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
-        """Return the gradients of canonical weights, converted from those of native parameters."""
+        """Return the gradients of canonical weights by name, made from those of parameters."""
 
     def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
         bridge, output, weights = self.bridge, result.output, result.weights
@@ -338,7 +351,7 @@ def _batched(answer: Answer, problem: Problem) -> Answer:
 
 
 def _named(arrays: Natives, prefix: str) -> Natives:
-    """Return the arrays whose names start with the prefix, by their names without it."""
+    """Return the arrays whose names start with the prefix, by their names without the prefix."""
     return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
 
 
@@ -362,7 +375,7 @@ class Layer(NativeAdapter):
         self._loaded: tuple[Weights, Shape, Mapping[str, np.ndarray]] | None = None
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
-        """Return the parameter table for this shape."""
+        """Return the rows of the parameter table for this shape; by default, `parameters`."""
         return self.parameters
 
     @abstractmethod
@@ -382,9 +395,10 @@ class Layer(NativeAdapter):
     ) -> Any:
         """Return a new layer with these `settings`, keyed by the names that features declare.
 
-        The settings are plain values, such as a window or a soft cap, and True for each parameter.
-        Override this method if they are arguments of the layer's constructor; `build` then needs no
-        definition. Otherwise, `call` receives the plain values.
+        The settings are plain values, such as a window or a soft cap, and True for each parameter
+        of the layer that a feature declares, such as sinks. Override this method if the plain
+        values are arguments of the layer's constructor; `build` then needs no definition. By
+        default, the settings are ignored, and `call` receives the plain values.
         """
         return self.build(shape, dtype, scale, mode)
 
@@ -395,25 +409,30 @@ class Layer(NativeAdapter):
         """Call the layer and return its output, or (output, attention weights).
 
         `masks` holds the declared arguments for masks and features by name, as native arrays and
-        plain values; it lacks those that the problem does not need.
+        plain values. It lacks those that the problem does not need, those that are parameters, and
+        the plain values that an override of `build_with` receives.
         """
 
     def bind(self, layer: Any, parameters: Natives) -> Any:
-        """Return the layer with these parameters; the same object if they are loaded in place."""
+        """Return the layer with these parameters.
+
+        By default, return the layer itself, because the parameters have been loaded into it.
+        """
         return layer
 
     def own_parameters(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Load the numbers into the layer, and return its parameters by name, for differentiation.
+        """Return the layer's parameters, with the given numbers, by name, for differentiation.
 
-        Override this method if the framework's bridge does not know the variables in which the
-        layer keeps its parameters; then `bind` is not needed.
+        By default, `Framework.load` does this. Override this method to load the numbers into the
+        layer, if the framework's bridge does not know the variables in which the layer keeps its
+        parameters; then `bind` is not needed.
         """
         return self.bridge.load(layer, parameters, dtype, device)
 
     def table(self, shape: Shape) -> ParameterTable:
-        """Return the parameter table, checked against the shape."""
+        """Return the parameter table, checked against the shape; it is cached."""
         if shape not in self._tables:
             self._tables[shape] = ParameterTable(self.parameters_for(shape), shape)
         return self._tables[shape]
@@ -447,7 +466,10 @@ class Layer(NativeAdapter):
         return natives, invoke, key
 
     def _built_in(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return the plain values of features if `build_with` is overridden to take them, or {}."""
+        """Return the plain values of features that an override of `build_with` takes.
+
+        Return {} if the method is not overridden.
+        """
         if type(self).build_with is Layer.build_with:
             return {}
         of_features = {name for declared in self.features for name in declared.names}
@@ -473,5 +495,5 @@ class Layer(NativeAdapter):
 def _build_plainly(
     adapter: Layer, shape: Shape, dtype: str, scale: float | None, mode: Mode
 ) -> Any:
-    """Return a new layer without features: `build` for classes that define only `build_with`."""
+    """Return a new layer without features: the `build` of classes that define only `build_with`."""
     return adapter.build_with(shape, dtype, scale, mode, {})

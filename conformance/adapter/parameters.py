@@ -37,7 +37,8 @@ class Parameter:
         pattern: einops pattern from canonical to native axes, such as
             "embed heads head -> (heads head) embed". It names every axis of the source once. The
             names are arbitrary, except that `interleaved` and `grouped` require "heads".
-        stack: the axis of the native array along which several sources are concatenated.
+        stack: the axis of the native array along which the sources are concatenated; None if there
+            is only one.
         interleaved: whether query head h natively uses key/value head h % kv_heads, instead of
             h // group; then the query heads are reordered along the axis "heads". Sources with
             key/value heads are not reordered.
@@ -83,7 +84,11 @@ class Parameter:
         return tuple(self.sources.split())
 
     def to_native(self, weights: Mapping[str, Array], shape: Shape) -> Array:
-        """Return this native parameter, made from canonical weights given by name."""
+        """Return this native parameter, made from canonical weights given by name.
+
+        Raises:
+            WrongDeclaration: if the pattern does not fit the weights, or they cannot be stacked.
+        """
         ordered = [self._ordered(name, weights[name], shape) for name in self.names]
         parts = [self._rearranged(self.pattern, array) for array in ordered]
         if self.stack is None:
@@ -101,7 +106,13 @@ class Parameter:
             ) from error
 
     def to_canonical(self, native: Array, shape: Shape) -> dict[str, Array]:
-        """Return the canonical weights, or gradients, that this native parameter holds, by name."""
+        """Return the canonical weights that this native parameter holds, by name.
+
+        `native` may also be the parameter's gradient; the result is then the weights' gradients.
+
+        Raises:
+            WrongDeclaration: if the pattern does not fit the parameter or the weights.
+        """
         left, right = layouts.sides(self.pattern)
         sizes = {name: shape.weight_shapes()[name] for name in self.names}
         parts = [native]
@@ -134,7 +145,10 @@ class Parameter:
         return heads.reshape(shape.kv_heads, -1).T.ravel() if self.interleaved else heads
 
     def _ordered(self, name: str, array: Array, shape: Shape, *, back: bool = False) -> Array:
-        """Return a weight with its query heads in native order; `back` in canonical order."""
+        """Return the array of the weight `name` with its query heads in native order.
+
+        If `back` is true, the heads are in native order and are put back in canonical order.
+        """
         if not self.interleaved or name in _OF_KEY_VALUE_HEADS:
             return array
         order = np.argsort(self.order(shape)) if back else self.order(shape)
@@ -142,7 +156,7 @@ class Parameter:
         return np.take(array, order, axis=layouts.axes(canonical).index("heads"))
 
     def _in_groups(self, array: Array, shape: Shape) -> Array:
-        """Return an array with the axis `stack` split into key/value heads and the rows of each."""
+        """Return an array with the axis `stack` split into two: key/value head, and row of it."""
         assert self.stack is not None
         before, after = array.shape[: self.stack], array.shape[self.stack + 1 :]
         return array.reshape(*before, shape.kv_heads, -1, *after)
@@ -219,9 +233,10 @@ class ParameterTable:
         return canonical
 
     def _positions(self, row: Parameter, native: tuple[int, ...]) -> dict[str, Positions]:
-        """Return, for each weight, the flat indices of its elements in the native parameter.
+        """Return, by name of the weight, the flat indices of its elements in the native parameter.
 
-        They are cached: evaluating the patterns each time would take a tenth of a run's time.
+        `native` is the shape of this parameter. The indices are cached: evaluating the patterns
+        each time would take a tenth of a run's time.
         """
         key = (row.native, native)
         if key not in self._known:

@@ -1,13 +1,13 @@
 """Run attention on several processes (ranks), each of which holds a shard of the tensors.
 
-To the suite, such an implementation is like any other. Its modes are the numbers of ranks and the
-ways in which tensors are split, so the requirement `modes.agree` compares worlds of all sizes.
+To the suite, such an implementation is like any other. Each of its modes is a number of ranks and a
+way in which tensors are split, so the requirement `modes.agree` compares worlds of all sizes.
 
 A world is a group of ranks that is started once and then called with payloads. Ranks are forked by
 a host, a separate process that has already imported the framework, so that a world starts in a
-fraction of a second. A world lives until the process that started it ends. If a rank raises an
-exception, dies or is late, the whole world is ended, because the other ranks may be waiting for
-that rank in a collective operation; the next call starts a new world.
+fraction of a second. A world lives until the process that started it ends, or until a call fails:
+if a rank raises an exception, dies or is late, the whole world is ended, because the other ranks
+may be waiting for that rank in a collective operation. The next call starts a new world.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ from conformance.frameworks.base import OnRanks
 QUERIES, KEYS, HEADS, KV_HEADS = "queries", "keys", "heads", "kv heads"
 
 GRACE = 0.5
-"""Seconds that other ranks have to answer after one failed, so that the first error is named."""
+"""The seconds that other ranks have to answer after one has failed.
+
+Of several exceptions, the one raised first is reported, which need not be the first to arrive."""
 START = 120.0
 """The time limit in seconds for starting a world, which includes importing modules."""
 MOST = 64
@@ -64,11 +66,12 @@ class Split:
         name: the name of this way, which becomes a part of the names of modes.
         queries: whether queries are divided, and the result with them.
         keys: whether keys and values are divided.
-        heads: whether heads are divided. Each rank gets whole groups of them.
+        heads: whether heads are divided. Each rank gets key/value heads with all query heads that
+            use them.
         zigzag: whether a length is cut into 2n parts, of which rank r of n gets the parts r and
-            2n-1-r, instead of being cut into n parts. Causal attention is then the same amount of
-            work for every rank. If the length is not a multiple of 2n, the first parts are longer
-            by one.
+            2n-1-r, instead of being cut into n parts. Causal attention is then about the same
+            amount of work for every rank. If the length is not a multiple of the number of parts,
+            some of the first parts are longer by one.
     """
 
     name: str
@@ -78,7 +81,7 @@ class Split:
     zigzag: bool = False
 
     def positions(self, length: int, size: int) -> list[np.ndarray]:
-        """Return the positions of the tokens on each rank, as one array per rank."""
+        """Return, for each of `size` ranks, the indices of the `length` tokens that it gets."""
         if not self.zigzag:
             return np.array_split(np.arange(length), size)
         parts = np.array_split(np.arange(length), 2 * size)
@@ -89,7 +92,8 @@ class Split:
     ) -> dict[str, list[np.ndarray]]:
         """Return, for each divided axis, the indices that each of `size` ranks gets.
 
-        `query` and `key` are the two numbers (heads, tokens) of the query and of the key.
+        The axes are named "queries", "keys", "heads" and "kv heads". `query` and `key` each hold
+        two numbers: of heads and of tokens.
 
         Raises:
             Unsupported: if the key/value heads cannot be divided among so many ranks.
@@ -114,7 +118,7 @@ class Shard:
     Attributes:
         rank, size: the number of this rank, and how many ranks there are.
         split: the name of the way in which tensors are divided.
-        queries, keys: for each rank, the positions of its queries and of its keys.
+        queries, keys: for each rank, the indices of its queries and of its keys among all of them.
     """
 
     rank: int
@@ -167,13 +171,14 @@ class Distributed(Function):
     modes are those of the world.
 
     Attributes:
-        on_rank: a function at the top level of a module. Every rank calls it with its parts of
-            (query, key, value), `[batch heads length head]`, and with `shard`, a `Shard`, and the
-            masks as keyword arguments. It returns its part of the result, and uses the default
-            process group.
+        on_rank: a function at the top level of a module. Every rank calls it with keyword
+            arguments: its parts of `query`, `key` and `value`, `[batch heads length head]`, a
+            `Shard` as `shard`, and the masks and options as in `Function.attend`. It returns its
+            part of the result, and communicates through the default process group.
         axes: for each argument other than query, key and value, the names of its axes. Axes named
             "queries", "keys", "heads" or "kv heads" are divided like those of query and key, unless
-            they have another size, such as 1; all others are not divided.
+            they have another size, such as 1. Axes with other names, and arguments that are not
+            listed, are not divided.
     """
 
     framework = "torch"
@@ -240,13 +245,13 @@ class Distributed(Function):
         return self.bridge.on_ranks(told, tensors)
 
     def ask(self, payloads: Sequence[Any]) -> list[Any]:
-        """Send each rank its payload, and return the results of all ranks."""
+        """Send each rank its payload, and return the results of all ranks, as `call_ranks` does."""
         first = ("load", reference(type(self).on_rank))
         return call_ranks(self.bridge.rank, self.world.limit, first, payloads)
 
 
 def reference(function: Callable[..., Any]) -> tuple[str, str, str]:
-    """Return the module, file and name by which a rank can find a function.
+    """Return the names of the module, the file and the function by which a rank can find it.
 
     Raises:
         WrongDeclaration: if the function is a lambda or is defined inside another function.
@@ -258,7 +263,11 @@ def reference(function: Callable[..., Any]) -> tuple[str, str, str]:
 
 
 class Host:
-    """A process that imports the server of its ranks, "module:class", and then forks the ranks."""
+    """A process that imports the server of its ranks, "module:class", and then forks the ranks.
+
+    Raises:
+        Unavailable: if the operating system cannot fork processes.
+    """
 
     def __init__(self, server: str) -> None:
         if not hasattr(os, "fork"):
@@ -276,11 +285,21 @@ class Host:
         atexit.register(self.end)
 
     def fork(self, ends: Sequence[int]) -> list[int]:
-        """Fork a rank for each descriptor, the rank's end of a pipe; return the process ids."""
+        """Fork one rank for each of `ends`, and return the ids of the processes.
+
+        Each end is the file descriptor of that end of a socket pair which the rank uses.
+
+        Raises:
+            RankDied: if the host process does not answer.
+        """
         return list(map(int, self._ask(b"fork", ends).split()))
 
     def ended(self, pid: int) -> int:
-        """Wait for the end of a rank, and return its exit code, negative for a signal."""
+        """Wait for the end of a rank, and return its exit code, negative for a signal.
+
+        Raises:
+            RankDied: if the host process does not answer.
+        """
         return int(self._ask(b"%d" % pid))
 
     def _ask(self, what: bytes, ends: Sequence[int] = ()) -> bytes:
@@ -295,7 +314,7 @@ class Host:
         return answer
 
     def end(self) -> None:
-        """End the host, which kills its ranks."""
+        """Close the channel to the host, which then kills its ranks, and wait until it ends."""
         atexit.unregister(self.end)
         for server in [server for server, host in _HOSTS.items() if host is self]:
             del _HOSTS[server]
@@ -308,7 +327,14 @@ class Host:
 
 
 def host(control: int, server: str) -> None:
-    """Fork ranks until the other end of the socket `control` is closed, and then kill them."""
+    """Fork ranks on request until the other end of the socket is closed, and then kill them.
+
+    Another kind of request asks for the exit code of a rank that is ending.
+
+    Args:
+        control: the file descriptor of the socket.
+        server: "module:class" of the server of the ranks.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _named(server).prepare()
     alive: set[int] = set()
@@ -371,7 +397,7 @@ class Processes:
         atexit.register(self.end)
 
     def call(self, payloads: Sequence[Any], limit: float) -> list[Any]:
-        """Send each rank its payload, and return the results of all ranks.
+        """Send each rank its payload, and return the results of all ranks, in their order.
 
         If this raises an exception, ranks may be waiting for others; end the world.
 
@@ -437,8 +463,9 @@ _WORLDS: dict[tuple[int, str], Processes] = {}
 def call_ranks(server: str, limit: float, first: Any, payloads: Sequence[Any]) -> list[Any]:
     """Send one payload to each rank of a world, and return the results within `limit` seconds.
 
-    The world has as many ranks as there are payloads, and is kept for later calls. When it is
-    started, every rank first gets the payload `first`.
+    The world has as many ranks as there are payloads. It is kept for later calls, but is ended if
+    this raises an exception. When a world is started, which may take further time, every rank first
+    gets the payload `first`. `server` is "module:class" of the ranks' server.
 
     Raises:
         RankRaised, RankDied, RankLate, Unsupported: see `Processes.call`.
@@ -458,7 +485,7 @@ def call_ranks(server: str, limit: float, first: Any, payloads: Sequence[Any]) -
 
 
 def _serve(pipe: Connection, server: str, rank: int, size: int) -> None:
-    """Process payloads and send the results until the other end of the pipe is closed."""
+    """Process payloads and send results or errors until the other end of the pipe is closed."""
     served = None
     with contextlib.suppress(EOFError, OSError):
         sys.path[:], path = pipe.recv()

@@ -1,1 +1,1 @@
-"""The catalogue of cases: shape families, patterns of masks, biases and inputs, case files."""
+"""The catalogue of cases: shape families; patterns of masks, biases and inputs; and case files."""

@@ -1,9 +1,10 @@
-"""Cases, each of which is one problem with a stable id, in every dtype; and the shape families.
+"""Cases and shape families. A case is one problem, posed in several dtypes, with a stable id.
 
 `describe` makes what a record says about a case, so that reports can show its facts and its masks.
 
-The numbers follow docs/noise.md: zero-mean inputs, N(0, 1) values and cotangents, logits with a
-standard deviation of about 1.5, weights of unit gain. Regimes deliberately deviate from that.
+The numbers follow docs/noise.md: inputs and cotangents from N(0, 1), and projections of unit gain,
+except that queries are larger, so that logits have a standard deviation of about 1.5. Regimes
+deliberately deviate from that.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ class Case:
         mask, bias: patterns that return the mask and the additive bias; None if there is none.
         causal, scale: as in `Problem`.
         regime: a pattern that changes the drawn inputs and weights; None if they stay ordinary.
-        features: patterns that return those fields of `Problem` that are features, such as a
-            window.
+        features: patterns that return fields of `Problem` for features, such as a window.
         maskable: whether the case is also run on implementations that can express its features only
             by a mask or a bias. Other cases with features are run only on implementations that
             declare an argument for at least one of them.
@@ -62,7 +62,8 @@ class Case:
         defined: False if the definition leaves the answer open; the answer is then only observed.
         idle: inputs that by definition do not affect the answer in this case, with the reason.
         core: whether level "core" includes the case; that level has a case for each common mistake.
-        large: whether level "large" includes the case; that level also has all cases of "core".
+        large: whether level "large" includes the case even if `core` is False; that level has all
+            cases of "core", too.
         exchanged: whether its outputs are stored with the record, so that implementations can be
             compared pairwise.
         grid: the grid that gives the sizes of the problem; None for the small sizes of its family.
@@ -90,7 +91,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The stable id "chapter/what/family" or "chapter/what/family.grid"."""
+        """The stable id: "chapter/what/family" or, on a grid, "chapter/what/family.grid"."""
         return f"{self.name}/{self.family}" + (f".{self.grid.name}" if self.grid else "")
 
     @property
@@ -107,8 +108,8 @@ class Case:
     def on(self, grid: Grid) -> Case:
         """Return the same case with the sizes of a grid, and with `exchanged` False.
 
-        Masks that end at certain tokens then end around the edges of tiles. A scale that was chosen
-        for a head size is converted to the head size of the grid.
+        Masks of patterns with the parameter `tiles` then end around the edges of tiles. A scale, if
+        the case has one, is converted in proportion to 1/√head_size.
         """
         return _on(self, grid)
 
@@ -128,7 +129,8 @@ class Case:
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
     """Return the pattern with its parameter `tiles` set, or unchanged if it has no such parameter.
 
-    Masks of a pattern with this parameter end around the edges of the tiles.
+    Masks of a pattern with this parameter end around the edges of tiles of these sizes, those of
+    queries and of keys.
     """
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
@@ -205,7 +207,10 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
 
 
 def rounded(problem: Problem, dtype: str) -> Problem:
-    """Return the problem in a dtype: inputs, weights, cotangent, bias and features are rounded."""
+    """Return the problem in a dtype: inputs, weights, cotangent, bias and features are rounded.
+
+    Of the features, these are sinks, slopes and the gains of the norm.
+    """
     to_dtype = dtype_of(dtype).round
     query = to_dtype(problem.query)
     key = query if problem.shape.sharing == "self" else to_dtype(problem.key)
@@ -230,7 +235,7 @@ class StoredCase(Case):
 
     Attributes:
         stored: the problem in float64, before rounding to the requested dtype.
-        path: the case file from which it was read or to which it was written, or "".
+        path: the case file from which it was read or to which it was written; "" if there is none.
     """
 
     stored: Problem
@@ -259,9 +264,9 @@ def _rounded(case: StoredCase, dtype: str) -> Problem:
 def case_hash(case: Case) -> str:
     """Return a hash of what a case asks: its problem, `serves`, `defined` and the names in `idle`.
 
-    The hash is the same in every process. It covers the float64 numbers, which determine those of
-    all other dtypes. Together with the name of a dtype, it identifies a case in that dtype. Names,
-    texts and levels are not included.
+    The hash is the same in every process, and has 16 hexadecimal digits. It covers the float64
+    numbers, which determine those of all other dtypes. Together with the name of a dtype, it
+    identifies a case in that dtype. Names, texts and levels are not included.
     """
     flags = (
         case.problem("float64").digest(),
@@ -301,7 +306,10 @@ def draw(shape: Shape, random: np.random.Generator) -> Drawn:
 def _shape(
     batch: int, query: int, key: int, heads: int, head: int, widths: Sequence[int] = (), **more: Any
 ) -> Shape:
-    """Return a shape; the four widths default to heads × head, and `more` holds other fields."""
+    """Return a shape with as many key/value heads as heads, unless `more` sets other fields.
+
+    `widths` are those of query, key, value and output; without them, each is heads × head.
+    """
     names = ("query_width", "key_width", "value_width", "output_width")
     sizes: dict[str, Any] = {
         "kv_heads": heads,
@@ -370,11 +378,11 @@ heads × head, as most layers require, except in `separate`, `narrow`, `value-he
 
 MOST_PLANES = 4
 MOST_ELEMENTS = 2**17
-"""The most elements of a mask to draw: larger masks are unreadable and would inflate records."""
+"""The most elements of a mask that a record describes: larger masks are unreadable in reports."""
 
 
 def describe_all(cases: Iterable[Case]) -> dict[str, CaseInfo]:
-    """Return the descriptions of cases by case id."""
+    """Return the descriptions of cases, by the id of the case."""
     return {case.id: describe(case) for case in dict.fromkeys(cases)}
 
 
@@ -463,8 +471,9 @@ def _numbers(values: np.ndarray) -> str:
 def planes(problem: Problem) -> list[Plane]:
     """Return each distinct mask `[query key]`, with the batch entries and heads that use it.
 
-    The list is empty if nothing is masked. If masks are too large to draw, it holds one plane
-    without runs.
+    The mask combines all that restricts which keys a query may attend to. The list is empty if the
+    problem has no such restriction, or no queries or keys. If masks have more than `MOST_ELEMENTS`
+    elements, the list holds one plane without runs.
     """
     if problem.allowed is None or problem.allowed.shape[-1] * problem.allowed.shape[-2] == 0:
         return []
@@ -484,7 +493,10 @@ def planes(problem: Problem) -> list[Plane]:
 
 
 def runs(plane: BoolArray) -> list[int]:
-    """Return the run lengths of a mask, row by row; the first run is blocked, and may be empty."""
+    """Return the lengths of alternating runs of False and True in a mask, read row by row.
+
+    The first run is of False, so its length is 0 if the mask begins with True.
+    """
     flat = plane.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
     lengths = np.diff(np.concatenate(([0], edges, [flat.size])))

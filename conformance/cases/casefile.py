@@ -1,4 +1,4 @@
-"""Read and write case files: one problem in one file, for the option `--case-file`.
+"""Read and write case files, each of which holds one problem, for the option `--case-file`.
 
 A case file has the safetensors format, with numbers in float64 and a JSON description in its
 metadata. Files are not trusted: their size is limited, and unexpected content is an error.
@@ -45,7 +45,7 @@ from conformance.records.findings import STORED
 
 SCHEMA = "mha-conformance/case/1"
 KEY = "mha-conformance"
-"""The key in the file's metadata under which the description is stored."""
+"""The key in a case file's metadata under which the description is stored."""
 
 MOST_BYTES = 64 * 2**20
 """The maximum size of a case file in bytes; larger files are rejected before they are read."""
@@ -58,7 +58,10 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The deviation for which a case file was written; the command `reproduce` reads it."""
+    """The deviation for which a case file was written; the command `reproduce` reads it.
+
+    `told` is the description of the deviation, and `versions` are those of the packages in use.
+    """
 
     implementation: str
     dtype: str
@@ -89,7 +92,7 @@ class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Those features of a problem that are not arrays; `epsilon` is that of the norm."""
+    """The features of a problem that are not arrays; `epsilon` is that of the norm, if any."""
 
     window: tuple[Size | None, Size | None] = NO_WINDOW
     soft_cap: float | None = None
@@ -98,7 +101,10 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON description in the metadata of a case file."""
+    """The JSON description in the metadata of a case file.
+
+    `found` is the deviation for which the file was written, or None.
+    """
 
     schema: str
     name: str
@@ -114,7 +120,8 @@ def store(path: Path, name: str, problem: Problem, why: str, found: Failure | No
     """Write a problem to a case file atomically, and return it as a case.
 
     Raises:
-        BrokenCase: if the name or the problem is not allowed in a case file.
+        BrokenCase: if the name or the problem is not allowed in a case file, for example because a
+            query is fully masked.
         ConformanceError: if the file cannot be written.
     """
     sizes, rotary = Sizes(**dataclasses.asdict(problem.shape)), problem.rotary
@@ -154,7 +161,7 @@ def load_case(path: Path) -> StoredCase:
 
 
 def read(path: Path) -> tuple[StoredCase, Failure | None]:
-    """Return the case in a file, and its recorded failure or None.
+    """Return the case in a file, and the deviation for which it was written, or None.
 
     Raises:
         BrokenCase: as in `load_case`.
@@ -193,7 +200,7 @@ def read(path: Path) -> tuple[StoredCase, Failure | None]:
 def is_name(text: str) -> bool:
     """Return whether a text is a valid name of a stored case.
 
-    It has at most 64 lower-case letters, digits and hyphens, without a hyphen at either end.
+    A valid name has 1 to 64 lower-case letters, digits and hyphens, with no hyphen at either end.
     """
     return _NAME.fullmatch(text) is not None
 
@@ -270,7 +277,7 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
 
 
 def _features(described: Features | None, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the features as fields of `Problem`; no fields if `described` is None.
+    """Return the features as fields of `Problem`; an empty dictionary if `described` is None.
 
     Raises:
         BrokenCase: if a number is out of range, or a part of a feature is missing.
@@ -313,7 +320,7 @@ def _whole(name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _check_sizes(shape: Shape) -> None:
-    """Raise `BrokenCase` if an array or the logits would be empty or too large."""
+    """Raise `BrokenCase` if the logits, an input or a weight would be empty or too large."""
     sizes = {
         "logits": shape.logits,
         **shape.input_shapes(),
@@ -366,7 +373,7 @@ class Tensor:
 
     @property
     def finite(self) -> bool:
-        """Whether all elements are finite."""
+        """Whether no element is infinite or NaN; True for integers."""
         exponent = EXPONENT.get(self.dtype)
         if exponent is None:
             return True
@@ -376,7 +383,10 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """A safetensors file whose header has been read; `start` is the offset of the elements."""
+    """A safetensors file whose header has been read.
+
+    `header` describes each tensor, by name; `start` is the offset of the elements in the file.
+    """
 
     path: Path
     metadata: Mapping[str, str]
@@ -387,7 +397,7 @@ class File:
         """Return one tensor of the file.
 
         Raises:
-            WrongTensors: if its dtype is not supported, or the file cannot be read.
+            WrongTensors: if the dtype of the tensor is not in `WIDTH`, or the file cannot be read.
             KeyError: if there is no such tensor.
         """
         entry = self.header[name]
@@ -402,7 +412,7 @@ class File:
 
 
 def look(path: Path) -> File:
-    """Return a file with its header read.
+    """Read the header of a safetensors file; return the file without its elements.
 
     Raises:
         WrongTensors: if the file cannot be read, or is not a safetensors file.
@@ -425,7 +435,7 @@ def look(path: Path) -> File:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a file atomically: first to a temporary file, which then replaces `path`.
+    """Write a safetensors file atomically, through a temporary file that then replaces `path`.
 
     Raises:
         WrongTensors: if the file cannot be written; an existing file is then left unchanged.
@@ -454,9 +464,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 @contextmanager
 def _guarded(path: Path, what: str, undo: Callable[..., None] | None = None) -> Iterator[None]:
-    """Turn an OSError in the body into a one-line `WrongTensors`.
+    """Turn an OSError in the body of a `with` statement into a one-line `WrongTensors`.
 
-    On any failure, first call `undo(missing_ok=True)` if it is given.
+    On any exception, first call `undo(missing_ok=True)` if `undo` is given. Other exceptions are
+    raised again.
     """
     try:
         yield

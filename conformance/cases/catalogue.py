@@ -1,7 +1,8 @@
 """The catalogue of cases on which every implementation is run.
 
 `catalogue.toml` lists the cases, and `covering.toml` those that combine features.
-`tests/test_cases_bind.py` tests that the answer of each case depends on each of its inputs.
+`tests/test_cases_bind.py` tests that the answer of each case depends on each of its inputs, except
+those that `Case.idle` names.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _cases(entry: _Entry, groups: Mapping[str, list[str]]) -> Iterator[Case]:
 def _idle(entry: _Entry, family: str) -> dict[str, str]:
     """Return the inputs that cannot affect the answer of a case in this family, with the reasons.
 
-    A key that is the same array as the value does affect the answer.
+    The input "key" is among them only where it is not the same array as the value.
     """
     shape = FAMILIES[family]
     if family == "one-key":
@@ -119,7 +120,10 @@ def _idle(entry: _Entry, family: str) -> dict[str, str]:
 
 
 def catalogue() -> tuple[Case, ...]:
-    """Return all cases that are not tiled, sorted by family, so that a shape is compiled once."""
+    """Return all cases that are not tiled, sorted by shape family.
+
+    Cases of one shape follow each other, so that frameworks compile for each shape only once.
+    """
     return tuple(case for case in every_case() if not case.tiled)
 
 
@@ -168,9 +172,9 @@ def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) 
 
 
 def _at_least(page: int, grid: Grid) -> Grid:
-    """Return the grid with tiles of keys at least as long as a page, if lengths may exceed a page.
+    """Return the grid with tiles of keys at least as long as a page.
 
-    Otherwise, return the grid unchanged.
+    If the greatest length of the grid is at most a page, return the grid unchanged.
     """
     queries, keys = grid.tiles
     if page <= keys or 0 < grid.greatest_length <= page:
@@ -225,17 +229,17 @@ def matches(name: str, pattern: str) -> bool:
 
 
 GENERIC = ("cross", "gqa", "self", "separate", "additive", "additive-self")
-"""The families of ordinary shapes, without sizes of 1, in the order of preference."""
+"""Families of ordinary shapes, without sizes of 1, in the order of preference of `relatives`."""
 
 
 @lru_cache(maxsize=1024)
 def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
-    """Return two groups of cases of the catalogue in which the same arguments are passed.
+    """Return two groups of cases of the catalogue that pass the same arguments as a case.
 
-    The first group has cases in the families `GENERIC`, except that of the case; the second has
-    other cases in the family of the case. The most similar case of a group comes first. The inputs
-    of these cases are ordinary or have the same regime as those of the case. If the case is on a
-    grid, these cases are put on it too. A case that is not of the catalogue has no groups.
+    The first group has cases in the families `GENERIC`, except that of the given case; the second
+    has other cases in its family. The most similar case of a group comes first. The cases have
+    ordinary inputs or the same regime as the given one. If this is on a grid, the others are put on
+    it too. Return () for a case that is not of the catalogue.
     """
     if type(case) is not Case:
         return ()
@@ -273,7 +277,7 @@ def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
 
 
 def _broadcast(mask: Array | BoolArray | None) -> tuple[bool, ...] | None:
-    """Return whether a mask or bias has one axis of size 1 for heads, and whether for queries.
+    """Return whether the heads axis of a mask or bias has size 1, and whether its query axis has.
 
     An implementation that accepts one of these kinds may not accept another. Return None if there
     is neither a mask nor a bias.
@@ -283,7 +287,7 @@ def _broadcast(mask: Array | BoolArray | None) -> tuple[bool, ...] | None:
 
 @lru_cache(maxsize=1)
 def catalogue_hash() -> str:
-    """Return a hash of all numbers of all cases of the catalogue in all dtypes."""
+    """Return a hash of the ids and the numbers of the cases in `catalogue()`, in all dtypes."""
     digest = hashlib.sha256()
     for case in catalogue():
         for dtype in DTYPES:

@@ -1,10 +1,12 @@
 """Patterns of masks, additive biases and unusual inputs, made from a shape and a random generator.
 
 Masks are canonical: True where a query may attend to a key, with the axes `[batch heads query key]`
-of size 1 where the pattern does not vary. Except in `with_fully_masked_row`, every query may attend
-to at least one key, because implementations disagree on fully masked queries.
+of size 1 where the pattern does not vary. In the families for which the catalogue uses a pattern,
+every query may attend to at least one key, except in `with_fully_masked_row`, because
+implementations disagree on fully masked queries.
 
-A regime changes inputs and weights in place, so that naive arithmetic or shortcuts cause errors.
+A regime changes the dictionary of drawn inputs and weights, so that naive arithmetic or shortcuts
+cause errors.
 
 A feature returns fields of `Problem`, such as a window. Its numbers are chosen so that each of them
 affects the answer: sinks as large as the largest logits, a window shorter than the keys, and so on.
@@ -25,10 +27,11 @@ from conformance.definition.problem import Causal, Norm, Pairs, Positions, Rotar
 
 
 def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
-    """Return a padding mask `[batch 1 1 key]` whose entries have different lengths.
+    """Return a padding mask `[batch 1 1 key]`: entry b has its last b + 1 keys blocked.
 
-    With tiles, and more keys than a tile, the entries in turn end after the first key of the last
-    tile but one, at the end of that tile, and one key before that end.
+    The lengths start again after an entry with one key. With tiles, and more keys than a tile, the
+    entries in turn end after the first key of the last tile but one, at the end of that tile, and
+    one key before that end.
     """
     lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
     if tiles and shape.key_length > tiles[1]:
@@ -45,15 +48,18 @@ def other_mask(mask: BoolArray) -> BoolArray:
 
 
 def first_unpadded(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a padding mask `[batch 1 1 key]`, longest entry first: entry 0 has no padding."""
+    """Return a padding mask `[batch 1 1 key]`: entry b has its last b keys blocked.
+
+    The lengths start again with all keys after an entry with one key.
+    """
     lengths = shape.key_length - np.arange(shape.batch) % shape.key_length
     return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
 
 
 def blocked_start(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a mask `[1 1 1 key]` that blocks the first 54 % of the keys.
+    """Return a mask `[1 1 1 key]` that blocks the first 54 % of the keys, rounded up.
 
-    In the family `tiles`, these are more than a tile of 64.
+    In the family `tiles`, which has 129 keys, these are more than a tile of 64.
     """
     return (np.arange(shape.key_length) >= 0.54 * shape.key_length)[None, None, None]
 
@@ -80,7 +86,7 @@ def keys_per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def heads_only(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask for each head, shared by all batch entries, `[1 heads query key]`."""
+    """Return a random mask `[1 heads query key]`, the same for all batch entries."""
     return _arbitrary((1, *shape.logits[1:]), random)
 
 
@@ -109,17 +115,17 @@ def near_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def shared(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[1 1 query key]`, shared by the whole batch."""
+    """Return a random mask `[1 1 query key]`, the same for all batch entries and heads."""
     return _arbitrary((1, 1, shape.query_length, shape.key_length), random)
 
 
 def per_batch(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask for each batch entry, `[batch 1 query key]`."""
+    """Return a random mask `[batch 1 query key]`, the same for all heads of a batch entry."""
     return _arbitrary((shape.batch, 1, shape.query_length, shape.key_length), random)
 
 
 def per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask for each batch entry and head, `[batch heads query key]`."""
+    """Return a random mask `[batch heads query key]`, drawn for every entry and head."""
     return _arbitrary(shape.logits, random)
 
 
@@ -129,12 +135,15 @@ def over_keys(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def everything(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a mask `[1 1 query 1]` that blocks nothing; only its shape can be misread."""
+    """Return a mask `[1 1 query 1]` that blocks nothing: only its shape can be misread."""
     return np.ones((1, 1, shape.query_length, 1), np.bool_)
 
 
 def block_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a mask `[batch 1 query key]` for two sequences packed into each batch entry."""
+    """Return a mask `[batch 1 query key]` for two sequences packed into each batch entry.
+
+    The first sequence has about 35 % of the tokens in the first entry, rising to 65 % in the last.
+    """
     cuts = 0.35 + 0.3 * np.arange(shape.batch) / max(1, shape.batch - 1)
     query = (np.arange(shape.query_length) + 0.5) / shape.query_length > cuts[:, None]
     key = (np.arange(shape.key_length) + 0.5) / shape.key_length > cuts[:, None]
@@ -144,10 +153,10 @@ def block_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
 def sliding_window(
     shape: Shape, random: np.random.Generator, tiles: Pair | None = None
 ) -> BoolArray:
-    """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query's place.
+    """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query's own key.
 
-    The place is that of the query, scaled to the keys. With tiles, as many keys before it are
-    allowed as a tile has, so that the window crosses the edge of a tile.
+    The own key of query i is key i · keys / queries, which is allowed too. With tiles, as many keys
+    before it are allowed as a tile has, so that the window crosses the edge of a tile.
     """
     centre = np.arange(shape.query_length) * shape.key_length // shape.query_length
     distance = np.arange(shape.key_length) - centre[:, None]
@@ -157,8 +166,9 @@ def sliding_window(
 def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a mask `[batch heads query key]` of tiles: open, blocked, or cut by a diagonal.
 
-    The tiles differ between heads. In entry 0, head 0 has the first tile of keys blocked for all
-    queries, and head 1 the last one. Each query attends to at least one key.
+    The tiles are drawn for every entry and head, except that in entry 0, head 0 has the first tile
+    of keys blocked for all queries, and head 1 the last one. A query that would then be fully
+    masked may attend to one key of the last tile but one, or of the only tile.
     """
     rows, columns = tiles or (64, 64)
     across = -(-shape.query_length // rows), -(-shape.key_length // columns)
@@ -181,8 +191,8 @@ def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) 
 
     Each span is an eighth to a quarter of the keys long, or shorter if it is cut off by the end of
     the keys. The spans differ between the queries of a head, so that a tile or a split is blocked
-    for only some of these queries. The first query of head 0 sees the last keys; the first query of
-    the last head sees the first keys.
+    for only some of these queries. The first query of the last head sees the first keys; that of
+    head 0, if it is another head, sees the last keys.
     """
     keys = shape.key_length
     least = max(1, keys // 8)
@@ -199,8 +209,8 @@ def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) 
 def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]` of caches that are filled to very different lengths.
 
-    The first entry has two keys, or with tiles one key more than a tile; the last entry has nearly
-    all keys.
+    The first entry has two keys, or with tiles one key more than a tile; the last of several
+    entries has all keys but one.
     """
     first = min((tiles[1] if tiles else 1) + 1, shape.key_length)
     lengths = np.linspace(first, max(first, shape.key_length - 1), shape.batch).astype(int)
@@ -210,7 +220,8 @@ def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None =
 def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a causal mask `[batch 1 query key]` that also allows every query a prefix of the keys.
 
-    The prefixes differ between batch entries; with tiles, they are longer by a tile.
+    In entry b, the prefix has b + 1 keys, counted from 1 again when all keys but one are reached;
+    with tiles, it is longer by a tile.
     """
     prefix = 1 + np.arange(shape.batch) % (shape.key_length - 1) + (tiles[1] if tiles else 0)
     causal = np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
@@ -239,14 +250,17 @@ def with_fully_masked_row(shape: Shape, random: np.random.Generator) -> BoolArra
 
 
 def alibi(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias `[1 heads query key]` linear in the distance (ALiBi, arXiv:2108.12409)."""
+    """Return a bias `[1 heads query key]` of −slope · |key − query| (ALiBi, arXiv:2108.12409).
+
+    The slopes of the heads are the powers of 2 from 2^(−4/heads) down to 2^−4.
+    """
     slopes = 2.0 ** (-4.0 * np.arange(1, shape.heads + 1) / shape.heads)
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None]
     return -np.abs(distance)[None, None] * slopes[None, :, None, None]
 
 
 def bias_shared(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias `[1 1 query key]` from N(0, 1), shared by the whole batch."""
+    """Return a bias `[1 1 query key]` from N(0, 1), the same for all batch entries and heads."""
     return random.standard_normal((1, 1, shape.query_length, shape.key_length))
 
 
@@ -258,8 +272,8 @@ def bias_per_head(shape: Shape, random: np.random.Generator) -> Array:
 def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
     """Return a bias `[batch heads query key]` from N(0, 1), minus 100 in the last batch entry.
 
-    There, exp underflows in float32 unless the row's maximum is subtracted. The other entries are
-    not shifted, because bfloat16 has few digits left near 100.
+    In that entry, exp underflows in float32 unless the row's maximum is subtracted. The other
+    entries are not shifted, because bfloat16 has few digits left near 100.
     """
     bias = random.standard_normal(shape.logits)
     bias[-1] -= 100.0
@@ -275,12 +289,12 @@ def bias_high_on_padding(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def bias_over_keys(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias `[batch heads 1 key]` from N(0, 1), the same for all queries."""
+    """Return a bias `[batch heads 1 key]` from N(0, 1), the same for all queries of a head."""
     return random.standard_normal((*shape.logits[:2], 1, shape.key_length))
 
 
 def bias_over_queries(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias `[1 heads query 1]` from N(0, 1), which cancels in a softmax over keys."""
+    """Return a bias `[1 heads query 1]` from N(0, 1), which a softmax over keys cancels."""
     return random.standard_normal((1, shape.heads, shape.query_length, 1))
 
 
@@ -295,9 +309,9 @@ def bias_in_full(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def _arbitrary(shape: tuple[int, ...], random: np.random.Generator) -> BoolArray:
-    """Return a random mask that allows about 60 % of keys: in each row at least one, but not all.
+    """Return a random mask that allows about 60 % of keys, in each row at least one but not all.
 
-    There have to be at least two keys.
+    `shape` is that of the mask; its last axis, the keys, has to be at least 2.
     """
     mask = random.random(shape) < 0.6
     keys = shape[-1]
@@ -344,7 +358,7 @@ def low_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
 
 
 def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Scale projected queries and keys by 128, so that their products overflow float16."""
+    """Scale projected queries and keys by 128, so that products of them overflow float16."""
     for name in ("query", "key"):
         _scale(drawn, 128.0, f"weights.{name}", f"weights.{name}_bias")
 
@@ -384,10 +398,11 @@ def next_key_attracts(shape: Shape, drawn: Drawn, random: np.random.Generator) -
 
 
 def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Let keys grow a hundredfold along the sequence, and scale queries to logits of about 110.
+    """Let keys grow a hundredfold along the sequence, and scale queries to logits of up to 110.
 
-    The largest logit of a row belongs to one of the last keys. It exceeds those of the first keys
-    so far that exp of the difference overflows float32. The first query is unchanged.
+    The first query is unchanged, and the last is scaled most. In some rows, a logit of one of the
+    last keys then exceeds those of the first keys so far that exp of the difference overflows
+    float32.
     """
     drawn["key"] *= np.geomspace(0.01, 1.0, shape.key_length)[:, None]
     logits = _logits(shape, drawn)
@@ -429,7 +444,8 @@ def constant_rows(shape: Shape, drawn: Drawn, random: np.random.Generator) -> No
 def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Make keys equal in pairs, so that the largest logit of a row appears exactly twice.
 
-    If the number of keys is odd, the last key has no twin.
+    If the number of keys is odd, the last key has no equal, and its logit may be the largest. The
+    projected queries are scaled by 3.
     """
     name = "query" if shape.sharing == "self" else "key"
     _scale_queries(drawn, 3.0)
@@ -466,7 +482,7 @@ Fields = dict[str, Any]
 
 
 def window(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window whose two sides differ by 2, with keys beyond each of them.
+    """Return a window whose two sides differ by 2 and, if there are enough keys, cut off keys.
 
     Exchanging the sides is therefore not the same mistake as being off by one. With at most 4 keys,
     the sides may differ by only 1.
@@ -477,12 +493,15 @@ def window(shape: Shape, causal: Causal | None, random: np.random.Generator) -> 
 
 
 def window_tight(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window of a third of the keys, at least 2, before the query and one key after it."""
+    """Return a window of a third of the keys before the query, at least 2, and one key after it.
+
+    If there are more queries than keys, it may reach further before, so that each query sees a key.
+    """
     return {"window": (_before(shape), 1)}
 
 
 def window_before(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window of a third of the keys before the query, without a limit after it."""
+    """Return a window as far before the query as `window_tight`, without a limit after it."""
     return {"window": (_before(shape), None)}
 
 
@@ -501,7 +520,10 @@ def window_nothing_before(
 def window_nothing_after(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a window that ends at a query's own position, although there is no causal mask."""
+    """Return a window as far before the query as `window_tight`, with no key after its position.
+
+    The window cuts off later keys, although there is no causal mask.
+    """
     return {"window": (_before(shape), 0)}
 
 
@@ -513,7 +535,10 @@ def window_only_after(shape: Shape, causal: Causal | None, random: np.random.Gen
 def window_of_last_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a window of two keys before and one after, with queries at the last positions."""
+    """Return a window of two keys before and one after, with the queries at the last positions.
+
+    The keys are at positions from 0 on, and the last query is where the last key is.
+    """
     size = (shape.batch, 1)
     query = np.arange(shape.key_length - shape.query_length, shape.key_length)
     at = Positions(query=np.tile(query, size), key=np.tile(np.arange(shape.key_length), size))
@@ -526,7 +551,7 @@ def _before(shape: Shape) -> int:
 
 
 def soft_cap(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a cap of 1.5, where the logits of ordinary cases reach about 4."""
+    """Return a soft cap of 1.5, which matters because logits of ordinary cases reach about 4."""
     return {"soft_cap": 1.5}
 
 
@@ -576,14 +601,14 @@ def rotary_interleaved(shape: Shape, causal: Causal | None, random: np.random.Ge
 
 
 def rotary_partial(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a rotation of two thirds of each head, with interleaved pairs."""
+    """Return a rotation of about two thirds of each head, with interleaved pairs."""
     return _rotary(shape, "interleaved", max(2, shape.head_size // 3 * 2))
 
 
 def rotary_partial_halves(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a rotation of two thirds of each head, with pairs across the halves of this part."""
+    """Return a rotation of about two thirds of each head, with pairs across the halves of these."""
     return _rotary(shape, "halves", max(2, shape.head_size // 3 * 2))
 
 
@@ -630,7 +655,8 @@ def key_lengths_from_queries(
 ) -> Fields:
     """Return key lengths, less than all keys but not fewer than the queries, as with a cache.
 
-    There have to be more keys than queries.
+    There have to be more keys than queries; then the lengths of consecutive entries fall by 1, and
+    start again after the number of queries.
     """
     most, least = shape.key_length, min(shape.query_length, shape.key_length)
     return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}
@@ -644,7 +670,10 @@ def key_lengths_empty(shape: Shape, causal: Causal | None, random: np.random.Gen
 
 
 def lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return lengths that leave out some queries and some keys of every batch entry."""
+    """Return query and key lengths that leave out some queries and keys of every batch entry.
+
+    At least one query and one key remain.
+    """
     entries = np.arange(shape.batch)
     return {
         "query_lengths": np.maximum(1, shape.query_length - 1 - 2 * entries),

@@ -1,8 +1,8 @@
 """Diagnose a wrong answer: find its cause, where it deviates, and which part is responsible.
 
-The output is examined first, since a defect that affects it affects everything else. If the output
-is right, the returned weights and the gradients are examined separately. Some causes follow from an
-observation and the adapter's declaration alone.
+The output is examined first, since a defect that affects it usually affects the weights and the
+gradients too. If the output is right, the returned weights and the gradients are examined
+separately. Some causes follow from an observation and the adapter's declaration alone.
 """
 
 from __future__ import annotations
@@ -48,19 +48,22 @@ from conformance.requirements.meaning import (
 from conformance.words import say
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
-"""Prefixes of the requirements whose findings are explained by diagnosing an answer."""
+"""Prefixes of the requirements whose findings a diagnosis of the answer may explain."""
 
 LOCATED = ("output.", "gradient.", "weights.equal")
-"""Prefixes of the requirements whose comparison with the definition shows which part differs."""
+"""Prefixes of the requirements for whose findings the deviating part of an array is looked for."""
 
 ELEMENTS = 2**14
-"""The number of attention weights above which no stage is rounded and no factor is fitted."""
+"""The number of attention weights above which some causes of a wrong output are not tried.
+
+These are a rounded stage, and a wrong factor of the scale or of the additive bias.
+"""
 
 MOST_SPELLINGS = 8
-"""The number of encodings of a mask that are tried."""
+"""The largest number of encodings of a mask (ways to pass it) that are tried."""
 
 UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
-"""Causes that say how accurate an answer is, besides those whose ids begin with "precision."."""
+"""Ids of causes that state how accurate an array is; ids beginning with "precision." do so too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,10 @@ class Causes:
     gradients: Phrase = NOTHING
 
     def of(self, requirement: str) -> Phrase:
-        """Return the cause that applies to a finding of this requirement."""
+        """Return the cause that applies to a finding of this requirement, or an empty phrase.
+
+        The cause of a wrong output takes precedence over those of weights and gradients.
+        """
         if requirement.startswith("weights."):
             return self.output or self.weights
         if requirement.startswith(("gradient.", "mask.blocked")):
@@ -85,7 +91,10 @@ class Causes:
 
 
 def explain(finding: Finding, ex: Examination) -> Finding:
-    """Return the finding with its cause, location and responsible part, if they are known."""
+    """Return a copy of the finding with its cause, location and responsible part, where known.
+
+    If the case has no definition to compare with, only the cause is looked for.
+    """
     cause, where, made_by = NOTHING, NOTHING, finding.made_by
     if not ex.case.defined:
         # All other causes presuppose a definition, which these cases lack.
@@ -118,7 +127,10 @@ def _cause(requirement: str, ex: Examination) -> Phrase:
 
 
 def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
-    """Return a cause that lists the arrays without a gradient, or an empty phrase."""
+    """Return a cause that lists the arrays whose gradients were not returned, or an empty phrase.
+
+    The phrase is also empty if the finding has figures, or is not about gradients.
+    """
     # A finding that compares gradients has figures unless some are missing.
     if finding.figures is not None:
         return NOTHING
@@ -136,8 +148,9 @@ def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
 def causes(ex: Examination, mode: Mode) -> Causes:
     """Return the known defects that explain the answer to the case in a mode (cached).
 
-    If a part is wrong for no known reason, and the same call gives another answer the next time,
-    its cause is "state.changes". Without an answer, there are no causes.
+    A mode is a way to run the implementation.
+    If a part is wrong for no known reason, and repeating the call changes the answer by more than
+    rounding noise, its cause is "state.changes". Without an answer, all causes are empty phrases.
     """
     key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
 
@@ -159,7 +172,10 @@ def causes(ex: Examination, mode: Mode) -> Causes:
 
 
 def _changes(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) -> bool:
-    """Return whether repeating the call changes an array by more than the rounding noise."""
+    """Return whether repeating the call changes an array by more than the rounding noise.
+
+    The result is False if the repeated call gives no answer. NaN does not count as a change.
+    """
     try:
         arrays = ask(ex.problem).arrays()
     except NO_ANSWER:
@@ -179,9 +195,9 @@ class Similar:
     """The answer to a similar case.
 
     Attributes:
-        search: a function that takes the id of a cause, and returns what explains each wrong part
-            of the answer: only that cause is considered, or all causes if the id is "".
-        is_elsewhere: whether the case is in another family of shapes.
+        search: a function that takes the id of the only cause to consider, or "" for all causes,
+            and returns what `_search` returns for this answer.
+        is_elsewhere: whether this case is in another family of shapes than the original case.
     """
 
     search: Callable[[str], dict[str, Best]]
@@ -190,7 +206,8 @@ class Similar:
     def contradicts(self, part: str, cause: str) -> bool:
         """Return whether `part` of the answer is wrong, and not because of the cause with this id.
 
-        If the case is in the same family of shapes, another known cause must explain this part.
+        In a case of the same family of shapes as the original one, the result is True only if
+        another known cause explains this part.
         """
         found = self.search(cause).get(part)
         if found is None or found.known:
@@ -203,8 +220,9 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
     """Yield the answers to similar cases of the catalogue, which distinguish similar defects.
 
     If two sizes or two keys happen to be equal, two different defects may have the same effect in
-    the original case, but hardly in a case of another family of shapes, nor in one of the same
-    family with other numbers. There is at most one of each.
+    the original case. They rarely have the same effect in a case of another family of shapes, or in
+    one of the same family with other numbers. At most one case of each of these two groups is
+    yielded, and none if the problem is large.
     """
     if np.prod(ex.problem.shape.logits) > MOST_ELEMENTS:
         return
@@ -223,7 +241,10 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
 
 
 def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict[str, Best]:
-    """Return what explains the answer in a mode, as `_search` does (cached)."""
+    """Return the result of `_search` for the answer in a mode (cached).
+
+    `wanted` is the id of the only cause to consider, or "" for all causes.
+    """
     key = (id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name, wanted)
     search = partial(_search, ex.problem, ex.expectation, answer, partial(ex.ask, mode=mode))
     handed = Handed.of(ex.adapter, ex.problem)
@@ -233,7 +254,11 @@ def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict
 def _of_spellings(
     ex: Examination, problem: Problem, expectation: Expectation, spellings: Iterable[Spelling]
 ) -> Phrase:
-    """Return the first cause that explains a wrong answer to one of these encodings of the mask."""
+    """Return the first cause that explains a wrong answer to an encoding of the mask.
+
+    `spellings` are the encodings; only the first few are tried. The result is an empty phrase if no
+    known defect explains an answer.
+    """
     for spelling in itertools.islice(spellings, MOST_SPELLINGS):
         ask = partial(ex.ask, spelling=spelling)
         try:
@@ -249,7 +274,11 @@ def _of_spellings(
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return the cause of a wrong answer to a mask in a wrongly declared argument."""
+    """Return the cause of a wrong answer to a mask whose meaning differs from the declared meaning.
+
+    Each mask argument with such a difference is tried. The result is an empty phrase if there is no
+    such argument, or if no known defect explains the answer.
+    """
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
     # Zeros and ones may be a bias or a mask; other forms are unambiguous, so they come first.
@@ -283,7 +312,7 @@ def diagnose(
     ask: Callable[[Problem], Answer],
     handed: Handed | None = None,
 ) -> Causes:
-    """Return the known defects that explain an answer.
+    """Return the known defects that explain an answer, without a comparison with similar cases.
 
     Args:
         problem: the problem that was posed.
@@ -307,12 +336,13 @@ def _search(
     wanted: str = "",
     handed: Handed | None = None,
 ) -> dict[str, Best]:
-    """Return the choice among the causes of each wrong part of an answer, by the part's name.
+    """Return, for each wrong part of an answer, the choice among the causes that explain the part.
 
     If the output is wrong, "output" is the only part; otherwise, the parts are "weights" and
     "gradients", if they are wrong. The result is {} if the output has another shape than expected.
-    Only the cause with the id `wanted` is considered, unless it is "". Causes that `others`, the
-    answers to similar cases, contradict are not accepted.
+    Only the cause with the id `wanted` is considered, unless `wanted` is "". `others` returns the
+    answers to similar cases; a cause that one of them contradicts is not accepted, unless it only
+    states how accurate the answer is.
     """
     evidence = {
         name: Evidence.of(name, array, expectation)
@@ -356,10 +386,11 @@ def _search(
 def _errors_beside(
     problem: Problem, ask: Callable[[Problem], Answer], bits: int
 ) -> dict[str, Array]:
-    """Return the errors of the answer to a problem with perturbed inputs; {} without an answer.
+    """Return the errors of the answer to a problem with perturbed inputs, by array name.
 
-    The relative perturbation has a standard deviation of 32 times 2^-bits, but at most 2^-5, so
-    that even a logit of a hundred is rounded differently.
+    The result is {} if there is no answer, and lacks arrays of another shape than expected. The
+    relative perturbation has a standard deviation of 32 times 2^-bits, but at most 2^-5, so that
+    even a logit of a hundred is rounded differently.
     """
     random = np.random.Generator(np.random.PCG64(bits))
     moved = {}
@@ -386,7 +417,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: Best) -> None:
-    """Add the causes that explain a wrong output to `best`, the simplest first."""
+    """Add causes that explain a wrong output to `best`, the simplest first, until one is chosen.
+
+    `again` returns the errors for perturbed inputs, as for `precision.coarse`.
+    """
     logits.factor_of_output(maker, evidence, best)
     if handing.all_nan(maker, [evidence]):
         best.add(0.0, Phrase("handing.unused-memory-read"))
@@ -449,7 +483,7 @@ _FORMS = {
     "form.zero-one": "handed.as-ones",
     "form.zero-infinite": "handed.as-infinite",
 }
-"""For each form of a mask, the phrase that says how the mask was passed."""
+"""By the id of a form of masks, the id of the phrase that says how such a mask was passed."""
 
 _MASKED_ROW = {
     "row.nan": "masked-row.nan",
@@ -465,7 +499,7 @@ _KEPT = {
     "dropout.drops-no-weight": "dropout.of-logits",
     "dropout.scaled-unevenly": "dropout.renormalised",
 }
-"""The cause for each observation about the weights that dropout keeps."""
+"""By the id of an observation about the weights that dropout keeps, the id of its cause."""
 
 
 def _of_observation(finding: Finding, ex: Examination) -> Phrase:
@@ -504,9 +538,10 @@ def _polarity(ex: Examination) -> Phrase:
 
 
 def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
-    """Return the cause that an experiment's entries reveal, or else the finding's own cause.
+    """Return the cause that the entries of an experiment reveal, or else the finding's own cause.
 
-    For a deviation from "dropout.is-unbiased", the fallback is an empty phrase instead.
+    If the finding is a deviation from "dropout.is-unbiased" and the entries do not reveal a cause,
+    the result is an empty phrase.
     """
     wrong = [entry for entry in entries if not entry.agrees]
     if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):

@@ -1,6 +1,7 @@
 """Known defects in windows, soft caps, sinks, ALiBi, rotary positions, norms, lengths and segments.
 
-With each defect, an implementation interprets a convention differently, or ignores a feature.
+With most of these defects, an implementation interprets a convention differently, or ignores a
+feature. Defects in passing queries in chunks, after keys in a cache, are here too.
 """
 
 from __future__ import annotations
@@ -61,14 +62,18 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _asked(maker: Maker, cause: str, *about: Any, **changes: Any) -> Hypothesis:
-    """Return the hypothesis that the whole answer is right for the problem with these changes."""
+    """Return the hypothesis that the answer is right for the problem with these fields changed.
+
+    It is not tried whether only some heads or rows have the defect.
+    """
     return maker.asked(cause, *about, in_parts=False, **changes)
 
 
 def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
-    """Return the index of each key minus that of each query, and minus an offset.
+    """Return the index of each key minus the index of each query, minus an offset.
 
-    The offset is one number, or `[b]`; the result is `[1 1 q k]` or `[b 1 q k]`.
+    With one number as offset, the result is `[1 1 query key]`; with offsets `[batch]`, it is
+    `[batch 1 query key]`.
     """
     _, _, queries, keys = problem.shape.logits
     distance = np.arange(keys) - np.arange(queries)[:, None]
@@ -76,9 +81,10 @@ def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
 
 
 def rotated_at(change: Change, *sides: str) -> Change:
-    """Return a rotary stage that changes the positions `[batch length]` of queries, keys or both.
+    """Return a rotary stage that changes the positions of queries, of keys, or of both.
 
-    `sides` are "query" and "key"; if none is given, both are changed.
+    `change` maps positions `[batch length]` to other positions. `sides` says whose positions are
+    changed: "query" or "key"; if no side is given, both are.
     """
     changed = sides or ("query", "key")
 
@@ -90,7 +96,7 @@ def rotated_at(change: Change, *sides: str) -> Change:
 
 
 def _cache(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about queries that are passed in chunks, after the keys in a cache."""
+    """Yield hypotheses about queries passed in chunks, while a cache holds earlier keys."""
     problem = maker.problem
     queries, keys = problem.shape.query_length, problem.shape.key_length
     rows, columns, cached = np.arange(queries)[:, None], np.arange(keys), keys - queries
@@ -200,7 +206,11 @@ def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
 
 
 def _without(problem: Problem, *left_out: str) -> BoolArray:
-    """Return the keys that the mask and all rules but those in `left_out` allow, `[b h q k]`."""
+    """Return a mask `[batch heads query key]` that combines the mask and rules such as "causal".
+
+    The rules in `left_out`, named as in `Problem.rules`, are not applied. True means that the query
+    may attend to the key.
+    """
     allowed = np.broadcast_to(True if problem.mask is None else problem.mask, problem.shape.logits)
     for name, rule in problem.rules():
         allowed = allowed if name in left_out else allowed & rule
@@ -247,10 +257,12 @@ def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
 
 
 def _hidden(maker: Maker) -> Iterator[BoolArray]:
-    """Yield masks `[b h q k]` of the blocked keys that a kernel might not read at all.
+    """Yield masks `[batch heads query key]`, True for keys that a kernel might not read at all.
 
-    These are no keys; those beyond the lengths and in other segments; and also those that the
-    causal rule blocks. A mask that contains all blocked keys is left out.
+    The first mask is False everywhere. The second is True beyond the lengths and in other segments.
+    The third is also True where the causal mask blocks keys. The second and the third mask are left
+    out if the problem has no such rules or if they contain all blocked keys. Nothing is yielded if
+    the problem has neither a mask nor rules.
     """
     problem, blocked = maker.problem, ~maker.right.allowed
     if problem.allowed is None:
@@ -351,7 +363,10 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
 
 
 def but_for(skipped: str, stage: Change) -> Change:
-    """Return a stage, such as `Stages.rotated`, that leaves the heads of one side as they are."""
+    """Return a stage that acts like `stage`, but leaves the heads of one side unchanged.
+
+    `stage` is a stage such as `Stages.rotated`; `skipped` is the side, "query" or "key".
+    """
     return lambda a, side, x: x if side == skipped else stage(a, side, x)
 
 
@@ -491,7 +506,10 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def misread_lengths(lengths: IntArray) -> tuple[tuple[str, IntArray], ...]:
-    """Return ids of causes, each with the lengths `[batch]` that a kernel with that defect uses."""
+    """Return ids of causes, each with the lengths `[batch]` that a kernel with that defect uses.
+
+    An id occurs twice if the defect has two forms.
+    """
     return (
         ("lengths.one-more", lengths + 1),
         ("lengths.last-index", np.maximum(lengths - 1, 0)),

@@ -25,9 +25,10 @@ TILES = (8, 16, 32, 64, 128)
 
 
 def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Best) -> None:
-    """Add the causes of wrong gradients to `best`.
+    """Add causes that explain wrong gradients to `best`.
 
-    `evidence` holds the evidence on each gradient by name, without the prefix "gradient.".
+    `evidence` holds the evidence on each gradient by name, without the prefix "gradient.". `again`
+    returns the errors for perturbed inputs, as for `precision.coarse`.
     """
     wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
     if len(wrong) == 1:
@@ -68,7 +69,10 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
 
 
 def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase:
-    """Return the cause if gradients are wrong only where a fully masked query makes them NaN."""
+    """Return a cause if gradients are wrong exactly where a fully masked query would make them NaN.
+
+    Otherwise, the result is an empty phrase.
+    """
     empty = ~maker.right.allowed.any(axis=-1, keepdims=True)
     if not empty.any():
         return NOTHING
@@ -86,7 +90,11 @@ def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
-    """Return the rms of the wrong gradients' misfits, each in units of the rms of its noise."""
+    """Return the rms over wrong gradients of the misfit, in units of the rms of the noise.
+
+    `found` holds the predicted gradients. Gradients without noise are left out; if none remains,
+    the result is 0.
+    """
     sizes = [one.misfit(found[name]) / one.spread for name, one in wrong.items() if one.spread > 0]
     return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
 
@@ -100,7 +108,10 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
 
 
 def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
-    """Return a cause if clipping at a limit explains all wrong gradients, else an empty phrase."""
+    """Return the cause "gradient.cut" if clipping at one limit explains all wrong gradients.
+
+    Otherwise, the result is an empty phrase.
+    """
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
         return NOTHING
     limit = max(float(np.abs(one.got).max()) for one in wrong.values())
@@ -121,7 +132,10 @@ def _coarse(maker: Maker, wrong: Mapping[str, Evidence], again: Again) -> Phrase
 
 
 def _of_one(maker: Maker, name: str, one: Evidence) -> Iterator[Phrase]:
-    """Yield the causes of one wrong gradient, the simplest first, without the array's name."""
+    """Yield the causes that explain one wrong gradient, the simplest first.
+
+    The arguments of these causes do not include `name`, the name of the gradient.
+    """
     got, want, batch = one.got, one.want, maker.problem.shape.batch
     if not got.any():
         yield Phrase("gradient.missing")
@@ -173,7 +187,7 @@ def _turned(want: Array) -> Iterator[tuple[Phrase, Array]]:
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield backward passes with one step done differently, the simplest first."""
+    """Yield hypotheses whose backward pass does one step differently, the simplest first."""
     problem, shape, right = maker.problem, maker.problem.shape, maker.right
     yield from _of_scale_and_softmax(maker)
     if problem.soft_cap is not None:
@@ -205,10 +219,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _recomputed(maker: Maker, cause: str, weights: Change) -> Iterator[Hypothesis]:
-    """Yield backward passes that recompute the weights wrongly.
+    """Yield two hypotheses whose backward pass uses the wrong weights that `weights` returns.
 
-    The row term is computed from these weights or, as in flash attention, from the context, which
-    is right.
+    They differ in the row term of the softmax derivative, a sum over the keys: the first computes
+    it from these weights and the second, as flash attention does, from the right context.
     """
     yield maker.staged(cause, weights_again=weights)
     yield maker.staged(
@@ -346,7 +360,7 @@ def _of_shared(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_parts(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield backward passes that leave out queries or keys, or have mistakes of fused kernels."""
+    """Yield hypotheses whose backward pass leaves out tokens, or errs as fused kernels may do."""
     shape, logits = maker.problem.shape, maker.right.logits
     queries, keys = np.arange(shape.query_length)[:, None], np.arange(shape.key_length)
 
@@ -477,7 +491,7 @@ def _of_norm(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _without_features(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield backward passes that recompute the weights without a feature."""
+    """Yield hypotheses whose backward pass recomputes the weights without a feature."""
     problem = maker.problem
     fields = {
         "backward.weights-without-window": "window",
@@ -497,7 +511,11 @@ def _without_features(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_stored_tokens(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield backward passes that lose the gradient of the tokens in `Handed.stored`."""
+    """Yield hypotheses whose backward pass loses gradients of the tokens from `Handed.stored`.
+
+    These are the gradients of keys, values or both. Nothing is yielded if tokens were passed
+    unchanged.
+    """
     if maker.handed is None:
         return
     group, tokens = maker.handed.stored(maker.problem)

@@ -1,7 +1,8 @@
 """Known defects in reading packed sequences, pages and caches.
 
 Which tokens a query reads follows from offsets, a page table, or the length of a cache. With most
-defects, queries read other tokens. The suite arranged the memory, so it knows which ones.
+defects, queries read other tokens. The suite arranged the memory, so it knows which tokens they
+read with each defect.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from conformance.errors import Unsupported
 from conformance.records.findings import Phrase
 
 PARTS = (("key", "value"), ("value",), ("key",))
-"""The sets of arrays in which a mistake may occur."""
+"""The sets of inputs that a mistake may affect."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Handed:
     ) -> Handed | None:
         """Return how an encoding passes tokens, or None if inputs are passed unchanged.
 
-        By default, it is the encoding that the adapter prefers. The result is also None if the
-        adapter cannot pass the problem.
+        If `spelling` is None, the encoding is the one that the adapter prefers. The result is also
+        None if the adapter cannot pass the problem.
         """
         handings = [one for one in adapter.features if isinstance(one, Handing)]
         if not handings:
@@ -69,14 +70,18 @@ class Handed:
         return None
 
     def tokens(self, what: Literal["query", "key", "held"]) -> IntArray:
-        """Return the index of the token at each place of a rearranged array; −1 for no token."""
+        """Return the index of the token at each place of a rearranged array; −1 for no token.
+
+        `what` is "query" for queries, "key" for keys and values that are passed as such, and "held"
+        for those in pages or in a cache.
+        """
         assert self.spelling.handing is not None
         found: IntArray | None = getattr(self.spelling.handing, what)
         assert found is not None
         return found
 
     def argument(self, name: str) -> IntArray:
-        """Return the value of an integer argument, such as offsets or a page table."""
+        """Return the value of the integer argument `name`, such as offsets or a page table."""
         return np.asarray(self.spelling.arguments[name], np.int64)
 
     @property
@@ -90,8 +95,8 @@ class Handed:
     def stored(self, problem: Problem) -> tuple[str, BoolArray]:
         """Return the name of a group of tokens whose gradient may be lost, and a mask of them.
 
-        The group is the last packed sequence, all pages of each batch entry but its first, or the
-        cache. The mask is `[batch key]`.
+        The group is the last packed sequence, the tokens in all but the first page of each batch
+        entry, or the tokens in the cache. The mask is `[batch key]`, True for tokens of the group.
         """
         shape = problem.shape
         if isinstance(self.declared, Packed):
@@ -116,10 +121,12 @@ class Run:
         queries: the indices of the queries, counted over the whole batch.
         keys: the indices of the keys, in the order in which they are read; −1 means memory that
             holds no token.
-        values: the indices of the values, likewise.
+        values: the indices of the values, in the same order; −1 has the same meaning.
         first: the position of the first query among the keys that are read.
-        ahead: how far each key is ahead of each query, `[query key]`; None if keys are in order.
-        seen: a further mask of the keys that are attended to, broadcastable to `[query key]`.
+        ahead: the position of each key minus that of each query, `[query key]`; None if the keys
+            have consecutive positions.
+        seen: a further mask, True where the query attends to the key, broadcastable to
+            `[query key]`.
     """
 
     queries: IntArray
@@ -130,15 +137,16 @@ class Run:
     seen: Any = True
 
     def distances(self) -> IntArray:
-        """Return how far each key is ahead of each query, `[query key]`."""
+        """Return the position of each key minus that of each query, `[query key]`."""
         in_order = np.arange(len(self.keys)) - np.arange(len(self.queries))[:, None] - self.first
         return in_order if self.ahead is None else self.ahead
 
 
 def read(a: Stages, runs: Iterable[Run]) -> Array:
-    """Return the context `[b h q d]` that results if queries read the keys of their runs.
+    """Return the context that results if queries read the keys of their runs.
 
-    The context is 0 for queries in no run, and −∞ for those that attend to memory without a token.
+    The context is `[batch heads query value_head]`. It is 0 for queries that are in no run or read
+    no keys, and −∞ for queries that attend to memory without a token.
     """
     shape, problem = a.shape, a.problem
     # The last row stands for memory that holds no token.
@@ -177,9 +185,10 @@ def read(a: Stages, runs: Iterable[Run]) -> Array:
 
 
 def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | bool) -> Any:
-    """Return the part of a mask or bias that applies to a run, `[head query key]`.
+    """Return the part of a mask or bias that applies to a run, `[heads query key]`.
 
-    Keys beyond its columns get the value `rest`.
+    Column i applies to the key that the run reads as number i. If the run reads more keys than the
+    array has columns, further columns with the value `rest` are appended.
     """
     shape = problem.shape
     whole = np.broadcast_to(array, shape.logits)
@@ -195,7 +204,10 @@ def names_of(of: tuple[str, ...]) -> About:
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about reading a packed batch, pages or a cache, the simplest first."""
+    """Yield hypotheses about reading a packed batch, pages or a cache, the simplest first.
+
+    Nothing is yielded for a large problem or for one with explicit positions.
+    """
     problem, handed = maker.problem, maker.handed
     if np.prod(problem.shape.logits) > MOST_ELEMENTS or problem.positions is not None:
         return
@@ -221,7 +233,10 @@ def _reads(
 # Packed sequences
 
 Span = Callable[..., tuple[int, int]]
-"""A function from a sequence's index and the bounds of its keys to the bounds of the keys read."""
+"""A function that returns the bounds of the keys that are read for a packed sequence.
+
+It takes the index of the sequence and the right bounds of its keys.
+"""
 
 
 def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothesis]:
@@ -371,12 +386,15 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
         yield _reads(maker, "cached.behind-new", runs(usual, of, behind=True), names_of(of))
 
     def moved(by: IntArray, *sides: str) -> Change:
-        """Return a rotary stage that shifts the positions of new tokens by `by`, `[batch]`."""
+        """Return a rotary stage that adds `by`, `[batch]`, to the positions of new tokens.
+
+        `sides` is as for `rotated_at`.
+        """
         first = cached[:, None]
         return rotated_at(lambda p: np.where(p >= first, p + by[:, None], p), *sides)
 
     def again(once: Change, twice: Change) -> Change:
-        """Return a stage that is `once` for all heads, and then `twice` for keys in the cache."""
+        """Return a stage that applies `once` to all heads, then `twice` to keys in the cache."""
         stored = (np.arange(problem.shape.key_length) < cached[:, None])[:, None, :, None]
 
         def change(a: Stages, side: str, x: Array) -> Array:
@@ -438,7 +456,10 @@ def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 
 
 def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about an implementation that maintains its KV cache itself."""
+    """Yield hypotheses about an implementation that maintains its cache of keys and values itself.
+
+    Nothing is yielded if there are no more keys than queries.
+    """
     shape = maker.problem.shape
     queries, keys = shape.query_length, shape.key_length
     past = keys - queries
@@ -446,10 +467,10 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
         return
 
     def runs(size: int, *, of: tuple[str, ...] = (), over: bool = False) -> Iterator[Run]:
-        """Yield a run for each chunk of `size` queries.
+        """Yield a run for each chunk of `size` queries of each batch entry.
 
-        The history of keys or values in `of` is that of the first batch entry. With `over`, each
-        chunk overwrites the tokens of the first one.
+        For the inputs in `of` ("key", "value"), the tokens before the chunk are read from the first
+        batch entry. If `over` is true, each chunk overwrites the tokens of the first chunk.
         """
         for entry in range(shape.batch):
             own = entry * keys + np.arange(keys)
@@ -478,6 +499,6 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def all_nan(maker: Maker, wrong: Iterable[Evidence]) -> bool:
-    """Return whether there is unused memory, and these arrays are NaN wherever they are wrong."""
+    """Return whether there is unused memory, and all wrong elements of the arrays are NaN."""
     there = maker.handed is not None and maker.handed.has_unused
     return there and all(bool(np.isnan(one.got[one.wrong]).all()) for one in wrong)

@@ -28,25 +28,31 @@ CHUNKS = (1, 2, 3, 4, 5, 8, 16)
 """The lengths of the chunks in which queries may have been passed beside a cache."""
 
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
-"""The sizes of the tiles and pages in which keys may have been read."""
+"""The tile sizes that hypotheses about lengths, windows and packed sequences try."""
 
 MOST_ELEMENTS = 2**17
-"""The number of attention weights above which the slowest searches are left out: similar cases,
-mistakes in passing keys, and defects of only some heads or rows."""
+"""The number of attention weights above which the slowest searches are left out.
+
+These compare similar cases, or look for mistakes in reading packed, paged or cached tokens, or for
+defects of only some heads or rows.
+"""
 
 BETTER = 0.5
-"""A hypothesis explains an answer only if at most this share of the rms error remains."""
+"""The largest share of the rms error that may remain if a hypothesis explains an answer.
+
+Elements without a finite prediction do not count. If no other element is wrong, no limit applies.
+"""
 
 ALIKE = 1.25
-"""A misfit counts as equal to the smallest one if it is at most this many times as large."""
+"""Misfits (remaining rms errors) up to this many times the smallest one count as equal to it."""
 
 HALF = ("float16", "bfloat16")
 
 FAILS = 0.05
-"""The share of the rms of the expected array that the largest error of a broken row exceeds."""
+"""A row is clearly wrong if its largest error exceeds this share of the expected array's rms."""
 
 About = Mapping[str, Argument]
-"""The arguments of the phrase that names a cause."""
+"""The arguments of the phrase that names a cause, by name."""
 
 NO_MORE: About = MappingProxyType({})
 
@@ -54,7 +60,7 @@ _SHARED = frozenset(
     {"mask", "causal", "attn_bias", "scale", "window", "soft_cap", "sinks", "slopes"}
     | {"query_lengths", "key_lengths", "segments", "positions"}
 )
-"""Fields that affect neither projections nor scores, unless a rotary embedding depends on them."""
+"""Fields of a problem that affect projections and scores at most through a rotary embedding."""
 
 _AFTER_SCORES = frozenset(
     {"scaled", "added", "capped", "sloped", "far", "biased", "hide", "softmax", "sinks", "of_sinks"}
@@ -70,7 +76,7 @@ _BACKWARD = frozenset(
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Return a measured number, rounded to few significant digits so that all machines agree."""
+    """Return a number rounded to `digits` significant digits, so that machines rarely disagree."""
     return float(f"{value:.{digits}g}")
 
 
@@ -80,7 +86,7 @@ class Hypothesis:
 
     Attributes:
         cause: the phrase that names the defect, such as "mask.inverted".
-        make: a function that returns the computation that has the defect.
+        make: a function that returns the computation with the defect.
         in_parts: whether the defect may also be confined to some heads or rows.
         breaks: whether the hypothesis predicts only which rows are wrong, so that several such
             hypotheses may fit equally well.
@@ -95,8 +101,8 @@ class Hypothesis:
 class Maker:
     """A factory of hypotheses about one problem.
 
-    Hypotheses reuse intermediate results of the correct computation if their defects cannot affect
-    these results. Each method that returns a hypothesis takes the id of its cause, and the
+    A hypothesis may reuse intermediate results of the correct computation that its defect cannot
+    affect. Each method that returns a hypothesis takes the id of its cause, and `about`, the
     arguments of the phrase with that id.
 
     Attributes:
@@ -113,7 +119,10 @@ class Maker:
     def asked(
         self, cause: str, about: About = NO_MORE, /, *, in_parts: bool = True, **changes: Any
     ) -> Hypothesis:
-        """Return the hypothesis that the answer is right for the problem with these changes."""
+        """Return the hypothesis that the answer is right for the problem with these fields changed.
+
+        `in_parts` says whether the defect may also be confined to some heads or rows.
+        """
 
         def make() -> Stages:
             problem = self.problem.replace(**changes)
@@ -125,7 +134,7 @@ class Maker:
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
     def weighed(self, cause: str, about: About = NO_MORE, /, **weights: Any) -> Hypothesis:
-        """Return the hypothesis that the answer is right for other projection weights."""
+        """Return the hypothesis that the answer is right if these weights replace the problem's."""
         phrase = Phrase(cause, dict(about))
         return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
 
@@ -139,7 +148,11 @@ class Maker:
         breaks: bool = False,
         **stages: Change,
     ) -> Hypothesis:
-        """Return the hypothesis that some stages are computed differently."""
+        """Return the hypothesis that some stages are computed differently.
+
+        `stages` holds the replacements by the name of the stage; `in_parts` and `breaks` are as in
+        `Hypothesis`.
+        """
 
         def make() -> Stages:
             found = Stages(self.problem, **stages)
@@ -154,7 +167,8 @@ class Maker:
     def masked(self, cause: str, allowed: BoolArray, about: About = NO_MORE) -> Hypothesis:
         """Return the hypothesis that `allowed` replaces the mask and all rules that block keys.
 
-        The positions of tokens stay the same.
+        `allowed` is True where a query may attend to a key. Features that use the positions of
+        tokens keep the positions of the problem.
         """
         problem = self.problem
         rest: dict[str, Any] = {}
@@ -165,7 +179,10 @@ class Maker:
         return self.asked(cause, about, mask=allowed, causal=None, **rest)
 
     def share(self, found: Stages, *more: str) -> None:
-        """Copy correct results to `found`: projections, scores, repeated values, and `more`."""
+        """Copy correct results to `found`: projections, scores, repeated values, and `more`.
+
+        `more` holds the names of further attributes of `Stages`.
+        """
         for name in ("plain", "projected", "scores", "values", *more):
             found.__dict__[name] = getattr(self.right, name)
 
@@ -208,10 +225,10 @@ class Best:
         return not self.wanted or cause.id == self.wanted
 
     def add(self, misfit: float, cause: Phrase) -> bool:
-        """Add a hypothesis that explains the answer, and return whether it is accepted.
+        """Add the cause of a hypothesis that explains the answer if it is accepted; return whether.
 
         Args:
-            misfit: the rms error that remains if the hypothesis is true.
+            misfit: the error that the hypothesis leaves, as an rms; 0 if it is not measured.
             cause: the cause; an empty phrase is never accepted.
         """
         accepted = bool(cause) and self.tries(cause) and self.accepts(cause)
@@ -246,7 +263,10 @@ class Evidence:
 
     @cached_property
     def wrong(self) -> BoolArray:
-        """A mask of the elements whose error exceeds the limit."""
+        """True for each element that is NaN or whose error exceeds `LIMIT` times its noise.
+
+        Errors of at most `underflow` do not count.
+        """
         off: BoolArray = np.abs(ratios(self.got, self.want, self.noise, self.underflow)) > LIMIT
         return off
 
@@ -260,20 +280,21 @@ class Evidence:
         return _rms(self.noise)
 
     def gain(self, found: Array) -> float:
-        """Return the rms of `found` divided by that of the expected array, but at least 1.
+        """Return the rms of the finite elements of `found` divided by that of the expected array.
 
-        The result is also 1 if the expected array is only rounding noise, such as the gradient of
-        a key bias.
+        The result is at least 1. It is always 1 if the expected array is hardly more than rounding
+        noise, such as the gradient of a key bias.
         """
         if self._size <= 10 * self.spread:
             return 1.0
         return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
 
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
-        """Return a mask of the elements at which the answer equals the prediction up to noise.
+        """Return a mask, True where the answer equals the prediction `found` up to noise.
 
-        The prediction has noise, too. It is larger by the factor `gain` if the prediction, or an
-        array from which it is computed, is larger than the expected one by that factor.
+        The tolerance includes the noise of the prediction. This is `gain` times as large as that of
+        the expected array, or more if the prediction itself is larger than the expected array by a
+        greater factor.
         """
         gain = max(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
@@ -283,15 +304,16 @@ class Evidence:
         return near
 
     def misfit(self, found: Array) -> float:
-        """Return the rms of the finite differences between the answer and the prediction."""
+        """Return the rms difference between the answer and the prediction where both are finite."""
         return _rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
 
     def explained(self, found: Array, gain: float = 1.0) -> bool:
-        """Return whether the prediction `found` explains every element of the answer.
+        """Return whether the prediction `found` fits the whole returned array.
 
-        Where the prediction is NaN, any answer fits. Where it is ±∞, the row of the answer must be
-        clearly wrong; where it is −∞, the element must also be NaN. There must be finite
-        predictions, and the answer must be near all of them.
+        Arrays of different shapes do not fit. Where the prediction is NaN, any element fits. Where
+        it is ±∞, the row of the returned array must be clearly wrong; where it is −∞, the element
+        must also be NaN. There must be finite predictions, and the returned array must be near all
+        of them, as `near` decides with `gain`.
 
         Some wrong element must have a prediction other than NaN, unless there are rows that are
         predicted to be NaN throughout, and each of these contains a wrong element. If a wrong
@@ -325,5 +347,5 @@ class Evidence:
 
 
 def _rms(values: Array) -> float:
-    """Return the root mean square; 0 for an empty array."""
+    """Return the root mean square of the values; 0 for an empty array."""
     return float(np.sqrt(np.mean(values**2))) if values.size else 0.0

@@ -25,10 +25,10 @@ from conformance.records.findings import LIMIT, NOTHING, Finding, Phrase
 from conformance.requirements.examination import NO_ANSWER, Examination
 
 MOST = 3
-"""The most indices to list one by one."""
+"""The largest number of indices that are listed one by one."""
 
 CLEAR = 0.05
-"""How far a head's least-squares share of a defect may be from 0 or 1."""
+"""The largest distance from 0 or 1 of the share of a defect that least squares give each head."""
 
 MadeBy = Literal["", "kernel", "projections"]
 
@@ -45,10 +45,11 @@ COMPARED = frozenset(
 
 
 def located(array: str, wrong: BoolArray) -> Phrase:
-    """Return at which indices of which axes an array is wrong.
+    """Return a phrase that names, axis by axis, the indices at which an array is wrong.
 
-    The result is an empty phrase if it is wrong everywhere or nowhere, or if no short phrase says
-    where.
+    `array` is the name of the array, and `wrong` is True at its wrong elements. The result is an
+    empty phrase if all or no elements are wrong, if the names of the axes are unknown, or if no
+    short phrase describes the indices.
     """
     names = text.axes(array, wrong.ndim)
     if not names or wrong.all() or not wrong.any():
@@ -88,9 +89,10 @@ def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
 
 
 def rows(problem: Problem, wrong: BoolArray) -> Phrase:
-    """Return whether the wrong rows `[batch query]` are those with, or those without, blocked keys.
+    """Return a phrase that says whether the wrong rows are those with, or without, blocked keys.
 
-    The result is an empty phrase if neither is true.
+    `wrong` is `[batch query]`, True for wrong rows. A key counts as blocked if it is blocked in any
+    head. The result is an empty phrase if neither is true, or if all or no rows are wrong.
     """
     allowed = problem.allowed_in_full()
     blocked = (~allowed).any(axis=(1, 3))
@@ -105,9 +107,10 @@ def rows(problem: Problem, wrong: BoolArray) -> Phrase:
 def partial(
     maker: Maker, evidence: Evidence, computed: Sequence[tuple[Phrase, Stages]]
 ) -> Iterator[Phrase]:
-    """Yield the causes in `computed` that explain the output if only a part has the defect.
+    """Yield the causes that explain the output if only some rows or some heads have the defect.
 
-    The part consists of some rows or heads; each cause names it.
+    `computed` holds the causes to try, each with the computation that has the defect everywhere.
+    Each cause that is yielded has an argument "part", which names the rows or heads.
     """
     wrong = np.asarray(evidence.wrong.any(axis=-1))
     # In right rows, the defect is absent or has no effect.
@@ -126,7 +129,10 @@ def partial(
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
-    """Return which heads have the defect, or an empty phrase unless some, but not all, have it."""
+    """Return a phrase that names the heads with the defect of `stages`, or an empty phrase.
+
+    It is empty unless the output is explained by the defect in some heads, but not in all.
+    """
     right, count = maker.right, maker.problem.shape.heads
     if count < 2 or stages.context.shape != right.context.shape:
         return NOTHING
@@ -153,8 +159,10 @@ def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
 def responsible(finding: Finding, ex: Examination) -> MadeBy:
     """Return which part causes a deviation: "kernel", "projections", or "" if that is unknown.
 
-    It is the kernel if its answer still deviates when it gets heads that the reference projected,
-    rounded to the dtype. It may be the projections if the suite supplies them.
+    The kernel is the function without projections. It is responsible if its answer also deviates
+    when it gets heads that the reference projected, rounded to the dtype. The projections are
+    responsible if they deviate, and the answer of the kernel does not. The result is "" if the
+    suite does not supply the projections, or if the kernel alone gives no answer.
     """
     if not ex.adapter.projections_supplied:
         return ""
@@ -182,7 +190,7 @@ def responsible(finding: Finding, ex: Examination) -> MadeBy:
 def _projections_deviate(ex: Examination) -> bool:
     """Return whether the projections in the implementation's framework deviate (cached).
 
-    The result is False if they cannot be read.
+    The result is False if the projections cannot be read.
     """
     adapter, problem = ex.adapter, ex.problem
     if not isinstance(adapter, Function) or ex.mode.name in adapter.bias_modes:
@@ -214,7 +222,10 @@ def _projections_deviate(ex: Examination) -> bool:
 
 
 def _projected(adapter: Function, problem: Problem, call: Call, name: str) -> Array:
-    """Return the projected heads of one input as the function receives them, in its layout."""
+    """Return the projected heads of an input as the function receives them, in its own layout.
+
+    `name` is the input: "query", "key" or "value".
+    """
     probe = copy.copy(adapter)
     place = ("query", "key", "value").index(name)
 

@@ -23,16 +23,16 @@ from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, Array, Bool
 from conformance.records.findings import NOTHING, Phrase
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
-"""Finite numbers that programs use in place of infinity."""
+"""Sizes of the finite numbers that programs use in place of −∞ to block keys."""
 
 UNDERFLOWS = 80.0
-"""The x beyond which exp(−x) is negligible in float32."""
+"""The number x beyond which exp(−x) is negligible in float32."""
 
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 TILES = (2, 4, 8, 16, 32, 64, 128)
 
 LEAST = 1e-4
-"""The least difference from 1 of a factor that is reported."""
+"""A factor is reported only if it differs from 1 by more than this number."""
 
 GRID = np.linspace(-4, 4, 33)
 """The binary logarithms of the factors that are tried before the best one is refined."""
@@ -78,7 +78,7 @@ def _whole(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _applied(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which the right mask does something other than blocking."""
+    """Yield hypotheses in which the right mask is applied wrongly, such as after the softmax."""
     right, allowed = maker.right, maker.right.allowed
     partly = partial(maker.staged, in_parts=True)
 
@@ -103,7 +103,7 @@ def _applied(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _axes(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which axes of the mask are exchanged, reversed or not distinguished."""
+    """Yield hypotheses in which axes of the mask are exchanged, reversed, misread or ignored."""
     problem, shape, full = maker.problem, maker.problem.shape, maker.right.allowed
     batch, heads, *matrix = full.shape
     yield maker.masked("mask.of-first-batch-entry", full[:1])
@@ -155,7 +155,11 @@ def _edges(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _without_edge(allowed: BoolArray, last: bool) -> BoolArray:
-    """Return the mask without each query's first or last key, unless it is the only one."""
+    """Return the mask without the first or, if `last`, the last key that each query attends to.
+
+    `allowed` and the result are True where a query may attend to a key. If a query attends to only
+    one key, this key is kept.
+    """
     turned = allowed[..., ::-1] if last else allowed
     edge = (np.cumsum(turned, axis=-1) == 1) & turned
     kept: BoolArray = turned & ~(edge & (turned.sum(axis=-1, keepdims=True) > 1))
@@ -250,10 +254,10 @@ def _scale(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
-    """Add a cause to `best` if the output is a multiple of the expected one.
+    """Add causes to `best` if the output is a multiple of the expected output, up to noise.
 
-    It may be a multiple with or without the output bias. Nothing is added if the factor is nearly 0
-    or 1, or if the output is not finite.
+    Outputs are compared as they are, and after the output bias is subtracted from both. Nothing is
+    added if the factor is nearly 0 or 1, or if the output is not finite.
     """
     if not np.isfinite(evidence.got).all():
         return
@@ -270,7 +274,10 @@ def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
 
 
 def factor_of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield causes that state by which factor the scale, or the additive bias, is wrong."""
+    """Yield causes that state by which factor the scale, or the additive bias, is wrong.
+
+    A cause is yielded only if its factor explains the output and is not nearly 1.
+    """
     if not np.isfinite(evidence.got).all():
         return
     problem = maker.problem
@@ -300,7 +307,11 @@ def best_factor(got: Array, want: Array) -> float:
 
 
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
-    """Return the factor in 1/16 to 16 whose predicted answer fits best, or None if that is NaN."""
+    """Return the factor between 1/16 and 16 for which the predicted answer fits best.
+
+    A grid is searched, and the best factor of the grid is refined. `answer` returns the prediction
+    for a factor. The result is None if the misfit is NaN for some factor of the grid.
+    """
 
     def misfit(exponent: float) -> float:
         found = answer(2.0**exponent)
@@ -329,8 +340,14 @@ def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | Non
 def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> Phrase:
     """Return how blocked logits were changed, judged by returned weights that should be zero.
 
-    A weight is exp(logit − c), and c follows from the weights of the row's allowed keys. The result
-    is an empty phrase unless all blocked logits were lowered by, or set to, the same number.
+    A weight is exp(logit − c), and c follows from the weights of the row's allowed keys. Only
+    blocked keys with a positive weight are judged. The result is an empty phrase unless all their
+    logits were lowered by, or set to, nearly the same number.
+
+    Args:
+        logits: the right logits before masking, `[batch heads query key]`.
+        weights: the returned weights, of the same shape.
+        allowed: the mask, True where a query may attend to a key.
     """
     seen = np.log(weights)
     visible = allowed & (weights > 0)

@@ -1,4 +1,4 @@
-"""Known defects in precision: a rounded intermediate result, or an array that is less accurate."""
+"""Known defects in precision: rounded intermediate results, and arrays that are too inaccurate."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from conformance.records.findings import LIMIT, NOTHING, Phrase, ratios
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5
-"""The share of all elements whose errors exceed 2σ if rounding is the cause.
+"""The least share of all elements whose errors must exceed 2σ if rounding is the cause.
 
-In seven of eight rows, it is at least half of this."""
+In at least seven of eight rows, the share within the row must be at least half of this.
+"""
 
 LEAST = 0.02
-"""The least rms(error / σ), with σ of the narrower dtype, if rounding is the cause."""
+"""The least rms(error / σ), with σ scaled to the narrower dtype, if rounding is the cause."""
 
 CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16"}
-"""The cause that an array is only as accurate as a dtype, by the dtype's significand bits."""
+"""Ids of the causes that an array is only as accurate as a dtype.
+
+The keys are the numbers of significand bits of these dtypes.
+"""
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which one kind of intermediate result, or all factors, are rounded.
+    """Yield hypotheses in which intermediate results are rounded to a narrower format.
 
-    In the last hypothesis about each format, all biases are rounded, too.
+    In each hypothesis, one kind of intermediate result or all factors of products are rounded. In
+    the last hypothesis about a format, all factors and all biases are rounded.
     """
     problem, own = maker.problem, maker.problem.format.significand_bits
     if problem.dtype == "float16":
@@ -77,9 +82,9 @@ ALIKE = 0.7
 """The correlation above which the errors of two nearly equal problems are not rounding errors."""
 
 Again = Callable[[int], Mapping[str, Array]]
-"""A function of `bits` that returns the errors, by array, if inputs are perturbed.
+"""A function of `bits` that returns the errors of the answer to perturbed inputs, by array name.
 
-The relative perturbation is about 32 times 2^-bits, but at most 2^-5.
+The relative perturbation has a standard deviation of 32 times 2^-bits, but at most 2^-5.
 """
 
 
@@ -92,16 +97,18 @@ def coarse(
 ) -> Phrase:
     """Return the cause that an array is only as accurate as a narrower dtype, or an empty phrase.
 
-    The error must be finite, occur in most rows, and be as large as rounding in that dtype. It must
-    also change with tiny changes of the inputs: an error that does not change is a systematic
-    mistake, however small. Arrays with fewer than two axes or 16 elements are not judged.
+    The error must be finite, occur in most rows, and be as large as rounding in the narrower dtype.
+    It must also change with tiny changes of the inputs: an error that does not change is a
+    systematic mistake, however small. Elements without noise must be exact. For arrays with fewer
+    than two axes or fewer than 16 elements, the result is an empty phrase.
 
     Args:
         name: the name of the array.
         evidence: the array that was returned, and the expected one.
         dtype: the dtype of the problem.
         again: a function that returns the errors, by array, for perturbed inputs.
-        certain: a mask of rows that may be exact, over all axes but the last; None for none.
+        certain: a mask over all axes but the last, True for rows that may be exact and do not
+            count when rows with errors are counted; None if there are no such rows.
     """
     own = DTYPES[dtype].significand_bits
     got, want = evidence.got, evidence.want

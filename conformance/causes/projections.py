@@ -1,4 +1,4 @@
-"""Known defects in the projections: weights, biases, heads, and their inputs."""
+"""Known defects in the projections: their weights, biases, heads and inputs."""
 
 from __future__ import annotations
 
@@ -110,13 +110,19 @@ def _transposed(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _interleaved(array: Array) -> Array:
-    """Return the array with `(heads head)` misread as `(head heads)` on the last two axes."""
+    """Return the array with its last two axes, `[heads head]`, misread as if they were exchanged.
+
+    Element [h, d] of the result is element d · heads + h of the two axes, flattened.
+    """
     *leading, heads, size = array.shape
     return array.reshape(*leading, size, heads).swapaxes(-1, -2)
 
 
 def _other_way(array: Array) -> Array:
-    """Return the array with `(head heads)` misread as `(heads head)` on the last two axes."""
+    """Return the array with its last two axes, `[heads head]`, misread inversely to `_interleaved`.
+
+    Element d · heads + h of the two axes of the result, flattened, is element [h, d] of the array.
+    """
     return array.swapaxes(-1, -2).reshape(array.shape)
 
 

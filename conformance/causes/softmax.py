@@ -16,7 +16,7 @@ from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.records.findings import NOTHING, Phrase
 
 MOST_TILES = 12
-"""The most tiles of keys to test one by one; each test computes the attention once."""
+"""The largest number of tiles that are tested one by one; each test computes attention once."""
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -40,7 +40,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def over(axis: int | tuple[int, ...], empty: float) -> Change:
-    """Return a softmax over one or more axes; `empty` is the weight where everything is blocked."""
+    """Return a softmax over one or more axes.
+
+    `empty` is the weight wherever everything along these axes is blocked.
+    """
 
     def softmax(a: Stages, logits: Array) -> Array:
         powers = np.exp(logits - _peak(logits, axis))
@@ -51,7 +54,7 @@ def over(axis: int | tuple[int, ...], empty: float) -> Change:
 
 
 def _peak(logits: Array, axis: int | tuple[int, ...] = -1) -> Array:
-    """Return the maximum along the axis, or 0 where everything is blocked."""
+    """Return the maximum along the axes, kept with size 1; 0 where the maximum is not finite."""
     peak = logits.max(axis=axis, keepdims=True)
     return np.where(np.isfinite(peak), peak, 0.0)
 
@@ -96,7 +99,10 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of all tiles but the first, for each large size that gives few tiles."""
+    """Yield the first index and the end of each tile of keys, except of the first tile.
+
+    All large sizes in `TILES` are used for which there are at least two, but not too many, tiles.
+    """
     for size in TILES[3:]:
         if size < keys <= MOST_TILES * size:
             for first in range(size, keys, size):
@@ -108,7 +114,10 @@ def _from(first: int, count: int) -> Phrase:
 
 
 def _powers(change: Callable[..., Array], plus: float = 0.0) -> Change:
-    """Return a softmax with `change` in place of exp, and with `plus` added to the normaliser."""
+    """Return a softmax with the function `change` in place of exp.
+
+    `plus` is added to the normaliser.
+    """
 
     def softmax(a: Stages, logits: Array) -> Array:
         powers = change(logits - _peak(logits))
@@ -162,7 +171,10 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses with a wrong maximum; infinite weights mark the rows that become wrong."""
+    """Yield hypotheses in which the softmax subtracts another number than the maximum of the row.
+
+    Infinite weights mark the rows that become wrong. Nothing is yielded if all logits are small.
+    """
     shown, logits = maker.right.shown, maker.right.logits
     if np.abs(shown).max() < 10:
         return
@@ -187,6 +199,8 @@ def _range(peak: Any) -> Change:
     """Return a softmax that subtracts `peak`, and overflows or underflows as implementations do.
 
     Numbers have the range of float64 if that is the problem's dtype, and otherwise of float32.
+    Weights are infinite in rows that become wrong, NaN in rows that cannot be predicted, and 0 for
+    fully masked queries.
     """
 
     def softmax(a: Stages, logits: Array) -> Array:
@@ -228,10 +242,13 @@ def _quotient(powers: Array, summed: Array) -> Array:
 
 
 def _rescaled(size: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes over tiles that rescale sums wrongly as the maximum grows."""
+    """Return, by cause, softmaxes over tiles of `size` keys that rescale sums wrongly.
+
+    Sums over earlier tiles have to be rescaled whenever a later tile has a larger logit.
+    """
 
     def running(logits: Array) -> Array:
-        """Return the running maximum after the tile of each key."""
+        """Return the running maximum after the tile of each key, or 0 if it is not finite."""
         tiles = np.maximum.reduceat(logits, np.arange(0, logits.shape[-1], size), axis=-1)
         highest = np.repeat(np.maximum.accumulate(tiles, axis=-1), size, axis=-1)
         highest = highest[..., : logits.shape[-1]]
@@ -254,10 +271,10 @@ def _rescaled(size: int) -> dict[str, Change]:
 
 
 def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes that rescale sums after all tiles of keys but `first:end`."""
+    """Return, by cause, softmaxes that fail to rescale sums at one tile of keys, `first:end`."""
 
     def earlier(logits: Array) -> Array:
-        """Return the exponentials, with those of keys before the tile not rescaled."""
+        """Return the exponentials, without the rescaling at the tile for keys before it."""
         before, after = _peak(logits[..., :first]), _peak(logits[..., :end])
         powers = _exponentials(logits)
         powers[..., :first] *= np.exp(np.maximum(after - before, 0.0))
@@ -274,9 +291,10 @@ def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
 
 
 def returned(maker: Maker, evidence: Evidence, again: Again, best: Best) -> None:
-    """Add the causes of wrong returned weights to `best`, given that the output is right.
+    """Add causes that explain wrong returned weights to `best`, given that the output is right.
 
-    Weights that are averaged over heads are not examined.
+    Weights that are averaged over heads are not examined. `again` returns the errors for perturbed
+    inputs, as for `precision.coarse`.
     """
     if evidence.got.ndim != 4:
         return
@@ -337,7 +355,11 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Return a cause if all wrong weights became 0, and so did all weights smaller than these."""
+    """Return a cause if all wrong weights, and all weights smaller than the largest of them, are 0.
+
+    Otherwise, the result is an empty phrase. `right` holds the right weights, by which sizes are
+    compared.
+    """
     dropped = evidence.wrong & (evidence.got == 0)
     if not dropped.any() or (evidence.wrong & ~dropped).any():
         return NOTHING

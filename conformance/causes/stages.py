@@ -5,7 +5,8 @@ differently: softmax over another axis, heads merged in another order, a gradien
 The stages here compute the definition of `conformance.definition.problem`, with one stage for each
 such step. They are used only to explain deviations; no verdict depends on them.
 
-Axes: b batch, q query, k key, h heads, d head, e width; projected heads are `[b h length d]`.
+Axes: b batch, q query, k key, h heads, d head or value_head, e width; projected heads are
+`[b h length d]`.
 """
 
 from __future__ import annotations
@@ -71,22 +72,22 @@ class Stages:
 
     @cached_property
     def values(self) -> Array:
-        """The projected values of all heads, `[b h k d]`."""
+        """The projected values, repeated so that each query head has its own, `[b h k d]`."""
         return self.repeat(self.projected["value"], "value")
 
     @cached_property
     def context(self) -> Array:
-        """The context, `[b h q d]`."""
+        """The context: the sums of the values times the weights, `[b h q d]`."""
         return self.held("context", self.mix(self.weights, self.values))
 
     @cached_property
     def output(self) -> Array:
         """The output, `[b q e]`.
 
-        A row is NaN, which predicts nothing, if its query is fully masked in all heads. It is +∞ if
-        one of its weights is infinite, which predicts that the row is wrong in some way. Otherwise,
-        it is −∞ if its context contains −∞, which predicts NaN because memory that holds no token
-        is read.
+        Some rows hold one of three marks instead of numbers. A row is +∞ if one of its weights is
+        infinite, which predicts that the row is wrong in some way. Otherwise, it is −∞ if its
+        context contains −∞, which predicts NaN because memory that holds no token is read.
+        Otherwise, it is NaN, which predicts nothing, if its query is fully masked in all heads.
         """
         found = self.finished(np.where(np.isinf(self.context), 0.0, self.context))
         lost = np.asarray(np.isneginf(self.context).any(axis=(1, 3)))
@@ -104,11 +105,14 @@ class Stages:
         return np.where(empty[..., None], np.nan, output)
 
     def held(self, what: str, values: Array) -> Array:
-        """Return an intermediate result as it is stored; `what` is one of `precision.STAGES`."""
+        """Return an intermediate result unchanged; replacements of this stage round the values.
+
+        `what` names the intermediate result, as in `precision.STAGES`.
+        """
         return values
 
     def product(self, axes: str, left: Array, right: Array) -> Array:
-        """Return the einsum of two arrays, with the subscripts `axes`."""
+        """Return the einsum of two arrays, with subscripts `axes` such as "bhqk,bhkd->bhqd"."""
         return np.einsum(axes, left, right)
 
     def input(self, name: str) -> Array:
@@ -121,11 +125,11 @@ class Stages:
         return self.held("projections", self.split(self.project(name, self.input(name)), name))
 
     def project(self, name: str, values: Array) -> Array:
-        """Return the projection of an input, `[b length h d]`."""
+        """Return the projection of an input, including its bias, `[b length h d]`."""
         return self.shifted(name, self.product("ble,ehd->blhd", values, self.own[name]))
 
     def shifted(self, name: str, projected: Array) -> Array:
-        """Return a projection with its bias added."""
+        """Return a projection with its bias added, if the layer has biases."""
         bias = self.own.get(f"{name}_bias")
         return projected if bias is None else projected + bias
 
@@ -156,12 +160,12 @@ class Stages:
         return self.biased(self.sloped(self.capped(logits)))
 
     def capped(self, logits: Array) -> Array:
-        """Return the logits after the soft cap."""
+        """Return the logits after the soft cap, if there is one."""
         cap = self.problem.soft_cap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
     def sloped(self, logits: Array) -> Array:
-        """Return the logits minus the slopes times the distances."""
+        """Return the logits minus slope times absolute distance (ALiBi), if there are slopes."""
         slopes = self.problem.slopes
         return logits if slopes is None else logits - slopes[:, None, None] * self.far()
 
@@ -170,17 +174,17 @@ class Stages:
         return np.abs(self.distances()).astype(np.float64)
 
     def distances(self) -> Array:
-        """Return the positions of keys relative to those of queries, `[b 1 q k]`."""
+        """Return the position of each key minus that of each query, `[b 1 q k]`."""
         distances = self.positions("key")[:, None] - self.positions("query")[:, :, None]
         return distances[:, None].astype(np.float64)
 
     def positions(self, side: str) -> IntArray:
-        """Return the positions of queries or keys, `[b length]`."""
+        """Return the positions of queries if `side` is "query", else of keys, `[b length]`."""
         problem = self.problem
         return problem.position_of_queries if side == "query" else problem.position_of_keys
 
     def prepared(self, side: str, heads: Array) -> Array:
-        """Return query or key heads after the norm and the rotary embedding."""
+        """Return query or key heads after the norm and rotary embedding, if there are any."""
         return self.rotated(side, self.normed(side, heads))
 
     def prepared_values(self, heads: Array) -> Array:
@@ -198,7 +202,7 @@ class Stages:
         return np.sqrt((heads**2).mean(axis=-1, keepdims=True) + self.problem.norm.epsilon)
 
     def normed(self, side: str, heads: Array) -> Array:
-        """Return heads divided by their root mean square and multiplied by the norm's weight."""
+        """Return heads divided by their `root` and times the norm's weight, if there is a norm."""
         gain = self.gain(side)
         return heads if gain is None else heads / self.root(heads) * gain
 
@@ -218,7 +222,10 @@ class Stages:
         return positions[:, None, :, None] * self.frequencies()
 
     def turned(self, heads: Array, angles: Array) -> Array:
-        """Return heads with each pair of components rotated by its angle."""
+        """Return heads with each pair of components rotated by its angle.
+
+        Components beyond the size of the rotary embedding are not rotated.
+        """
         rotary = self.problem.rotary
         assert rotary is not None
         size, turned = rotary.size, heads.copy()
@@ -231,7 +238,7 @@ class Stages:
         return turned
 
     def biased(self, logits: Array) -> Array:
-        """Return the logits plus the additive bias."""
+        """Return the logits plus the additive bias, if there is one."""
         bias = self.problem.attn_bias
         return logits if bias is None else logits + self.held("bias", bias)
 
@@ -241,11 +248,14 @@ class Stages:
         return self.problem.allowed_in_full()
 
     def hide(self, logits: Array) -> Array:
-        """Return the logits with -inf where they are blocked."""
+        """Return the logits with -inf where keys are blocked."""
         return np.where(self.allowed, logits, -np.inf)
 
     def softmax(self, logits: Array) -> Array:
-        """Return the softmax over the keys and the sink; 0 for fully masked queries."""
+        """Return the weights of the keys: the softmax over the keys and, if there is one, the sink.
+
+        The weight of the sink is not included. The weights are 0 for fully masked queries.
+        """
         powers, sink = self.powers(logits)
         total = powers.sum(axis=-1, keepdims=True) + sink
         return powers / np.where(total > 0, total, 1.0)
@@ -253,7 +263,7 @@ class Stages:
     def powers(self, logits: Array) -> tuple[Array, Array]:
         """Return the exponentials of the logits, and what the sinks add to their sum.
 
-        Both are relative to the largest logit of each row, sinks included.
+        Both are divided by the exponential of the largest logit of each row, sinks included.
         """
         peak, sinks = logits.max(axis=-1, keepdims=True), self.sinks()
         peak = peak if sinks is None else np.maximum(peak, sinks)
@@ -263,18 +273,18 @@ class Stages:
     def of_sinks(self, peak: Array) -> Array:
         """Return what the sinks add to the normalising sum of each row, `[b h q 1]`.
 
-        The sum is relative to the exponential of `peak`.
+        This is the exponential of the sink divided by that of `peak`, or 0 without sinks.
         """
         sinks = self.sinks()
         return np.zeros_like(peak) if sinks is None else np.exp(sinks - peak)
 
     def sinks(self) -> Array | None:
-        """Return the logits of the sinks, `[1 h 1 1]`, or None."""
+        """Return the logits of the sinks, `[1 h 1 1]`, or None without sinks."""
         sinks = self.problem.sinks
         return None if sinks is None else sinks[None, :, None, None]
 
     def mix(self, weights: Array, values: Array) -> Array:
-        """Return the context `[b h q d]`: the weights times the values."""
+        """Return the context `[b h q d]`: the sums over keys of the weights times the values."""
         return self.product("bhqk,bhkd->bhqd", weights, values)
 
     def merge(self, context: Array) -> Array:
@@ -282,7 +292,7 @@ class Stages:
         return context.transpose(0, 2, 1, 3)
 
     def finish(self, merged: Array) -> Array:
-        """Return the output projection `[b q e]` of the merged heads."""
+        """Return the output projection `[b q e]` of the merged heads, including its bias."""
         output = self.product("bqhd,hde->bqe", merged, self.own["output"])
         bias = self.own.get("output_bias")
         return output if bias is None else output + bias
@@ -291,7 +301,7 @@ class Stages:
 
     @cached_property
     def gradients(self) -> dict[str, Array]:
-        """The gradients of inputs and parameters, by their canonical names, as in an answer."""
+        """The gradients of inputs, parameters and features, by canonical name, as in an answer."""
         found: dict[str, Array] = {}
         above = self.received()
         found["weights.output"] = np.einsum("bhqd,bqe->hde", self.context, above)
@@ -325,7 +335,7 @@ class Stages:
         return self.problem.cotangent
 
     def weights_again(self) -> Array:
-        """Return the weights `[b h q k]` that the backward pass uses."""
+        """Return the weights `[b h q k]` that the backward pass uses: those of the forward pass."""
         return self.weights
 
     def d_softmax(self, weights: Array, d_weights: Array) -> Array:
@@ -337,7 +347,10 @@ class Stages:
         return (weights * d_weights).sum(axis=-1, keepdims=True)
 
     def d_bias(self, d_logits: Array, shape: tuple[int, ...]) -> Array:
-        """Return the gradient of the bias, summed over the axes along which it was broadcast."""
+        """Return the gradient of the additive bias, which has the given shape.
+
+        It is summed over the axes along which the bias was broadcast.
+        """
         axes = tuple(axis for axis, size in enumerate(shape) if size != d_logits.shape[axis])
         return d_logits.sum(axis=axes, keepdims=True)
 
@@ -346,22 +359,22 @@ class Stages:
         return -(self.share_of_sinks() * row).sum(axis=(0, 2, 3))
 
     def share_of_sinks(self) -> Array:
-        """Return the weight of the sink of each query, `[b h q 1]`."""
+        """Return the weight that the sink takes for each query, `[b h q 1]`; 0 without sinks."""
         powers, sink = self.powers(self.logits)
         total = powers.sum(axis=-1, keepdims=True) + sink
         return sink / np.where(total > 0, total, 1.0)
 
     def d_capped(self, d_logits: Array) -> Array:
-        """Return the gradient of the logits before the soft cap."""
+        """Return the gradient of the logits before the soft cap, given that after it."""
         cap = self.problem.soft_cap
         return d_logits if cap is None else d_logits * self.slope_of_cap(cap)
 
     def slope_of_cap(self, cap: float) -> Array:
-        """Return the derivative of the capped logits with respect to the logits."""
+        """Return the derivative of the capped logits with respect to those before the cap."""
         return 1.0 - np.tanh(self.scaled(self.scores) / cap) ** 2
 
     def d_prepared(self, side: str, gradient: Array, found: dict[str, Array]) -> Array:
-        """Return the gradient of heads before the norm and the rotation.
+        """Return the gradient of heads before the norm and the rotation, given that after both.
 
         If there is a norm, add the gradient of its weight to `found`.
         """
@@ -373,31 +386,31 @@ class Stages:
         return self.d_normed(side, gradient)
 
     def d_rotated(self, side: str, gradient: Array) -> Array:
-        """Return the gradient of heads before they were rotated."""
+        """Return the gradient of heads before the rotation, given that after it."""
         return self.turned(gradient, -self.angles(self.positions(side)))
 
     def d_gain(self, side: str, gradient: Array) -> Array:
-        """Return the gradient of the weight of a norm."""
+        """Return the gradient of the weight of a norm `[d]`, given that of the normed heads."""
         heads = self.plain[side]
         return (gradient * heads / self.root(heads)).sum(axis=(0, 1, 2))
 
     def d_normed(self, side: str, gradient: Array) -> Array:
-        """Return the gradient of heads before the norm."""
+        """Return the gradient of heads before the norm, given that after it."""
         gain = self.gain(side)
         heads, scaled = self.plain[side], gradient if gain is None else gradient * gain
         root = self.root(heads)
         return scaled / root - heads * self.d_root(heads, scaled) / root**3
 
     def d_root(self, heads: Array, scaled: Array) -> Array:
-        """Return the mean of heads times gradients, a term in the derivative of the root."""
+        """Return the mean over components of heads times gradients, for the root's derivative."""
         return (heads * scaled).mean(axis=-1, keepdims=True)
 
     def d_scaled(self, d_logits: Array) -> Array:
-        """Return the gradient of the scores, given that of the logits."""
+        """Return the gradient of the scores before scaling, given that of the scaled scores."""
         return d_logits * self.problem.logit_scale
 
     def d_score(self, d_scores: Array, found: dict[str, Array]) -> tuple[Array, Array]:
-        """Return the gradients of query heads and of the repeated key heads.
+        """Return the gradients of the query heads and of the repeated key heads, `[b h length d]`.
 
         For the additive score, add the gradient of the score weight to `found`.
         """

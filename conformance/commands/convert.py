@@ -57,9 +57,12 @@ class Converted(msgspec.Struct, frozen=True):
 
     Attributes:
         file: the path of the file that was written.
-        kv_heads: number of key/value heads; equal to the number of heads unless they are grouped.
-        build_with: the option with which to build the target so that it has no biases, or "" if
-            the weights have biases or the option is unknown.
+        source, target: the implementations as named by `--from` and `--to`.
+        heads: the number of query heads.
+        kv_heads: the number of key/value heads; `heads` unless several heads share one of them.
+        head_size: the size of query and key heads.
+        build_with: the argument that builds the target without biases, such as "use_bias=False";
+            "" if the weights have biases or no such argument is known.
     """
 
     file: str

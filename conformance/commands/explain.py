@@ -1,9 +1,9 @@
 """`mha-conformance explain`: explain what a case, a requirement or an experiment means.
 
-The output has prose and what each adapter declares and, for a case, its inputs and the derivation
-of the expected answer. What an adapter declares is not the library's documentation: the author of
-the adapter relied on the documentation and on observed behaviour. The suite does not rely on
-declarations, but compares them with experiments.
+The output has prose and, if adapters can declare something about a subject, their declarations. For
+a case, it has the inputs, the derivation of the expected answer and how adapters pass the masks.
+Declarations are not the library's documentation: the author of an adapter derived them from the
+documentation and from observed behaviour. Experiments check them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from conformance.requirements.requirement import Requirement
 
 MOST_DRAWN = 32
-"""Masks with more queries or keys than this are not drawn in a terminal."""
+"""Masks with more queries or keys than this are not drawn; only their size is printed."""
 
 MOST_PRINTED = 8
-"""If a name matches more than this, only ids and summaries are printed."""
+"""If a name matches more subjects than this, the text has only their ids and summaries."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -61,8 +61,8 @@ class Documented(msgspec.Struct, frozen=True):
     """What one or more adapters declare about a subject, or how they pass the masks of a case.
 
     Attributes:
-        implementations: the names of the adapters.
-        says: the declaration, or how the masks are passed, in a few words.
+        implementations: the names of the adapters, which all declare or do the same.
+        says: the declaration, or how the masks are passed or why they cannot be, in a few words.
         documentation: links to documentation, each with the names of the implementations that it
             documents.
     """
@@ -79,11 +79,12 @@ class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
         id: the value for `--case`.
         case: its description: prose, inputs and masks.
         defined: whether there is an agreed answer.
-        derivation: how the expected answer and the tolerance are derived.
+        derivation: the steps that lead from the formula to the tolerance; without an agreed
+            answer, the last step says so and there is no tolerance.
         idle: inputs that by definition do not affect the answer here, with the reason.
-        requirements: ids of the requirements that examine the case.
-        put: how each adapter passes the masks to its library, or why it cannot.
-        command: the command that runs the case.
+        requirements: ids of the requirements that are checked on the case.
+        put: how registered adapters pass the masks to their libraries, or why they cannot.
+        command: the command that runs the case, with NAME for the implementation.
     """
 
     id: str
@@ -101,8 +102,10 @@ class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="r
 
     Attributes:
         decided: how the requirement is checked.
-        cases: ids of the cases on which it is checked.
-        documented: what the adapters declare about its subject; [] if nothing can be declared.
+        cases: ids of the cases on which the requirement is checked.
+        documented: what registered adapters declare about the requirement's subject; [] if nothing
+            can be declared.
+        command: a command that checks the requirement, with NAME for the implementation.
     """
 
     id: str
@@ -120,8 +123,9 @@ class ExplainedExperiment(msgspec.Struct, frozen=True, tag_field="kind", tag="ex
 
     Attributes:
         done: how the experiment works.
-        documented: what the adapters declare about the experiment's question; [] if nothing can be
-            declared.
+        documented: what registered adapters declare about the experiment's question; [] if nothing
+            can be declared.
+        command: the command that runs the experiment, with NAME for the implementation.
     """
 
     id: str
@@ -144,12 +148,12 @@ class Explanation(msgspec.Struct, frozen=True):
 def explanation(name: str) -> Explanation:
     """Return explanations of the requirements, experiments and cases that a name matches.
 
-    The name is an id, the beginning of ids, or a glob pattern.
+    The name is an id, the beginning of ids, or a glob pattern, and is tried in this order.
 
     Raises:
         UnknownName: if nothing matches.
-        ConformanceError: if nothing matches, but the name is that of an implementation or looks
-            like its location.
+        ConformanceError: instead of `UnknownName`, if the name is that of an implementation or
+            looks like the location of one; the message suggests commands.
     """
     from conformance.cases.catalogue import catalogue
     from conformance.experiments import EXPERIMENTS
@@ -173,7 +177,7 @@ def explanation(name: str) -> Explanation:
 
 
 def _is_implementation(name: str) -> bool:
-    """Return whether this is an implementation's name or title, or looks like its location."""
+    """Return whether a name is an implementation's name or title, or looks like a location."""
     from conformance.adapter.loading import find
 
     with suppress(ConformanceError):
@@ -258,7 +262,10 @@ def _first_paragraph(documented: object) -> str:
 
 
 def _derivation(case: Case, problem: Problem) -> list[str]:
-    """Return the steps that lead from the formula to the tolerance, with this case's numbers."""
+    """Return the steps that lead from the formula to the tolerance, with this case's numbers.
+
+    If no definition settles the answer, the last step says so instead of giving a tolerance.
+    """
     import numpy as np
 
     from conformance.records.findings import LIMIT
@@ -288,7 +295,10 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
 
 
 def _noise(case: Case) -> dict[str, float]:
-    """Return the median σ of the output in float32 and in bfloat16, by the name of the dtype."""
+    """Return the median σ of the output by dtype, for float32 and bfloat16.
+
+    σ is that of the most accurate class of implementations.
+    """
     import numpy as np
 
     from conformance.definition.expectation import expect
@@ -301,7 +311,10 @@ def _noise(case: Case) -> dict[str, float]:
 
 
 def _put(adapter: Adapter, problem: Problem) -> str:
-    """Return how the adapter passes the masks of a problem, or why it cannot."""
+    """Return how the adapter passes the masks of a problem, or why it cannot.
+
+    The result is "as it is" if the adapter declares neither a mask argument nor a causal flag.
+    """
     try:
         adapter.check(problem)
         if not adapter.mask_arguments and adapter.causal_flag is None:
@@ -382,7 +395,10 @@ def _ask_it(console: Console, command: str) -> None:
 
 
 def _draw(console: Console, plane: Plane) -> None:
-    """Print a mask with a row per query and a column per key, or only its size if it is large."""
+    """Print a mask with a row per query and a column per key, # where a query may attend.
+
+    If there are more than `MOST_DRAWN` queries or keys, print only the size of the mask.
+    """
     where = plane.where or "every entry and head"
     size = f"{plural(plane.queries, 'query', 'queries')} × {plural(plane.keys, 'key')}"
     if max(plane.keys, plane.queries) > MOST_DRAWN:
@@ -405,7 +421,7 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
-    """Return the registered adapters grouped by the text that `says` returns for them."""
+    """Return the registered adapters that can be loaded, grouped by the text of `says` for each."""
     groups: dict[str, Documented] = {}
     for adapter in _adapters():
         text = says(adapter)
@@ -417,7 +433,10 @@ def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
 
 
 def _declared(id_: str) -> list[Documented]:
-    """Return what adapters declare about the subject of an id, or [] if nothing can be declared."""
+    """Return what registered adapters declare about the requirement or experiment with this id.
+
+    Return [] if nothing can be declared about the subject.
+    """
     says = next((says for says, beginnings in _SAYS.items() if id_.startswith(beginnings)), None)
     return _grouped(says) if says else []
 
@@ -427,7 +446,7 @@ _NUMBERS = {
     "attends, 0 or 1 only": "1 attends, 0 blocks, other numbers are undefined",
     "blocks, 0 or 1 only": "1 blocks, 0 attends, other numbers are undefined",
 }
-"""The texts for those values of `MaskArgument.number` that would be unclear after "a number"."""
+"""The texts for values of `MaskArgument.number` that would be unclear after "a number"."""
 
 
 def _masks(adapter: Adapter) -> str:
@@ -480,4 +499,4 @@ _SAYS: dict[Callable[[Adapter], str], tuple[str, ...]] = {
     lambda adapter: ", ".join(mode.name for mode in adapter.modes): ("modes.",),
     _dropout: ("dropout.", "probe/dropout"),
 }
-"""For each function that describes a declaration: how the ids begin to which it is relevant."""
+"""Functions that describe a declaration, each with the beginnings of the ids that it applies to."""

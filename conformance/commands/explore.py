@@ -1,4 +1,4 @@
-"""`mha-conformance explore` and `reproduce`: find wrong answers, and write scripts to show them."""
+"""`mha-conformance explore` and `reproduce`: find wrong answers, and write files that show them."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ LONGEST_SCRIPT = 180.0
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A deviation, on the smallest problem found that shows it.
+    """A deviation on the smallest problem found or, with --no-shrink, on the original problem.
 
     Attributes:
         kind: the id of the requirement that is not met, or the type of the exception.
         detail: a sentence about the deviation.
-        ratio: the error in units of σ; None if nothing was measured, or if it is infinite.
+        dtype, mode: the dtype and mode in which the problem is run.
+        ratio: the error in units of σ; None if nothing was measured, or if the error is infinite.
         sizes: the sizes of the problem, such as {"batch": 1, "keys": 2}; {} with --every-mode.
     """
 
@@ -72,8 +73,9 @@ class Searched(msgspec.Struct, frozen=True):
     """What `explore` and `reproduce` found.
 
     Attributes:
-        deviations: at most one; with --every-mode, one for each new class of deviations.
-        files: the case files and scripts that were written; with --every-mode, the records.
+        deviations: at most one; with --every-mode, one for each new class of deviations of each
+            implementation.
+        files: the case files and scripts that were written; with --every-mode, only the records.
         exit_code: the exit code of the command.
     """
 
@@ -83,7 +85,10 @@ class Searched(msgspec.Struct, frozen=True):
 
 
 def _answering(action: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Return an action that, with --format json, prints only its results as JSON on stdout."""
+    """Return an action that calls `action` and, with --format json, prints the results as JSON.
+
+    What `action` itself prints then goes to stderr.
+    """
 
     def answer(options: argparse.Namespace) -> int:
         options.shown, options.files = [], []
@@ -98,7 +103,7 @@ def _answering(action: Callable[[argparse.Namespace], int]) -> Callable[[argpars
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the parsers of these commands to `commands`."""
+    """Add the parsers of `explore` and `reproduce` to `commands`."""
     search = commands.add_parser(
         "explore",
         help="search for problems that an implementation answers wrongly",
@@ -200,7 +205,11 @@ def _explore(options: argparse.Namespace) -> int:
 def _first(
     adapter: Adapter, search: Search, options: argparse.Namespace, is_known: Known
 ) -> Small | None:
-    """Return the first deviation that is not known, shrunk, or None if the search finds none."""
+    """Return the first deviation that is not known, with its problem made smaller by `_shrunk`.
+
+    Return None if the search ends without one. Time spent on shrinking is not search time. In each
+    failing trial, only the first deviation that is not known is shrunk.
+    """
     for trial, wrong in search:
         new = next((one for one in wrong if not is_known(trial, one)), None)
         if new is not None:
@@ -232,7 +241,11 @@ def _is_never_known(trial: Trial, deviation: Deviation) -> bool:
 
 
 def _known(options: argparse.Namespace, adapter: Adapter) -> KnownDeviations | None:
-    """Return the known deviations of an implementation, or None if no baseline is given."""
+    """Return the known deviations of an implementation, or None without --baseline.
+
+    Raises:
+        ConformanceError: the file given by --baseline does not exist or cannot be read.
+    """
     if options.baseline is None:
         return None
     from conformance.reports.gate.baseline import read_baseline
@@ -316,7 +329,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _prepared(options: argparse.Namespace, spec: str) -> Adapter:
-    """Check the options, and return the loaded adapter."""
+    """Check --seconds, --mode and --dtype, and return the adapter that `spec` names or locates."""
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import DTYPES
@@ -332,7 +345,7 @@ def _prepared(options: argparse.Namespace, spec: str) -> Adapter:
 def _shrunk(
     adapter: Adapter, trial: Trial, deviation: Deviation, options: argparse.Namespace
 ) -> Small:
-    """Return the smallest failing problem found; with --no-shrink, that is the given one."""
+    """Return the smallest trial found that fails in the same way; with --no-shrink, `trial`."""
     from conformance.explore.shrinking import Small, shrink
 
     if not options.shrink:
@@ -346,7 +359,7 @@ def _shrunk(
 
 
 def _write(adapter: Adapter, spec: str, options: argparse.Namespace, small: Small) -> ExitCode:
-    """Write the case file and, unless it is too long, the script, and print a summary."""
+    """Write the case file and, unless a script would be too long, one, and print what was found."""
     from conformance.explore.script import TooLong, script
     from conformance.records.findings import STORED
 
@@ -393,7 +406,10 @@ def _print_deviation(options: argparse.Namespace, adapter: Adapter, small: Small
 
 
 def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
-    """Write the script, run it in a separate process, and print the outcome."""
+    """Write the script, run it in another process, and print whether it fails as it should.
+
+    After `LONGEST_SCRIPT`, the process is ended.
+    """
     import subprocess
     import sys
 
@@ -421,7 +437,10 @@ def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
 
 
 def _word(text: str) -> str:
-    """Return the text as a name of files and cases; "case" if nothing of it is left."""
+    """Return a text in lower case with hyphens between its words, as a name of files and cases.
+
+    The name has at most 60 characters. If no valid name results, return "case".
+    """
     from conformance.cases.casefile import is_name
 
     word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-")

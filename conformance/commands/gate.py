@@ -1,4 +1,7 @@
-"""`mha-conformance gate` and `baseline update`: allow known deviations only; update their list."""
+"""`mha-conformance gate` and `baseline update`: allow only known deviations, and edit their list.
+
+The list is the file that is called the baseline.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,11 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
-    """Print only the judgement on stdout, as JSON; without a record, print nothing there."""
+    """Print only the judgement on stdout, as JSON, and return the exit code.
+
+    If a run is needed but is interrupted or writes no record, print nothing on stdout, and return
+    the exit code of the run.
+    """
     from conformance.reports.gate import answer
     from conformance.reports.gate.judging import judge
     from conformance.text import stdout_to_stderr
@@ -144,7 +151,15 @@ def _update(options: argparse.Namespace) -> int:
 def _examined(
     options: argparse.Namespace, *more: str, baseline: Path | None = None
 ) -> tuple[Record | None, int]:
-    """Run the suite; return the record, or None if the run was interrupted, and the exit code."""
+    """Run the suite, and return a pair of the record and the exit code.
+
+    The record is None if the run was interrupted or wrote no record. Without --record, it is
+    written to a temporary folder, which is removed.
+
+    Args:
+        more: further arguments for pytest.
+        baseline: the file of known deviations with which the run is compared; None for no gate.
+    """
     import tempfile
 
     from conformance.records.record import read
@@ -170,9 +185,13 @@ def _hash(name: str) -> str:
 
 
 def _given(options: argparse.Namespace) -> Record:
-    """Return the part of the record that is about the named implementations, or all of it.
+    """Return the record of --from-record, with the named implementations only, if any are named.
 
-    A record that was made with other cases is refused, because those may have been easier.
+    Raises:
+        UnknownName: a named implementation is not in the record.
+        BrokenRecord: the record cannot be read, a later run with the same record did not finish,
+            or the record was made by another version of the suite or with other cases, which may
+            have been easier, or has results of cases that it does not list.
     """
     from importlib import metadata
 
@@ -210,7 +229,12 @@ def _judged(options: argparse.Namespace) -> list[str]:
 
 
 def _completed(options: argparse.Namespace) -> Baseline:
-    """Fill in options that were not given, check them, and return the baseline."""
+    """Set options that were not given from the settings, check them, and return the baseline.
+
+    Raises:
+        ConformanceError: there is neither an implementation nor --from-record, or --from-record is
+            used with arguments for pytest.
+    """
     from conformance.reports.gate.baseline import read_baseline
 
     settings = read_settings()

@@ -56,7 +56,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def _heads(options: argparse.Namespace) -> int:
-    """Write the figure and print a summary; if that fails, an existing file is left unchanged."""
+    """Write the figure and print a summary.
+
+    If the figure cannot be made, an existing file is left unchanged.
+    """
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
     from conformance.cases.case import describe
@@ -103,7 +106,8 @@ def ask(
     """Run the case with the implementation, and return a picture of the attention weights.
 
     Args:
-        mode: the name of a mode; "" for the first that returns weights.
+        mode: the name of a mode; "" for the first that returns weights in this dtype.
+        device: "cpu" or "gpu".
         entry: the number of a batch entry, "all", or "" for the entry with the largest error.
 
     Raises:
@@ -134,7 +138,12 @@ def ask(
 
 
 def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
-    """Return the mode of this name or, for "", the first that returns weights in this dtype."""
+    """Return the mode of this name or, for "", the first that returns weights in this dtype.
+
+    Raises:
+        UnknownName: there is no mode of this name.
+        NothingToShow: no mode, or not the named one, returns weights in this dtype.
+    """
     check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
     with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]
     usable = [mode for mode in with_weights if mode.dtypes is None or dtype in mode.dtypes]
@@ -158,7 +167,13 @@ def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
 
 
 def _weights(examination: Examination) -> np.ndarray:
-    """Return the attention weights; turn any failure of the implementation into `NothingToShow`."""
+    """Return the attention weights that the implementation returns for the case.
+
+    Raises:
+        NothingToShow: the implementation does not support the case, raises an exception, or returns
+            no weights or an array of a wrong shape.
+        Unavailable: the framework or the device is missing.
+    """
     import numpy as np
 
     from conformance.requirements.examination import Raised

@@ -1,4 +1,4 @@
-"""`mha-conformance list`, `schema` and `completion`: what people and programs can choose from."""
+"""`mha-conformance list`, `schema` and `completion`: print names, JSON schemas and shell code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from functools import partial
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the parsers of these commands to `commands`."""
+    """Add the parsers of `list`, `schema` and `completion` to `commands`."""
     listing = commands.add_parser(
         "list", help="list implementations, cases, experiments or requirements"
     )
@@ -58,11 +58,12 @@ class ListedImplementation(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the name to give to `run`.
-        title: the name shown in reports, or the reason if the adapter cannot be loaded.
+        title: the name shown in reports; if the adapter cannot be loaded, the reason for that.
         framework: the framework that it needs; "unknown" if the adapter cannot be loaded.
         installed: whether everything that the adapter needs is installed here: the framework and
             all other packages; false if the adapter cannot be loaded.
-        documentation: a link to its documentation, or "".
+        documentation: a link to its documentation; "" if none is declared or the adapter cannot be
+            loaded.
         adapter: the location of its adapter, "module:NAME".
         missing: the modules and packages that it needs but that are not installed here; [] if the
             adapter cannot be loaded.
@@ -82,11 +83,11 @@ class ListedCase(msgspec.Struct, frozen=True):
 
     Attributes:
         id: the value for `--case`.
-        chapter: the first word of the id.
-        family: the name of its family of shapes.
-        why: what it does and which mistakes it catches.
+        chapter: the part of the id before the first "/".
+        family: the name of its shape in `conformance.cases.case.FAMILIES`.
+        why: what the case does and which mistakes it catches.
         defined: whether there is an agreed answer.
-        serves: ids of the requirements that examine it.
+        serves: ids of the requirements that are checked on the case.
     """
 
     id: str
@@ -106,7 +107,7 @@ class ListedExperiment(msgspec.Struct, frozen=True):
 
 
 class ListedRequirement(msgspec.Struct, frozen=True):
-    """A requirement; `cases` is the number of cases that examine it."""
+    """A requirement; `cases` is the number of cases in the catalogue on which it is checked."""
 
     id: str
     level: str
@@ -143,7 +144,12 @@ Listing: TypeAlias = Implementations | Cases | Experiments | Requirements
 
 
 def listing(what: str) -> Listing:
-    """Return the list of all "implementations", "cases", "experiments" or "requirements"."""
+    """Return the list of everything of one kind.
+
+    Args:
+        what: "implementations" (those that are registered), "cases", "experiments" or
+            "requirements".
+    """
     from conformance.adapter.loading import registered
     from conformance.cases.catalogue import catalogue
     from conformance.experiments import TOPICS
@@ -187,7 +193,8 @@ def _implementation(name: str, place: str) -> ListedImplementation:
 def missing(adapter: Adapter) -> list[str]:
     """Return the modules and packages that an adapter needs but that are not installed.
 
-    None of them is imported. A package with the same name as a missing module is not listed again.
+    The missing modules come first. Nothing is imported. A package with the same name as a missing
+    module, apart from "-" for "_", is not listed again.
     """
     from importlib.util import find_spec
 
@@ -227,7 +234,11 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table on a terminal; elsewhere, print complete rows with tabs between the cells."""
+    """Print rows as a table on a terminal, or else with tabs between the cells and no header.
+
+    On a terminal, if the first cell of some row is longer than half the width, each row is printed
+    as its first cell with the others below.
+    """
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -258,7 +269,10 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 COMPLETED = ("implementation", "case", "dtype", "experiment", "name")
-"""The argparse destinations of the options and arguments whose values are completed."""
+"""The argparse destinations of the options and arguments for which `_values` returns completions.
+
+Options and arguments with `choices` are left out; argcomplete completes their choices.
+"""
 
 
 def _completion(options: argparse.Namespace) -> int:
@@ -271,7 +285,10 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Print completions and exit if a shell requests them; do nothing if argcomplete is missing."""
+    """Print completions and exit if a shell requests them; otherwise, print nothing and return.
+
+    If argcomplete is not installed, do nothing.
+    """
     try:
         import argcomplete
     except ImportError:
@@ -287,7 +304,10 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _values(dest: str, prefix: str, **_: object) -> list[str]:
-    """Return the known values of one of `COMPLETED`; for implementations, also paths of files."""
+    """Return all known values of a destination, one of `COMPLETED`.
+
+    For implementations, also return the paths of folders and .py files that begin with `prefix`.
+    """
     from argcomplete.completers import FilesCompleter
 
     from conformance.adapter.loading import registered

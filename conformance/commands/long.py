@@ -1,4 +1,4 @@
-"""`mha-conformance long`: check every element of output and gradients at up to a million tokens."""
+"""`mha-conformance long`: compare the answers for long sequences with the definition."""
 
 from __future__ import annotations
 
@@ -65,7 +65,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def _long(options: argparse.Namespace) -> int:
-    """Examine implementations; deviations do not affect the exit code."""
+    """Examine implementations, and write what the options request; return the exit code.
+
+    Deviations do not affect the exit code, which is `NOTHING_VERIFIED` if no problem conforms,
+    deviates or ends in an error, `INCOMPLETE` if some were not reached, and otherwise `OK`.
+    """
     options.steps = _lengths(options.lengths)
     options.memory = _bytes(options.memory_limit) if options.memory_limit else None
     if options.plot is not None:
@@ -97,7 +101,11 @@ def _long(options: argparse.Namespace) -> int:
 
 
 def _climbed(spec: str, options: argparse.Namespace) -> Climb:
-    """Examine one implementation, print each result as soon as it is known, and return them all."""
+    """Examine the implementation that `spec` names, and print and return its results.
+
+    If the framework or the device is missing, print that, and return a `Climb` without results.
+    With --record, write the results to a file before and after each problem.
+    """
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import DTYPES as KNOWN_DTYPES
     from conformance.long.ladder import DTYPES, Ladder, Limits, Sizes, lengths
@@ -185,10 +193,10 @@ def line(step: Step) -> str:
 
 
 def summary(steps: list[Step]) -> list[str]:
-    """Return a line for each dtype that says up to which length everything conforms.
+    """Return a line for each dtype with the greatest length that conforms, or that there is none.
 
-    The line also has the smallest length at which something deviates, and the number of problems
-    that were not reached.
+    Only lengths below the first deviation or error count. The line also has the length of the
+    latter, if any, and the number of problems that were not reached, unless it is 0.
     """
     from conformance.records.long import reaches
 

@@ -60,7 +60,15 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> str:
-    """Return a value that the user enters at a prompt."""
+    """Ask the user for a value at a prompt, and return it; Enter alone selects the default.
+
+    Args:
+        what: the name of the value, which is the prompt.
+        choices: the valid values; None for any.
+
+    Raises:
+        ConformanceError: if stdin is not a terminal, or ends.
+    """
     if not sys.stdin.isatty():
         told = f"--{what} {' or '.join(choices)}" if choices else f"a name, such as {default}"
         raise ConformanceError(f"new-adapter: which {what}? say {told}")
@@ -89,8 +97,9 @@ class NewAdapter:
         kind: "function" or "layer".
 
     Raises:
-        ConformanceError: if the name is not an identifier, or the adapter's file would hide a
-            module that can be imported.
+        ConformanceError: if the name is not an ASCII identifier or is a keyword, or if the
+            adapter's file would hide an importable module, unless the current folder has a file
+            of this name.
     """
 
     name: str
@@ -110,7 +119,7 @@ class NewAdapter:
 
     @property
     def module(self) -> str:
-        """The name of the adapter's file, without ".py"."""
+        """The name of the adapter's file in snake_case, without ".py"."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", self.name).lower()
 
     @property
@@ -160,7 +169,8 @@ class NewAdapter:
 def write(new: NewAdapter, folder: Path) -> list[Path]:
     """Write the files into the folder, and return the paths of those written, the adapter first.
 
-    CI configurations that exist already, such as those of another adapter, are left as they are.
+    A folder that does not exist is created. CI configurations that exist already, such as those of
+    another adapter, are left as they are.
 
     Raises:
         ConformanceError: if the adapter or its test exists, or the folder cannot be written to.

@@ -35,7 +35,16 @@ if TYPE_CHECKING:
 
 
 class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An observed convention; `declared` is null if the adapter declares nothing about it."""
+    """An observed convention.
+
+    Attributes:
+        subject: what was examined.
+        value: the observed convention.
+        evidence: text that describes the inputs and the observation.
+        declared: what the adapter declares about the subject; null if it declares nothing.
+        agrees: whether `value` agrees with `declared`; true if nothing is declared.
+        code: Python lines that show the convention without this suite; "" if there are none.
+    """
 
     subject: Worded
     value: Worded
@@ -46,7 +55,15 @@ class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The verdict on a requirement, as it follows from the observed conventions."""
+    """The verdict on a requirement, or why the experiment was not possible.
+
+    Attributes:
+        requirement: the id of the requirement.
+        verdict: the verdict, such as "conforms", "deviates", "observed" or "unsupported".
+        detail: a sentence that explains the verdict; "" if it needs none.
+        value: the observed convention; null if there is none.
+        cause: the supposed mistake that explains a deviation; null if unknown.
+    """
 
     requirement: str
     verdict: str
@@ -60,8 +77,8 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         case: the id of the experiment, such as "probe/masks".
-        findings: the verdicts that follow from the observed conventions.
-        entries: the observed conventions.
+        findings: the verdicts that follow from the observed conventions, or why there are none.
+        entries: the observed conventions; [] if the experiment was not possible.
     """
 
     implementation: str
@@ -82,7 +99,7 @@ Values: TypeAlias = dict[Phrase, dict[Phrase, dict[str, Entry]]]
 WIDTH = 100
 
 WORTH_IT = 6
-"""With fewer experiments than this, starting other processes would take longer than it saves."""
+"""The least number of experiments, counted in each mode, for which more processes save time."""
 
 REVERSED = (
     "Where 0 and −inf attend, −inf counts as True because it is not 0, and 0 as False: a mask that "
@@ -163,7 +180,10 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _worded(struct: type[Struct], item: object) -> Struct:
-    """Return a struct with the item's fields, but with phrases as English text."""
+    """Return a struct with the item's fields of the same names, in which phrases have their text.
+
+    Each `Phrase` becomes a `Worded`; an empty one becomes None.
+    """
     fields = {name: getattr(item, name) for name in struct.__struct_fields__}
     phrases = {name: worded(it) for name, it in fields.items() if isinstance(it, Phrase)}
     return struct(**fields | phrases)
@@ -202,13 +222,18 @@ def _run_experiments(adapter: Adapter, spec: str, options: argparse.Namespace) -
 def in_two_processes(
     spec: str, asked: Sequence[Inquiry], only: tuple[str, ...], advance: Callable[[], None]
 ) -> list[CaseResult]:
-    """Run the experiments `asked` in up to two processes; return the results in the same order.
+    """Run experiments in up to two processes, and return their results in the same order.
 
-    `advance` is called after each experiment. More than two processes would help little, because
-    each process compiles everything again.
+    More than two processes would help little, because each process compiles everything again.
+
+    Args:
+        spec: the name or location of the adapter, which each process loads.
+        asked: the experiments, each with its mode and device.
+        only: the names of the only mask arguments to examine; () for all.
+        advance: a function to call after each experiment.
 
     Raises:
-        ConformanceError: if a process died; `mha-conformance run` turns that into a verdict.
+        ConformanceError: if a process died; the message suggests a command that shows where.
     """
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -241,7 +266,10 @@ def _inquire(spec: str, only: tuple[str, ...], name: str, mode: str, device: str
 
 @cache
 def _of_this_process(spec: str, only: tuple[str, ...]) -> tuple[Adapter, Session]:
-    """Return this process's adapter and session, cached so that experiments share compiled code."""
+    """Return the adapter and a session for this process.
+
+    They are cached, so that experiments in one process share compiled code.
+    """
     from conformance.adapter.loading import load
     from conformance.running.session import Session
 
@@ -298,16 +326,20 @@ def _values(results: Sequence[CaseResult]) -> Values:
 
 
 def _is_reversed(entry: Entry) -> bool:
-    """Return whether an entry says that, in masks of 0 and −inf, keys with −inf are attended to.
+    """Return whether an entry says that queries attend to keys with −inf in masks of 0 and −inf.
 
-    That is the opposite of the usual meaning of such masks.
+    Such masks usually mean the opposite: they are added to the logits.
     """
     form = entry.subject.part("form").id
     return form == "form.zero-infinite" and entry.value.id == "mask.attends"
 
 
 def _table(values: Values, entries: Sequence[Entry], *, evidence: bool) -> Table:
-    """Return a table of each subject and value, with the modes if a subject has several values."""
+    """Return a table with a row for each subject and value.
+
+    If a subject has several values, each is followed by its modes. A last column has declarations
+    that disagree and, with `evidence`, the evidence; it is left out if there is neither.
+    """
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,7 @@
-"""`mha-conformance report`, `publish`, `compare`, `join` and `begin`: what is made of records."""
+"""`mha-conformance report`, `publish`, `compare`, `join` and `begin`: read, join and show records.
+
+`begin` only writes the id of a new run to files, so that records of other runs can be refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ RECORDS = "record files or folders of them"
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the parsers of these commands to `commands`."""
+    """Add the parsers of these five commands to `commands`."""
     report = commands.add_parser(
         "report", help="join records into a report: JSON, Markdown and HTML"
     )
@@ -237,7 +240,11 @@ def _publish(options: argparse.Namespace) -> int:
 
 
 def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
-    """Return how masks are translated between the mask arguments of these implementations."""
+    """Return how masks are translated between the mask arguments of implementations, for JSON.
+
+    `declared` holds the implementations by the key that stands for each in the result; see
+    `conformance.porting.masks.answers`.
+    """
     from msgspec import convert
     from msgspec.structs import asdict
 

@@ -27,16 +27,19 @@ if TYPE_CHECKING:
     from conformance.running.examine import Outcome
 
 SLOW = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
-"""Plugins of pytest that cost as much per test as a small attention call."""
+"""Plugins of pytest to disable, because each costs as much per test as a small attention call."""
 
 UNUSED = "hypothesispytest"
-"""A plugin that would import all of Hypothesis for its part of the summary."""
+"""A pytest plugin to disable, because it would import all of Hypothesis for its summary lines."""
 
 _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
     "case-file": {"type": Path},
 }
-"""What differs from `OPTIONS`: in pytest, paths are strings, which xdist can send to workers."""
+"""Attributes that replace or extend those in `OPTIONS` on the command line, by option.
+
+For pytest, paths stay strings, because xdist sends them to workers.
+"""
 
 
 def add_parser(commands: Commands) -> None:
@@ -64,7 +67,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def add_examination(run: argparse.ArgumentParser) -> None:
-    """Add the options that determine what is examined, and how."""
+    """Add the options in `OPTIONS`, which determine what is examined and how, and --quiet."""
     for name, attributes in OPTIONS.items():
         run.add_argument(f"--{name}", **{**attributes, **_PATHS.get(name, {})})
     add_quiet(run)
@@ -95,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def fill_in(options: argparse.Namespace, settings: Settings) -> None:
-    """Take implementations and options that the command line leaves out from the settings."""
+    """Take from `settings` the implementations and options that the command line does not give."""
     options.implementation = options.implementation or settings.implementations
     options.case = options.case or settings.cases
     options.dtype = options.dtype or settings.dtypes
@@ -113,10 +116,12 @@ def _print_summary(outcome: Outcome, code: ExitCode) -> None:
 
 
 def standing(options: argparse.Namespace) -> Record | None:
-    """Return the existing record if it is still up to date, or None if something must be measured.
+    """Return the record named by --record if it is still up to date, or else None.
 
-    Return None also if no record is named, or if the options narrow the run or ask for a new one.
-    If a run was begun in the record's folder, the record is saved as part of that run.
+    Return None also if no record is named, for a GPU, with --fresh, if options restrict the run to
+    some cases, dtypes, modes or shards, set a level or add a case file, and if pytest gets any
+    arguments other than a number of workers. If `begin` has started a run in the record's folder,
+    the record is saved with the id of that run.
 
     Raises:
         ConformanceError: if another process is writing the record.
@@ -154,7 +159,7 @@ def standing(options: argparse.Namespace) -> Record | None:
 
 
 def print_standing(path: Path, record: Record) -> None:
-    """Print that nothing was measured again, when it was measured, and the path of the record."""
+    """Print when the results were measured, that --fresh repeats that, and the record's path."""
     from conformance.running.merging import as_measured
     from conformance.text import printable
 
@@ -173,9 +178,10 @@ def examine(
 
     Args:
         options: the options of `add_examination`, the implementations, and arguments for pytest.
-        more: further options of the plugin.
-        survey: whether deviations are only recorded instead of being failures.
-        baseline: the file of known deviations with which a gate compares; None without a gate.
+        more: further arguments for pytest.
+        survey: True to record deviations without failing, False to fail on them.
+        baseline: a file of known deviations; the run fails on all others, even with `survey`. None
+            for no such comparison.
 
     Raises:
         NothingRun: if pytest ended without an error, but did not run the session.
@@ -236,7 +242,10 @@ def examine(
 
 
 def _interruptible(arguments: list[str], plugins: list[object]) -> int:
-    """Run pytest, and return its exit code, also if it fails to print a KeyboardInterrupt."""
+    """Run pytest, and return its exit code.
+
+    If pytest raises an exception while it handles a KeyboardInterrupt, return `INTERRUPTED`.
+    """
     import pytest
 
     try:
@@ -249,7 +258,7 @@ def _interruptible(arguments: list[str], plugins: list[object]) -> int:
 
 
 def _for_pytest(options: argparse.Namespace) -> list[str]:
-    """Return the parsed options as command-line arguments for the pytest plugin."""
+    """Return the implementations and the options in `OPTIONS` as arguments for the plugin."""
     arguments = [word for name in options.implementation for word in ("--implementation", name)]
     for name in OPTIONS:
         value = getattr(options, name.replace("-", "_"))
@@ -264,7 +273,10 @@ def _for_pytest(options: argparse.Namespace) -> list[str]:
 
 
 def _check_names(options: argparse.Namespace) -> None:
-    """Load implementations and case files before pytest starts, so that each error is one line."""
+    """Load implementations and case files before pytest starts, so that each error is one line.
+
+    An isolated implementation is loaded in its own process instead, which the run then uses.
+    """
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
     from conformance.running.run import exit_raises, is_isolated, limits_of

@@ -1,8 +1,8 @@
 """What several commands share: options, writing files, JSON output and the project's settings.
 
-The settings are the table `[tool.mha-conformance]` of a project, which has values for options that
-are not given on the command line. The JSON output of every command is a msgspec struct or a list of
-structs, so each schema is derived from the type of the output and always agrees with it.
+The settings are the table `[tool.mha-conformance]` in pyproject.toml, which has values for options
+and arguments that are not given on the command line. The JSON output of a command is a msgspec
+struct or a list of structs; its schema is derived from this type, so the two always agree.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OUTPUTS = {
     "reproduce": ("conformance.commands.explore:Searched", "what mha-conformance reproduce prints"),
     "compare": ("conformance.reports.changes:Changes", "what mha-conformance compare prints"),
 }
-"""For each output, its type as "module:NAME" and a description."""
+"""The type of each JSON output, as "module:NAME", and a description, by the name of the output."""
 
 
 # Options
@@ -67,7 +67,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_repeatable(parser: argparse.ArgumentParser, **helps: str) -> None:
-    """For each name in `helps`, add an option that may be repeated, with that help text."""
+    """For each name in `helps`, add an option that may be repeated; the value is its help text."""
     for option, meaning in helps.items():
         parser.add_argument(
             f"--{option}",
@@ -79,20 +79,20 @@ def add_repeatable(parser: argparse.ArgumentParser, **helps: str) -> None:
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """Add --quiet, for commands that show their progress."""
+    """Add --quiet, which turns off the progress that a command shows."""
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="no progress, only what was found"
     )
 
 
 def add_files(parser: argparse._ActionsContainer, **helps: str) -> None:
-    """For each name in `helps`, add an option that takes a file, with that help text."""
+    """For each name in `helps`, add an option that takes a file; the value is its help text."""
     for option, meaning in helps.items():
         parser.add_argument(f"--{option}", type=Path, metavar="FILE", help=meaning)
 
 
 def add_records(parser: argparse.ArgumentParser, **helps: str) -> None:
-    """For each name in `helps`, add an option that takes records, with that help text."""
+    """For each name in `helps`, add an option that takes paths; the value is its help text."""
     for option, meaning in helps.items():
         parser.add_argument(
             f"--{option}", nargs="+", type=Path, default=[], metavar="RECORD", help=meaning
@@ -100,7 +100,7 @@ def add_records(parser: argparse.ArgumentParser, **helps: str) -> None:
 
 
 def add_run_file(parser: argparse.ArgumentParser) -> None:
-    """Add --run-file, for commands that read records."""
+    """Add --run-file, which names a file with the id of the only run whose records are accepted."""
     parser.add_argument(
         "--run-file",
         dest="run",
@@ -111,13 +111,13 @@ def add_run_file(parser: argparse.ArgumentParser) -> None:
 
 
 def selected(struct: type[T], options: argparse.Namespace) -> T:
-    """Return an instance of a dataclass whose fields are the options with the same names."""
+    """Return an instance of the dataclass `struct`, with each field from the option of its name."""
     names = struct.__dataclass_fields__  # type: ignore[attr-defined]
     return struct(**{name: getattr(options, name) for name in names})
 
 
 class Once(argparse.Action):
-    """An action that stores a value, and refuses a second one instead of replacing the first."""
+    """An argparse action that stores a value, and refuses an option that is given twice."""
 
     def __call__(
         self,
@@ -135,7 +135,10 @@ class Once(argparse.Action):
 
 
 class _Schema(argparse.Action):
-    """An action that prints a JSON schema and exits, even if required arguments are missing."""
+    """An argparse action that prints a JSON schema and exits.
+
+    It works without required arguments, too. `const` is the name of an output in `OUTPUTS`.
+    """
 
     def __call__(
         self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
@@ -171,15 +174,15 @@ def add_format(parser: argparse.ArgumentParser, output: str) -> None:
 def be_quiet_and_single_threaded() -> None:
     """Set environment variables that request one thread and few messages, unless they are set.
 
-    Call this before a framework is imported. The arrays are tiny, so several threads would mostly
-    wait for each other, and take seven times as long on a busy machine.
+    Call this before a framework is imported. For tiny arrays, several threads would mostly wait for
+    each other, and take seven times as long on a busy machine.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def one_case(pattern: str) -> Case:
-    """Return the case with this id or, if there is none, the only case that matches the pattern.
+    """Return the case with this id or else the only one whose id contains or matches the pattern.
 
     Raises:
         UnknownName: if no case matches.
@@ -206,7 +209,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `ConformanceError` unless the file can be written; call this before long work."""
+    """Raise `ConformanceError` if a file could not be created at this path; call before long work.
+
+    An existing file counts as writable if its folder is, because it would be replaced.
+    """
     import tempfile
 
     if path.is_dir():
@@ -227,13 +233,13 @@ def _unwritable(path: Path, error: OSError) -> ConformanceError:
 
 
 def printed(struct: type[Struct], item: object, **others: object) -> Struct:
-    """Return a struct with the fields `others`, and all other fields copied from the item."""
+    """Return an instance of `struct` with the fields `others`, and the rest copied from `item`."""
     names = (name for name in struct.__struct_fields__ if name not in others)
     return struct(**{name: getattr(item, name) for name in names}, **others)
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return the JSON schema of one of `OUTPUTS`."""
+    """Return the JSON schema of the output with this name in `OUTPUTS`."""
     place, description = OUTPUTS[name]
     output = msgspec.json.schema(pkgutil.resolve_name(place))
     about = {"title": f"mha-conformance {name}", "description": description}
@@ -254,10 +260,17 @@ def print_json(output: object) -> None:
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The keys of the table; each is an option or argument of a command, apart from `resources`.
+    """The keys of the table `[tool.mha-conformance]`, or their defaults.
+
+    All but `resources` stand for the option or argument with this name or its singular, such as
+    --case for `cases`.
 
     Attributes:
-        resources: the resources that `matrix` reserves on a Ray cluster, by environment and name.
+        level: None for the default level.
+        baseline: "" for the default file, `BASELINE`.
+        record: the file to write results to; None for no record.
+        resources: the resources that `matrix` reserves on a Ray cluster, by the name of the
+            environment and then by the name of the resource.
     """
 
     implementations: list[str] = []
@@ -304,7 +317,7 @@ def read_settings(path: Path = FILE) -> Settings:
 def known_deviations() -> Path | None:
     """Return the path of the baseline that `gate` reads without --baseline.
 
-    Return None if the table names no baseline and the default file does not exist.
+    Return None if the settings name no baseline and the default file does not exist.
     """
     named = read_settings().baseline
     path = Path(named or BASELINE)

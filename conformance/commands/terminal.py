@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A pytest plugin that hides pytest's letters and, if `shown`, shows a progress bar."""
+    """A pytest plugin that hides pytest's letter for each test, and can show a progress bar.
+
+    Args:
+        shown: whether to show the bar.
+    """
 
     def __init__(self, *, shown: bool) -> None:
         self._stack = ExitStack()
@@ -35,7 +39,7 @@ class Bar:
         return (status[0], "", status[2]) if status else status
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Advance the bar by one item for each test that was called or skipped."""
+        """Advance the bar, if shown, by one item for each test that was called or skipped."""
         if self._shown and (report.when == "call" or report.skipped):
             if self._advance is None:
                 total = len(self._config.stash[RUN].chosen)
@@ -56,7 +60,7 @@ class Refusals:
     """A pytest plugin that collects pytest's messages about invalid arguments.
 
     Attributes:
-        run: the session's `Run`, or None before the session has ended or if there is none.
+        run: the session's `Run`; None before the session has ended, and if it has no `Run`.
     """
 
     def __init__(self) -> None:
@@ -66,7 +70,7 @@ class Refusals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Return a context that collects stderr until pytest has accepted the arguments."""
+        """Return a context in which stderr is collected until pytest accepts the arguments."""
         before = sys.stderr
         self._stack.enter_context(redirect_stderr(self._heard))
         try:
@@ -78,7 +82,7 @@ class Refusals:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        """Stop capturing stderr and print it, because the arguments have been accepted."""
+        """Stop collecting stderr and print what was collected: the arguments are accepted."""
         self._stack.close()
         self.echo()
 
@@ -94,7 +98,11 @@ class Refusals:
         self.run = session.config.stash.get(RUN, None)
 
     def error(self, known: list[str]) -> ConformanceError:
-        """Return pytest's refusal as a one-line error; `known` lists all options, for a hint."""
+        """Return an error with a one-line message about the arguments that pytest refused.
+
+        Args:
+            known: all options; the message suggests one that is similar to an unknown argument.
+        """
         heard = self._heard.getvalue()
         refused = re.search(r"unrecognized arguments: (\S+)", heard)
         if refused is None:

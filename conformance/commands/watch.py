@@ -2,8 +2,8 @@
 
 C code of an implementation can end its process at any time, even with the exit code for success,
 and no code in that process can prevent it. Therefore the command runs in a child process, which
-reports its exit code before it ends, and the parent only waits. The child is forked before any
-framework is imported.
+reports its exit code before it ends. The parent waits for the child and passes signals on to it.
+The child is forked before any framework is imported.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 def watched(run: Callable[[], int]) -> int:
-    """Call `run` in a child process, and return the exit code.
+    """Call `run` in a child process, and return the exit code; in the child, return that of `run`.
 
-    If the child ends before `run` returns, return `INCOMPLETE`; if a signal ends the child later,
-    return 128 plus the signal's number. If the platform cannot fork processes, call `run` in this
-    process.
+    If the child ends before `run` returns or raises, return `INCOMPLETE`. If a signal ends the
+    child later, return 128 plus the signal's number. If the platform cannot fork processes, call
+    `run` in this process.
     """
     if not hasattr(os, "fork"):
         return run()
@@ -70,7 +70,11 @@ def watched(run: Callable[[], int]) -> int:
 
 
 def _reported(run: Callable[[], int], channel: int) -> int:
-    """Call `run`, and write the process id and the exit code to the channel even if it raises."""
+    """Call `run`, return its exit code, and write the process id and the code to a pipe.
+
+    The code is also written if `run` raises: that of `SystemExit`, or 1 for other exceptions.
+    `channel` is the file descriptor of the pipe.
+    """
     code = 1
     try:
         code = run()
@@ -83,7 +87,10 @@ def _reported(run: Callable[[], int], channel: int) -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Arrange for this process to be killed when its parent ends."""
+    """Arrange for this process to be killed when its parent, the process `parent`, ends.
+
+    If the parent has ended already, exit at once with `INCOMPLETE`.
+    """
     try:
         import ctypes
 
@@ -103,7 +110,10 @@ def _follow(parent: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Wait until the child ends, pass signals on to it, and return its exit code or -signal."""
+    """Wait until the child ends; return its exit code, or the negative number of a fatal signal.
+
+    Meanwhile, pass on signals, except those from a terminal, which the child gets anyway.
+    """
     while True:
         number, sender = _signal()
         if number == signal.SIGCHLD:
@@ -118,7 +128,8 @@ def _wait(child: int) -> int:
 def _signal() -> tuple[int, int]:
     """Wait for a signal, and return its number and the id of the process that sent it.
 
-    The id is 0 if the signal comes from a terminal, which sends it to the child as well.
+    The id is 0 if the signal comes from a terminal, which sends it to the child as well. Where the
+    platform does not tell the sender, the id is 0 for SIGINT and 1 for other signals.
     """
     if hasattr(signal, "sigwaitinfo"):
         info = signal.sigwaitinfo(_SIGNALS)

@@ -24,7 +24,7 @@ from conformance.definition.dtypes import Array, DType
 from conformance.records.findings import UNDERFLOW
 
 Kind = Literal["tensor", "logits", "probability", "returned", "angle"]
-"""The kind of an intermediate, which decides the format in which each class stores it.
+"""The kind of an intermediate, which decides the format in which each accuracy class stores it.
 
 "logits" include statistics and factors; "returned" adds the rounding to the dtype in those classes
 that do not round probabilities to it, because the intermediate is returned; an "angle" is never
@@ -105,7 +105,7 @@ class Exact:
         return values
 
     def among_equals(self, terms: int) -> Exact:
-        """Return the arithmetic for sums in which `terms` terms may be equal: here, itself."""
+        """Return the arithmetic for sums in which `terms` terms may be equal: here, this one."""
         return self
 
 
@@ -174,7 +174,10 @@ class Noisy(Exact):
         return found
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero."""
+        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero.
+
+        Kinds that no class rounds are returned unchanged.
+        """
         if not self._roundoff[kind].any():
             return values
         roundoff = _column(self._roundoff[kind], values.ndim)
@@ -435,7 +438,10 @@ MOST_SUMMED = 2**18
 
 
 def projected_by_identity(axes: str, values: Array, identity: Array) -> Array:
-    """Return the contraction with a projection that is the identity, which only rearranges axes."""
+    """Return the contraction of values with a projection that is the identity.
+
+    This contraction only rearranges axes.
+    """
     operands, output = axes.replace("...", "").split("->")
     given, of_weight = operands.split(",")
     before, after = (" ".join(each).replace("e", "(h d)") for each in (given, output))
@@ -444,7 +450,7 @@ def projected_by_identity(axes: str, values: Array, identity: Array) -> Array:
 
 
 def contract(axes: str, left: Array, right: Array) -> Array:
-    """Return `numpy.einsum(axes, left, right)`, by matrix products if there are many terms.
+    """Return `numpy.einsum(axes, left, right)`, by matrix products if many terms make them faster.
 
     An ellipsis stands for at most one axis, that of the samples.
     """
@@ -473,7 +479,8 @@ def contract(axes: str, left: Array, right: Array) -> Array:
 class _Plan(NamedTuple):
     """The axes of a contraction of two arrays, by the role that they play in it.
 
-    `lone` has the positions of the rows, the axes that the right operand lacks, in the left one.
+    `rows` are the axes that the right operand lacks, and `columns` those that the left one lacks.
+    `lone` holds the positions of `rows` in the left operand.
     """
 
     left: str
@@ -488,7 +495,7 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _plan(axes: str, *dimensions: int) -> _Plan:
-    """Return the plan of a contraction of operands with so many dimensions."""
+    """Return the plan of a contraction; `dimensions` are the numbers of axes of its operands."""
     letters, output = axes.replace("...", "s").split("->")
     left, right = (
         each if len(each) == count else each.removeprefix("s")

@@ -259,7 +259,11 @@ def forward(problem: Problem, hold: Exact) -> Forward:
 
 
 def projected_heads(problem: Problem, hold: Exact) -> tuple[Array, Array, Array]:
-    """Return the projected query, key and value, `[batch heads length head]` each."""
+    """Return the projected query, key and value, before norm and rotation.
+
+    They are `[batch heads query head]`, `[batch kv_heads key head]` and
+    `[batch kv_heads key value_head]`.
+    """
     weights, repeats = problem.weights, _repeats(problem)
     return (
         _project(problem.query, weights.query, weights.query_bias, hold, repeats.query),
@@ -275,7 +279,7 @@ def masked_softmax(
 
     The softmax has the shape of `logits` and is 0 for blocked keys, so a fully masked query gets
     only zeros. The weight and the logarithm have the shape `[batch heads query 1]`. The weight is
-    None if there are no `sinks`, `[heads]`.
+    None if there are no `sinks`, `[heads]`; the logarithm of a fully masked query is then 0.
     """
     peak = np.max(logits, axis=-1, keepdims=True, where=allowed, initial=-np.inf)
     if sinks is not None:
@@ -297,10 +301,12 @@ def masked_softmax(
 
 
 def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
-    """Return the gradient of ⟨output, cotangent⟩ with respect to each array, by the array's name.
+    """Return the gradients of ⟨output, cotangent⟩, by the names that `Answer.gradients` explains.
 
-    If the problem consists of heads alone, its projections have no gradients. If it has a
-    `weights_cotangent`, the loss is ⟨output, cotangent⟩ + ⟨weights, weights_cotangent⟩.
+    They are those of inputs, weights, bias, sinks and gains of norms, as far as the problem has
+    them, but not of ALiBi slopes. If the problem consists of heads alone, its projections have no
+    gradients. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
+    ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
     hold = hold.among_equals(equal_keys(problem))
@@ -375,7 +381,7 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
 
 
 def heads_alone(problem: Problem) -> Problem:
-    """Return a problem with the projected heads of another as inputs and identity projections.
+    """Return a problem whose inputs are the projected heads of another; it projects by identities.
 
     The query, key and value hold their heads side by side, `[batch length (heads head)]`. The
     cotangent is that of the context. All of them are rounded to the dtype.
@@ -413,7 +419,7 @@ def heads_alone(problem: Problem) -> Problem:
 
 
 class Repeated(NamedTuple):
-    """The distinct tokens of an input, and for each of its tokens the index of the equal one.
+    """The distinct tokens of an input, and for each token of the input its index among these.
 
     `rows` is `[1 distinct embed]`, `origin` is `[(batch length)]`.
     """
@@ -452,7 +458,7 @@ def _repeats(problem: Problem) -> _Repeats:
 
 
 def _repeated(values: Array) -> Repeated | None:
-    """Return the distinct tokens of an input with their places, or None if all are distinct."""
+    """Return the distinct tokens of an input and where they occur, or None if all are distinct."""
     tokens = values.reshape(-1, values.shape[-1])
     if not _may_repeat(tokens):
         return None

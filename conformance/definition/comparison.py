@@ -46,13 +46,15 @@ _HUGE = 1e100
 """The magnitude to which ratios are clipped, so that their squares can be added."""
 
 NOTHING = Worst("", (), "", "", "")
-"""The placeholder for the worst element of an array that is within the limit."""
+"""The placeholder for the worst element of an array that is within its limits."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The result of comparing one array: its figures, and the worst element if it deviates.
+    """The result of comparing one array: its figures, and its worst element if the array deviates.
 
-    `excess` is the largest of the worst element, the rms and the bias, each relative to its limit.
+    `excess` is the largest of the figures that count for the array, each relative to its limit: the
+    error of the worst element always, the rms in arrays of at least `FEWEST` elements, and the bias
+    in those of them that `UNBIASED` names. `worst` is `NOTHING` if `excess` is at most 1.
     """
 
     figures: Figures
@@ -61,7 +63,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether every element, the rms and the bias are within their limits."""
+        """Whether all figures that count for the array are within their limits."""
         return self.excess <= 1
 
 
@@ -73,7 +75,10 @@ def compare(
     underflow: float,
     limit: float = LIMIT,
 ) -> Comparison:
-    """Return the comparison of an array with its expectation; `noise` is σ of each element.
+    """Return the comparison of an array with its expected values; `noise` is σ of each element.
+
+    An empty array has no errors. `underflow` is the largest error that counts as 0, and `limit` the
+    largest |error|/σ that conforms.
 
     Raises:
         WrongShape: if the shapes of `got` and `want` differ.
@@ -164,7 +169,11 @@ def compare_all(
     """Return the comparison of each array in `got`, as `compare` does.
 
     The arrays are concatenated and compared as one vector, because for small arrays NumPy's calls
-    cost more than the arithmetic. Only arrays that exceed the limit are compared individually.
+    cost more than the arithmetic. Only arrays that exceed a limit are then compared individually;
+    all are if an array is empty or of a wrong shape.
+
+    Raises:
+        WrongShape: if an array has a wrong shape.
     """
     names = list(got)
     alike = all(got[name].shape == want[name].shape and got[name].size for name in names)
@@ -251,7 +260,7 @@ def against(
     """Return the comparison of each array with the expectation, by the σ of the deciding class.
 
     If an array exceeds its limits by so little that a bad estimate of σ may be the reason, all
-    arrays are compared again with σ estimated from more samples.
+    arrays are compared again with σ estimated from more samples, as far as the expectation can.
     """
     want, underflow = expectation.arrays, expectation.underflow
     compared = compare_all(arrays, want, expectation.sigma, underflow, limit)
@@ -265,7 +274,9 @@ def against(
 def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str:
     """Return the most accurate class within whose limit every element is; "" if there is none.
 
-    The rms and the bias are not considered.
+    The rms and the bias are not considered. If no class fits, but an element is beyond the limit of
+    the last one by so little that a bad estimate of σ may be the reason, all classes are tried
+    again with σ estimated from more samples.
     """
     names = list(arrays)
     got, want = _joined(arrays, names), _joined(expectation.arrays, names)
@@ -280,7 +291,7 @@ def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str
 
 
 def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
-    """Return the comparison with the largest excess."""
+    """Return the comparison with the largest excess; there has to be at least one."""
     return max(comparisons, key=lambda item: item.excess)
 
 

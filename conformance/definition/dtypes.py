@@ -1,8 +1,8 @@
 """The floating-point formats of a problem, and rounding to them without any framework.
 
-Arrays are NumPy float64 throughout the suite; an array "in bfloat16" holds only numbers that
-bfloat16 can represent. NumPy is therefore the only dependency, although it has no bfloat16, and
-converting to a framework's array of the same format is exact.
+The floating-point arrays of a `Problem` are NumPy float64; one "in bfloat16" holds only numbers
+that bfloat16 can represent. NumPy is therefore the only dependency, although it has no bfloat16,
+and converting to a framework's array of the same format is exact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DType:
     `underflow` is the absolute error of a result that underflows: the smallest normal number if
     hardware flushes subnormals (float32, bfloat16), or else the spacing of subnormals (float16,
     float64).
-    `accumulator` is the roundoff of the sums inside a matrix product.
+    `accumulator` is the unit roundoff of the format in which matrix products sum their terms.
     """
 
     name: str
@@ -45,7 +45,7 @@ class DType:
 
     @property
     def largest(self) -> float:
-        """The largest finite number."""
+        """The largest finite number that the format represents."""
         exponent = {"float64": 1024, "float16": 16}.get(self.name, 128)
         return (2 - 2.0 ** (1 - self.significand_bits)) * 2.0 ** (exponent - 1)
 

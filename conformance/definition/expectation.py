@@ -6,7 +6,8 @@ to the problem's dtype, u·|x|/√3. In float64, σ is √2 times as large, beca
 rounded to float64 too. An element that is 0 in all evaluations, such as the weight of a blocked
 key, has σ = 0: it must be exact.
 
-An element conforms to an accuracy class if its error is at most LIMIT times the σ of that class.
+An element conforms to an accuracy class if its error is at most LIMIT times the σ of that class, or
+at most the underflow of the dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from conformance.definition.dtypes import Array
 from conformance.definition.problem import ARRAY_NAMES, Answer, Problem
 
 MOST_ELEMENTS = 2**20
-"""The most logits, over all samples, to compute at once: larger arrays do not fit into caches."""
+"""The most logits, over several samples, to compute at once: larger arrays do not fit in caches."""
 
 LARGE = 1_200_000
 """A problem counts as large if it has this many products in its logits, or a sixteenth as many
@@ -59,7 +60,7 @@ class Expectation:
         underflow: the absolute error that underflow causes in any element of the dtype.
         promised: the accuracy class that the implementation promises; "" for the least accurate.
         careful: a function that returns the same expectation with σ estimated from more samples, or
-            None if there were enough of them.
+            None if no better estimate is available.
     """
 
     arrays: Mapping[str, Array]
@@ -79,7 +80,8 @@ class Expectation:
     def at_accuracy(self, promised: str) -> Expectation:
         """Return a copy whose `sigma` is that of an accuracy class; "" for the least accurate.
 
-        float32 and float64 have only one class, by which every answer is judged.
+        A class that the dtype does not have counts as "": float32 and float64 have only one class,
+        by which every answer is judged.
         """
         return replace(self, promised=promised if promised in self.noise else "")
 
@@ -103,7 +105,7 @@ def _solved(problem: Problem, hold: Exact, gradients: bool) -> Answer:
 def expect(
     problem: Problem, times: int = 1, samples: int | None = None, *, gradients: bool = True
 ) -> Expectation:
-    """Return the reference answer and the noise of each accuracy class.
+    """Return the reference answer and the noise of each accuracy class, without `careful`.
 
     Args:
         problem: the problem.
@@ -263,5 +265,5 @@ def _in_float32(sigma: Array) -> Array:
 
 
 def _seed(problem: Problem) -> int:
-    """Return a random seed for a problem, the same on every machine."""
+    """Return a seed that depends only on the queries and the dtype of a problem."""
     return zlib.crc32(problem.query.tobytes() + problem.dtype.encode())

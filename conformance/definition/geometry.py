@@ -62,7 +62,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Return the allowed numbers of query and key/value heads that are nearest to those wanted.
 
         The number of query heads per key/value head is chosen first. If all numbers of query heads
-        are allowed, the one that is wanted is rounded up to a multiple of that number.
+        are allowed, the wanted number is rounded up to a multiple of the chosen one.
 
         Args:
             heads: the number of query heads that is wanted.
@@ -81,8 +81,9 @@ class Grid(Limits, frozen=True, kw_only=True):
 
     Attributes:
         head_size: the size of query and key heads.
-        value_head_size: the size of value heads in families whose value heads have another size
-            than their key heads; 0 if value heads always get the size of key heads.
+        value_head_size: the size of value heads in families whose value heads have, in the
+            catalogue, another size than their key heads; 0 if value heads always get the size of
+            key heads.
         only_pairs: whether value heads have that size in all families, because the implementation
             does not support value heads of the size of key heads.
         layer: whether each width that equals heads × head size in the family's shape in the
@@ -131,7 +132,8 @@ class Grid(Limits, frozen=True, kw_only=True):
     def shape(self, family: str, small: Shape) -> Shape:
         """Return the shape of a family on this grid.
 
-        The batch and the numbers of heads stay small, because cases of these lengths are costly.
+        The batch is at most 2, because cases of these lengths are costly. Lengths and numbers of
+        heads are those that the grid allows.
 
         Args:
             family: the name of the family.
@@ -230,10 +232,10 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(zip(self.head_sizes, self.value_head_sizes or self.head_sizes, strict=True))
 
     def grids(self, *, layer: bool) -> tuple[Grid, ...]:
-        """Return the grids for each of the head sizes, the most important first.
+        """Return the grids for each of the head sizes, in the order in which these are declared.
 
-        Args:
-            layer: as in `Grid`.
+        A head size has one grid for each size of value heads that differs from it, or one grid in
+        all if there is none. `layer` is as in `Grid`.
         """
         limits = {name: getattr(self, name) for name in Limits.__struct_fields__}
         limits["tiles"] = tuple(tile if tile > 2 else LEAST_TILE for tile in self.tiles)
@@ -340,7 +342,7 @@ than in the catalogue. Kernels also divide work by heads."""
 def _beyond_a_tile(small: Shape) -> Lengths:
     """Return a function from tiles to the lengths of a family that is not in `_LENGTHS`.
 
-    Each length is one tile longer than that of the small shape, but 1 remains 1.
+    Each length is one tile longer than that of the shape in the catalogue, but 1 remains 1.
     """
 
     def lengths(query_tile: int, key_tile: int) -> Pair:

@@ -1,6 +1,7 @@
 """The definition's data: Shape, Weights, Problem and Answer, and the features of a problem.
 
-Everything is NumPy and immutable. These are the names of axes in every docstring of the suite:
+The classes are frozen; their arrays are NumPy arrays, which nobody may change. These are the usual
+names of axes in the docstrings of the suite:
 
     batch, query (its length), key (its length), heads, kv_heads, head (query/key head size),
     value_head, query_width, key_width, value_width, output_width.
@@ -96,7 +97,10 @@ class Positions:
 
 
 def within(window: Window, ahead: IntArray) -> BoolArray:
-    """Return whether the window shows a key, given its position minus the query's (`ahead`)."""
+    """Return an array like `ahead`, True where the window shows a key.
+
+    `ahead` is the position of each key minus that of the query.
+    """
     before, after = window
     seen = np.ones(ahead.shape, np.bool_)
     if before is not None:
@@ -107,7 +111,7 @@ def within(window: Window, ahead: IntArray) -> BoolArray:
 
 
 def ranks(segments: IntArray) -> IntArray:
-    """Return each token's index within its segment: the number of earlier tokens in it."""
+    """Return each token's index within its segment, `[batch length]`, counted from 0."""
     order = np.argsort(segments, axis=1, kind="stable")
     together = np.take_along_axis(segments, order, axis=1)
     begins = np.ones(segments.shape, dtype=np.bool_)
@@ -159,7 +163,7 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of an attention layer, its score, and whether it has biases and shared inputs.
+    """The sizes of an attention layer, its score, its sharing, and whether projections have biases.
 
     `sharing` specifies which inputs are the same array: "self" (query, key and value:
     self-attention), "memory" (key and value: a decoder's cross-attention) or "separate".
@@ -248,10 +252,10 @@ class Shape:
 class Weights:
     """The canonical weights, in one layout for all implementations.
 
-    `query`, `key` `[embed heads head]`, `value` `[embed heads value_head]`, `output`
-    `[heads value_head embed]`; biases `[heads head]`, `[heads value_head]`, `[embed]`, or None if
-    the layer has none; `score` `[heads head]`, or None without the additive score. Keys and values
-    have kv_heads instead of heads.
+    `query` is `[query_width heads head]`, `key` `[key_width kv_heads head]`, `value`
+    `[value_width kv_heads value_head]` and `output` `[heads value_head output_width]`. A bias has
+    the axes of its weight without the width, except that `output_bias` is `[output_width]`; biases
+    are None if the layer has none. `score` is `[heads head]`, or None without the additive score.
     """
 
     query: Array
@@ -285,7 +289,8 @@ FEATURE_ARRAYS = (
     "positions.query",
     "positions.key",
 )
-"""The arrays of a problem's features; a dot separates a feature from one of its fields."""
+"""The arrays of a problem's features; a dot separates a field of `Problem` from a field of its
+value."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -293,7 +298,8 @@ class Problem:
     """The inputs, weights and masks of an attention layer, and the cotangent of its output.
 
     Every element of its floating-point arrays is exactly representable in `dtype`, so no error is
-    due to rounding the inputs.
+    due to rounding the inputs. A feature is absent if its field is None or, for `window`,
+    `NO_WINDOW`.
 
     Attributes:
         shape: the sizes.
@@ -315,8 +321,8 @@ class Problem:
         heads_alone: whether query, key and value are heads that have already been projected; the
             projections are then the identity.
         window: how many keys before and after its own position a query sees; None means no limit.
-        soft_cap: bounds the logits to cap · tanh(logits / cap), after the scale and before
-            anything is added to them.
+        soft_cap: the cap in cap · tanh(logits / cap), which replaces the logits after the scale and
+            before anything is added to them.
         sinks: `[heads]`, the logit of a sink for each head, which takes weight but has no value.
         slopes: `[heads]`, of ALiBi: slope · |distance of the positions| is subtracted from the
             logits.
@@ -483,7 +489,7 @@ class Problem:
         return queries + (more - less), keys
 
     def _used(self) -> tuple[BoolArray, BoolArray]:
-        """Return which queries and keys are within the lengths, each `[1 or batch, length]`."""
+        """Return arrays `[1 or batch, length]`, True for queries and keys within the lengths."""
         queries = np.arange(self.shape.query_length)[None]
         keys = np.arange(self.shape.key_length)[None]
         return (
@@ -503,7 +509,7 @@ class Problem:
 
     @property
     def allowed(self) -> BoolArray | None:
-        """Which keys each query may attend to, broadcastable to `[batch heads query key]`.
+        """An array, True where a query may attend to a key; it broadcasts to the logits' shape.
 
         The mask, the causal mask, the window, the lengths and the segments are combined. The result
         is None if the problem has none of these.
@@ -539,7 +545,7 @@ class Problem:
         return keys[:, None, None, :] - queries[:, None, :, None]
 
     def allowed_in_full(self) -> BoolArray:
-        """Return `allowed`, expanded to `[batch heads query key]`."""
+        """Return `allowed`, or True everywhere if that is None, as `[batch heads query key]`."""
         allowed = self.allowed
         return np.broadcast_to(True if allowed is None else allowed, self.shape.logits)
 
@@ -572,7 +578,7 @@ class Problem:
         return dataclasses.replace(self, weights=dataclasses.replace(self.weights, **weights))
 
     def digest(self) -> str:
-        """Return a hash of all numbers and flags, the same in every process."""
+        """Return a hash of what determines the answer to the problem, the same in every process."""
         flags = (self.shape, self.dtype, self.causal, self.scale)
         hashed = hashlib.blake2b(repr(flags).encode(), digest_size=16)
         arrays = {name: getattr(self, name) for name in ARRAY_NAMES}

@@ -30,7 +30,7 @@ READS_BEYOND = Phrase("bad-input.reads-beyond")
 AROUND = (np.nan, 0.0)
 """The values that surround each array: first NaN or True, then 0 or False."""
 SHORT = 3
-"""A length that is less than the number of keys and differs from every other size."""
+"""A length that is less than the usual number of keys, and differs from all other usual sizes."""
 
 Inputs = dict[str, Array]
 Meanings = Mapping[str, Callable[[], Array]]
@@ -71,7 +71,16 @@ def _question(
     masks: Mapping[str, np.ndarray],
     meanings: Meanings,
 ) -> Question:
-    """Return a question on inputs or masks; one of `meanings` may have the same answer."""
+    """Return the question of what a call does with inputs and masks that do not fit together.
+
+    Args:
+        lab: the laboratory.
+        subject: the subject of the entry.
+        problem: a similar problem, as in `Laboratory.attempt`.
+        given: the inputs to replace.
+        masks: the array for each mask argument.
+        meanings: the outputs of calls that may be equivalent; the value names the first that is.
+    """
     fed = "passed " + ", ".join(
         f"{name} {lab.dtype if array.dtype == np.float64 else array.dtype}{list(array.shape)}"
         for name, array in (*given.items(), *masks.items())
@@ -101,7 +110,7 @@ def _question(
 
 
 def _alike(one: Answer, other: Answer) -> bool:
-    """Return whether two answers have the same arrays up to rounding."""
+    """Return whether two answers have the same arrays up to rounding; NaN equals NaN."""
     first, second = one.arrays(), other.arrays()
     return first.keys() == second.keys() and all(
         first[name].shape == second[name].shape and _near(first[name], second[name], 1e-2)
@@ -110,11 +119,13 @@ def _alike(one: Answer, other: Answer) -> bool:
 
 
 def _near(one: Array, other: Array, allowed: float) -> bool:
-    """Return whether two arrays differ by at most `allowed` times the largest number in `other`."""
+    """Return whether two arrays differ by at most `allowed` times the largest number in `other`.
+
+    Equal infinities do not differ, nor do two NaN.
+    """
     largest = np.abs(other[np.isfinite(other)]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         close = np.abs(one - other) <= allowed * largest
-    # Equal infinities, and NaN in both.
     return bool((close | (one == other) | (np.isnan(one) & np.isnan(other))).all())
 
 
@@ -147,7 +158,10 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         return _question(lab, subject, problem, given, {}, meanings or {})
 
     def sized(name: str, sizes: Mapping[str, int], **meanings: Inputs) -> Question:
-        """Return a question on inputs with other batch sizes or lengths, and ways to read them."""
+        """Return a question on inputs with other batch sizes or lengths.
+
+        `meanings` are, by name, the inputs that an implementation may use in place of those.
+        """
         changed = {}
         for one, array in usual.items():
             batch = sizes.get(f"{one} batch", array.shape[0])
@@ -202,7 +216,7 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
 
 
 def _other_dtype(dtype: str) -> str:
-    """Return a different dtype that NumPy supports."""
+    """Return a dtype that NumPy supports and that differs from this one: float16 or float32."""
     return "float32" if dtype == "float16" else "float16"
 
 
@@ -259,14 +273,17 @@ def _masks(lab: Laboratory, way: Blocking) -> Iterator[Question]:
 
 
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
-    """Return a mask that blocks one key in each row; axes that are not in `own` have size 1."""
+    """Return a mask, True where visible, that blocks one key in each row.
+
+    Axes that are not in `own` have size 1; without a key axis, the mask blocks some queries.
+    """
     sizes = [made[axis] if axis in own else 1 for axis in AXES]
     rows = np.indices(sizes[:3]).sum(axis=0)
     return np.asarray(np.arange(sizes[3]) != (rows % made["key"])[..., None])
 
 
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:
-    """Return the outputs for all possible readings of a mask that does not fit, as `Meanings`."""
+    """Return the outputs for the known readings of a mask that does not fit, as `Meanings`."""
     target = problem.shape.logits
     wanted = tuple(1 if had == 1 else size for had, size in zip(visible.shape, target, strict=True))
     cut = visible[tuple(map(slice, wanted))]

@@ -42,7 +42,7 @@ _SHOWN = {
         "0.0: the mean of the values, for all of its queries",
     ),
 }
-"""For each value, an expression of `output` that shows it, and what the program then prints."""
+"""For each value, an expression of `output` that shows it, and a comment on what is printed."""
 
 
 @topic(
@@ -58,8 +58,8 @@ _SHOWN = {
 def masked_rows(lab: Laboratory) -> Iterator[Entry]:
     """Block all keys of one query with each mask argument, in each form that blocks keys.
     Examine the output and the weights of that query, and look for NaN in the gradients. Repeat this
-    for every layout of the mask; weights and gradients are then reported only if they differ from
-    those for the first layout."""
+    for each layout of the mask that has a key axis, unless a large finite number blocks the keys;
+    weights and gradients are then reported only if they differ from those for the first layout."""
     for argument in lab.arguments():
         ways = list(blockings(lab, argument))
         if any(way.hidden == INFINITE for way in ways):
@@ -80,7 +80,7 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _is_finite(way: Blocking) -> bool:
-    """Return whether keys are hidden by adding a large number, which does not quite block them."""
+    """Return whether keys are hidden by a finite number, which does not quite block them."""
     return -np.inf < way.hidden < 0
 
 
@@ -88,8 +88,13 @@ def _laid_out(lab: Laboratory, way: Blocking) -> Iterator[tuple[str, BoolArray, 
     """Yield a mask that blocks all keys of one query, in each declared layout with a key axis.
 
     In a layout without a query axis, the mask blocks all keys of all queries of a batch entry. If
-    the argument broadcasts, masks with one head for all follow. Each mask is given as a name of the
-    layout ("" for the first), the visible keys, and the array to pass.
+    the argument broadcasts, masks with one head for all follow. Masks of a shape that has been
+    yielded already are left out. If keys are hidden by a large finite number, only the first mask
+    is yielded.
+
+    Yields:
+        The name of the layout ("" for the first), the visible keys (True) as an array that
+        broadcasts to `[batch heads query key]`, and the array to pass.
     """
     shape, argument = lab.problem().shape, way.argument
     known: set[tuple[int, ...]] = set()
@@ -159,10 +164,11 @@ def _by_cotangent(
     natives: Natives,
     blocked: BoolArray,
 ) -> Iterator[Entry]:
-    """Yield entries on the gradients if only masked, or only unmasked, queries have a cotangent.
+    """Yield entries on the gradients if only the masked query, or only unmasked ones, count.
 
-    The gradient of the values, summed over the keys, should equal the sum of the weights of these
-    queries.
+    The cotangent of the output is 1 for the queries that count, and 0 for others. The gradient of
+    the values, summed over the keys, should equal the sum of the weights of these queries.
+    `blocked` `[batch query]` is True for masked queries.
     """
     problem = whole.problem
     alone = np.zeros(blocked.shape, bool)
@@ -183,7 +189,10 @@ def _by_cotangent(
 
 
 def _sum(found: Seen, expected: float, name: str) -> Phrase:
-    """Return a phrase that compares the sum of the values' finite gradients with `expected`."""
+    """Return a phrase that compares the sum of the values' finite gradients with `expected`.
+
+    `name` is "alone" if only the masked query has a cotangent, "elsewhere" if only others have.
+    """
     shape = found.problem.shape
     source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
     # The features that hold the keys' indices get a gradient only through the values.
@@ -200,7 +209,10 @@ def _sum(found: Seen, expected: float, name: str) -> Phrase:
 
 
 def row_output(lab: Laboratory, found: Seen, entry: int = ENTRY, query: int = QUERY) -> Phrase:
-    """Return the phrase that describes the output of a query."""
+    """Return the phrase for the output of a query: NaN, zeros, the output bias, the mean of values.
+
+    Other phrases stand for the output without a mask, and for anything else.
+    """
     output = found.answer.output[entry, query]
     if np.isnan(output).any():
         return NAN
@@ -223,7 +235,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return where gradients are not finite, or `FINITE`, with evidence; see `nan_places`."""
+    """Return a phrase with the `nan_places` of the gradients, or `FINITE`, and the evidence."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
@@ -232,7 +244,10 @@ def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
 
 
 def nan_places(found: Seen, blocked: BoolArray) -> list[Phrase]:
-    """Return where gradients are not finite; `blocked` marks the masked queries `[batch query]`."""
+    """Return the places where gradients are NaN or infinite, such as "keys" or "parameters".
+
+    `blocked` `[batch query]` is True for masked queries.
+    """
     places: list[str] = []
     for name, array in found.answer.gradients.items():
         rows = ~np.isfinite(array).all(axis=-1)
@@ -296,7 +311,10 @@ def _unmasked(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
-    """Return the problem with `number` in the input `name` at one token of each batch entry."""
+    """Return the problem with `number` in one component of the input `name` at one token.
+
+    All batch entries are changed.
+    """
     array = getattr(problem, name).copy()
     # One number is enough: its projection fills the key. A value carries its own index.
     array[:, token, token if name == "value" else -1] = number
@@ -346,7 +364,10 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
 
 
 def _moved(array: Array, usual: Array | None) -> BoolArray:
-    """Return a mask of the elements that are not finite or, given `usual`, far from that array."""
+    """Return True for elements that are not finite or that are far from those of `usual`.
+
+    If `usual` is None or not finite itself, the elements are not compared with it.
+    """
     moved = ~np.isfinite(array)
     if usual is not None and usual.size and np.isfinite(usual).all():
         with np.errstate(invalid="ignore"):
@@ -355,7 +376,11 @@ def _moved(array: Array, usual: Array | None) -> BoolArray:
 
 
 def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
-    """Return the places that a hidden number reaches, apart from the blocked token's own row."""
+    """Return the places that a hidden number reaches, apart from the blocked token's own row.
+
+    Elements that are not finite show that, and if there is a `usual` outcome, for a call without
+    the number, so do elements that differ from it.
+    """
     queries = np.arange(found.problem.shape.query_length)
     own = found.problem.shape.sharing == "self"
     seen = queries != HIDDEN if own else queries >= 0

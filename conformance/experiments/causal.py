@@ -61,7 +61,7 @@ SQUARE = Phrase("causal.square")
 def causal(lab: Laboratory) -> Iterator[Entry]:
     """Set the causal flag alone, for equal and for different numbers of queries and keys.
     Compare the weights with those predicted for a top-left and a bottom-right triangle. Then set it
-    together with each mask argument. Also set it with inputs that give far larger logits, and with
+    together with each mask argument. Also set it with weights that give far larger logits, and with
     a mask that leaves only later keys visible to a query."""
     flag = lab.adapter.causal_flag
     if flag is None:
@@ -111,7 +111,10 @@ def _with_mask(
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
-    """Return a pattern of visible keys for which all hypotheses of `combined` differ, if found."""
+    """Return a pattern of visible keys (True) for which all `hypotheses` differ.
+
+    If none of 200 random patterns is such, return the last of them.
+    """
     for seed in range(200):
         visible = visible_of(way, shape, seed)
         triangles = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
@@ -121,7 +124,10 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 
 
 def _needed(lab: Laboratory, name: str, shape: Shape) -> dict[str, Native]:
-    """Return the top-left triangle as a mask, by the argument's name; {} if it does not fit."""
+    """Return the top-left triangle as a mask, by the argument's name.
+
+    Return {} if the triangle does not fit the argument, or no way to block keys with it is known.
+    """
     way = blocking(lab, lab.adapter.masks.by_name[name])
     native = None if way is None else way.native(causal_mask(shape, "top-left"), shape)
     return {} if native is None else {name: native}
@@ -146,7 +152,10 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
 
 
 def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
-    """Yield entries on whether the flag blocks later keys with large logits, or with no others."""
+    """Yield entries on whether the flag blocks later keys that are hard to block.
+
+    Later keys are hard to block if logits are large, or if a mask blocks all other keys.
+    """
     problem = lab.problem(LENGTHS[0][1])
     later = ~causal_mask(problem.shape, "top-left")
     for name, largest in (("large", 1.5e4), ("huge", 1e10)):
@@ -169,7 +178,11 @@ def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
 
 
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:
-    """Yield an entry on what the first two queries get if a mask blocks the first two keys."""
+    """Yield an entry on what queries get if the flag and a mask together leave them no keys.
+
+    The mask blocks the first two keys. Whether the flag only lowers logits is seen from the first
+    two queries, and anything else from the first. Yield nothing if there is no answer.
+    """
     shown = (np.arange(problem.shape.key_length) >= 2)[None, None, None]
     native = way.native(shown, problem.shape)
     found = None if native is None else lab.ask(problem, {flag: True, way.argument.name: native})
@@ -196,7 +209,10 @@ def _aligned(lab: Laboratory, found: Seen) -> Phrase:
 def _with_its_mask(
     lab: Laboratory, flag: str, needs: str, lengths: Phrase, sizes: Sizes
 ) -> Iterator[Entry]:
-    """Yield entries on a flag that needs a mask argument, given each causal triangle in turn."""
+    """Yield entries on a flag that needs a mask argument, which gets each causal triangle in turn.
+
+    `needs` is the name of that argument. Yield nothing if it was not observed to block keys.
+    """
     way = blocking(lab, lab.adapter.masks.by_name[needs])
     if way is None:
         return
@@ -259,7 +275,7 @@ def windows(lab: Laboratory) -> Iterator[Entry]:
 
 
 def near(shape: Shape, limits: Limits, alignment: Causal) -> BoolArray:
-    """Return a mask `[1 1 query key]` of the keys in a window around each query's own position."""
+    """Return a mask `[1 1 query key]`, True for keys in a window around each query's position."""
     offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None] - offset
     return within(limits, distance)[None, None]
@@ -322,7 +338,10 @@ def _candidates(shape: Shape) -> Iterator[tuple[Causal, Limits]]:
 
 
 def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
-    """Return the phrase for a window: that of the first candidate with the same visible keys."""
+    """Return the phrase for a window: that of the first candidate with the same visible keys.
+
+    Windows that show every key or no key have phrases of their own.
+    """
     wanted = near(shape, limits, alignment)
     if wanted.all():
         return EVERY_KEY
@@ -374,7 +393,7 @@ def lengths(lab: Laboratory) -> Iterator[Entry]:
 
 
 def causal_beside(lab: Laboratory, needed: bool) -> dict[str, Native]:
-    """Return the causal flag, set to True, by its name, if an argument needs it; otherwise {}."""
+    """Return the causal flag, set to True, by its name; {} if there is none or it is not needed."""
     flag = lab.adapter.causal_flag
     return {flag.name: True} if needed and flag is not None else {}
 
@@ -408,7 +427,10 @@ def _of_keys(
 
 
 def _row(lab: Laboratory, subject: Phrase, found: Outcome, rows: slice) -> Entry:
-    """Return an entry on the weights of queries that have no keys, or are beyond the length."""
+    """Return an entry on the weights of the queries `rows`, which should have no visible key.
+
+    The value is NaN, zeros, the weights without lengths, equal weights, or something else.
+    """
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told)
     applied, noise = (each[:, :, rows] for each in (found.applied, lab.noise(found.problem)))

@@ -1,9 +1,10 @@
 """An `Experiment` determines a convention of an implementation by calling it.
 
-It can show the convention with a short program that calls the library without this suite. Such a
-program is assembled from the user code in the adapter's example. Its query, key and value are one
-array, so that it also suits implementations that support only self-attention. It prints a number,
-or a few elements of the output, and explains it in a comment; tests run it and compare the two.
+Some entries come with a short program that shows the convention by calling the library without this
+suite. Such a program is assembled from the user code in the adapter's example. Its query, key and
+value are one array, so that it also suits implementations that support only self-attention. The
+program prints a number, or a few elements of the output, and a comment says what that means; tests
+run the program, and compare its output with the comment.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]] | Iterator[Questio
 
 @dataclass
 class Findings:
-    """The findings of an experiment: card entries, and arrays by the text of an entry's subject."""
+    """The entries of an experiment, and the arrays to show with some of them.
+
+    The key of an array is the text of its entry's subject.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -77,7 +81,8 @@ class Experiment:
             inputs are not shared.
         apart: whether a call may crash the process. If so, `make` yields instances of `Question`,
             and a run answers them one by one in a separate process.
-        plain: whether an answer at the usual sizes is needed for comparison.
+        plain: whether an answer at the usual sizes, without a mask, is needed for comparison. It is
+            always needed with `apart`.
         needs: types of features; the experiment is run only if the adapter declares a feature of
             one of these types. If there are none, it is always run.
     """
@@ -104,7 +109,10 @@ class Experiment:
         return self.topic.id
 
     def modes(self, adapter: Adapter) -> tuple[Mode, ...]:
-        """Return the modes of the adapter in which the experiment is worth running."""
+        """Return the modes of the adapter in which the experiment is worth running.
+
+        There are none if the adapter declares no feature of the types in `needs`.
+        """
         if self.needs and not any(isinstance(each, self.needs) for each in adapter.features):
             return ()
         if not self.every_mode or (self.costly and adapter.compiles):
@@ -114,6 +122,8 @@ class Experiment:
 
     def run(self, lab: Laboratory) -> Findings:
         """Run the experiment and return its findings.
+
+        With `apart`, the questions are asked in this process, which a call may crash.
 
         Raises:
             Unsupported: if the adapter does not support what is examined.
@@ -154,7 +164,10 @@ class Experiment:
         return questions
 
     def _asked_again(self, lab: Laboratory) -> Iterator[tuple[dict[str, Argument], Laboratory]]:
-        """Yield further laboratories, each with arguments that mark the subjects of its entries."""
+        """Yield the laboratories in which to repeat the experiment, for `shared` and `every_dtype`.
+
+        Each comes with the arguments that distinguish the subjects of its entries.
+        """
         worth_it = not (self.costly and lab.adapter.compiles)
         if self.shared and worth_it and lab.with_shared_inputs is not None:
             yield {"sharing": Phrase("inputs.shared")}, lab.with_shared_inputs
@@ -163,7 +176,11 @@ class Experiment:
                 yield {"inputs_in": other.dtype}, other
 
     def _entries(self, lab: Laboratory) -> Iterator[Entry]:
-        """Yield the entries of a further laboratory, or one that says that it fails unmasked."""
+        """Yield the entries of a laboratory in which the experiment is repeated.
+
+        If a call without a mask fails there, yield one entry that says so; if the adapter does not
+        support such a call, yield nothing.
+        """
         try:
             lab.plain()
         except Unsupported:
@@ -177,16 +194,20 @@ class Experiment:
 def agreeing(
     subject: Phrase, value: Phrase, evidence: str, declared: Phrase, code: str = ""
 ) -> Entry:
-    """Return an entry that agrees with the declaration, if there is any, if that is the value.
+    """Return an entry that agrees with the declaration if nothing is declared, or the same value.
 
-    Nothing is declared about what cannot be asked.
+    `declared` is the declared value, or `NOTHING`. If the value is `CANNOT_BE_ASKED`, nothing
+    counts as declared.
     """
     declared = NOTHING if value == CANNOT_BE_ASKED else declared
     return Entry(subject, value, evidence, declared, declared in (NOTHING, value), code)
 
 
 def declared(entries: Iterable[Entry], adapter: Adapter) -> Iterator[Entry]:
-    """Yield the entries, completed with what the adapter declares in `conventions`."""
+    """Yield the entries, completed with what the adapter declares in `conventions`.
+
+    The first pattern in `conventions` that matches the subject of an entry counts.
+    """
     for entry in entries:
         subject, value = str(entry.subject), str(entry.value)
         wanted = next((v for p, v in adapter.conventions.items() if _matches(subject, p)), "")
@@ -204,7 +225,10 @@ def _matches(text: str, pattern: str) -> bool:
 
 
 def settled(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, except those on shared inputs that repeat one on separate inputs."""
+    """Return the entries without those on shared inputs that repeat an entry on separate inputs.
+
+    Entries repeat each other even if the shapes of the answers differ.
+    """
 
     def told(entry: Entry) -> list[Phrase]:
         # Lengths are equal in shared inputs, so the shape of an answer differs.
@@ -218,7 +242,11 @@ def settled(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
-    """Return subject and value without details that differ between laboratories in name only."""
+    """Return subject and value of an entry in a form that can be compared between laboratories.
+
+    Left out are the dtype of the mask if it is that of the inputs, the name of the input that the
+    entry is about, and places other than `_PLACES`.
+    """
     subject, value = entry.subject, entry.value
     form = subject.part("form")
     if form.name("dtype") == lab.dtype:
@@ -235,7 +263,8 @@ _PLACES = (
     *(Phrase(f"place.{name}") for name in ("output", "weights", "parameters")),
     Phrase("place.gradients", {"of": "parameters"}),
 )
-"""The places that are compared between laboratories; others are named after shared inputs."""
+"""The places to which NaN may spread that are compared between laboratories. Other places are named
+after inputs, which may be shared."""
 
 
 def topic(
@@ -257,14 +286,14 @@ _SIZES = dict(zip(AXES, SMALL.logits, strict=True))
 def hiding_code(
     lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0
 ) -> str:
-    """Return code that prints how much the other outputs change when a token is replaced.
+    """Return code that prints how much other outputs change if the first or last token changes.
 
     Args:
-        lab: the laboratory; the result is "" if its adapter has no example for its mode, or if the
-            mode has no gradients.
+        lab: the laboratory; the result is "" if its adapter has no example for its mode, if no code
+            is known for its framework, or if the mode has no gradients.
         name: the mask argument or flag to pass, or "" for none.
         made: lines that create the array `mask`; empty for a flag.
-        told: what the printed number means.
+        told: what the printed number means, as a comment.
         token: the token to replace: 0 to look at later outputs, -1 to look at earlier ones.
     """
     rows = "1:" if token == 0 else ":-1"
@@ -283,20 +312,27 @@ def hiding_code(
 
 
 def difference_code(lab: Laboratory, name: str, made: Sequence[str], told: str) -> str:
-    """Return code that prints how much the mask argument changes the output; see `hiding`."""
+    """Return code that prints how much a mask argument changes the output.
+
+    The arguments, and the cases in which the result is "", are those of `hiding_code`.
+    """
     shown = ["first = {call}", "second = {plain}", f"print(abs(first - second).max())  # {told}"]
     return _code(lab, made, name, shown)
 
 
 def output_code(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: str) -> str:
-    """Return code that prints the expression `shown` of the variable `output`; see `hiding`."""
+    """Return code that prints `shown`, an expression of the variable `output`.
+
+    The other arguments, and the cases in which the result is "", are those of `hiding_code`.
+    """
     return _code(lab, made, name, ["output = {call}", f"print({shown})  # {told}"])
 
 
 def mask_lines(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
     """Return code lines that create the array `mask`: all `fill`, but `mark` at token 0.
 
-    If `mark` is None, token 0 is not marked. `note` becomes a comment.
+    Token 0 is the first along the last axis of the layout. If `mark` is None, it is not marked. The
+    dtype "own" stands for float32. `note` becomes a comment.
     """
     shape = layouts.shape(layout, _SIZES)
     kind = "float32" if dtype == "own" else dtype
@@ -313,7 +349,10 @@ def mask_lines(layout: str, dtype: str, fill: float, mark: float | None, note: s
 
 
 def _code(lab: Laboratory, made: Sequence[str], name: str, shown: Sequence[str]) -> str:
-    """Return the complete program, or "" in the cases that `hiding` names."""
+    """Return the complete program, or "" in the cases that `hiding_code` names.
+
+    In the lines `shown`, "{call}" and "{plain}" stand for calls with and without the argument.
+    """
     example, framework = lab.adapter.small_example(lab.mode), FRAMEWORKS.get(lab.adapter.framework)
     # A call without derivatives needs a context such as `no_grad`, which the program lacks.
     if example is None or framework is None or not lab.mode.gradients:

@@ -1,8 +1,8 @@
 """Experiments on soft caps, sinks, ALiBi and rotary embeddings.
 
-Each poses a problem that has the feature, with arguments made as the adapter declares. Each known
-convention predicts attention weights; the entry names the first one that predicts the weights that
-were actually applied.
+Each experiment poses a problem that has the feature, with arguments made as the adapter declares.
+Each known convention predicts attention weights; the entry names the first convention that predicts
+the weights that were actually applied.
 """
 
 from __future__ import annotations
@@ -89,7 +89,11 @@ def _beside_mask(
     cap: float,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Yield an entry on whether the cap is applied before or after a mask that blocks a key."""
+    """Yield an entry on whether the cap is applied before or after a mask that blocks a key.
+
+    Yield nothing if the argument cannot do that. `capped` is the problem with the cap, `logits` are
+    those without it, and `about` are the arguments of the entry's subject.
+    """
     way = blocking(lab, mask)
     if way is None or "key" not in way.axes:
         return
@@ -115,7 +119,11 @@ def _beside_bias(
     cap: float,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Yield an entry on whether the cap is applied before or after a bias is added."""
+    """Yield an entry on whether the cap is applied before or after a bias is added.
+
+    Yield nothing if the argument `mask` does not take a bias. The arguments are those of
+    `_beside_mask`.
+    """
     if examined(lab, mask, ZERO_INFINITE).value != ADDED or "key" not in mask.layouts[0]:
         return
     # The numbers are of the same magnitude as the cap.
@@ -145,7 +153,7 @@ def _beside_bias(
 )
 def sinks(lab: Laboratory) -> Iterator[Entry]:
     """Give each head a sink, and find the unit of its logit that predicts the attention weights.
-    Set all sinks to −inf. Set sinks together with a mask that blocks every key of some queries."""
+    Set all sinks to −inf. Set sinks together with a mask that blocks every key of a batch entry."""
     problem = lab.problem()
     logits, scale = forward(problem, Exact()).logits, problem.logit_scale
     given = np.linspace(1.0, 3.0, problem.shape.heads)
@@ -193,8 +201,8 @@ def sinks(lab: Laboratory) -> Iterator[Entry]:
 )
 def alibi(lab: Laboratory) -> Iterator[Entry]:
     """Give each head a slope, and find the linear bias that predicts the attention weights.
-    Do this for equal and for different numbers of queries and keys, without a causal mask if
-    possible."""
+    Do this for equal and, if slopes are passed, for different numbers of queries and keys, without
+    a causal mask if possible."""
     (argument,) = lab.features(Alibi)
     for told, sizes in WINDOW_LENGTHS[:1] if lab.sharing == "self" else WINDOW_LENGTHS:
         square = sizes.query == sizes.key
@@ -277,7 +285,7 @@ def _rotations(problem: Problem, wanted: Rotary) -> Guesses:
 
 
 def _softmax(logits: Array, sink: Array | float = -np.inf) -> Array:
-    """Return the softmax over keys; its sum includes `sink`, the logit of a sink."""
+    """Return the softmax over keys, whose normaliser includes `sink`, the logit of a sink."""
     peak = np.maximum(logits.max(axis=-1, keepdims=True), sink)
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - peak)
@@ -285,7 +293,10 @@ def _softmax(logits: Array, sink: Array | float = -np.inf) -> Array:
 
 
 def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) -> Outcome:
-    """Call the implementation with a problem, encoded as declared, and these mask arguments."""
+    """Call the implementation with a problem, encoded as declared, and these mask arguments.
+
+    The outcome is `Refused` if the declarations cannot encode the problem.
+    """
     try:
         said = lab.adapter.masks.spell(problem)
     except Unsupported as reason:
@@ -295,7 +306,10 @@ def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) ->
 
 
 def _asked_causal(lab: Laboratory, problem: Problem) -> tuple[Problem, Outcome]:
-    """Call the implementation with a problem, causal if it is unsupported without; return both."""
+    """Call the implementation with a problem; return the problem that was posed, and the outcome.
+
+    If the question cannot be asked without a causal mask, the problem gets a top-left one.
+    """
     found = _asked(lab, problem)
     if isinstance(found, Refused) and found.value == CANNOT_BE_ASKED:
         problem = problem.replace(causal="top-left")
@@ -306,7 +320,7 @@ def _asked_causal(lab: Laboratory, problem: Problem) -> tuple[Problem, Outcome]:
 def _entry(
     lab: Laboratory, subject: Phrase, found: Outcome, guesses: Guesses, said: Phrase | None = None
 ) -> Entry:
-    """Return an entry with the first convention that predicts the weights.
+    """Return an entry with the first convention that predicts the weights, or `UNEXPLAINED`.
 
     `said` is what the adapter declares; by default, it is the first convention in `guesses`.
     """

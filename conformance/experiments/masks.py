@@ -67,8 +67,8 @@ HALF = ("bfloat16", "float16")
 )
 def meanings(lab: Laboratory) -> Iterator[Entry]:
     """Pass masks in every form that users pass, and find the meaning that predicts the weights.
-    The forms are booleans, 0 and 1 in several dtypes, 0 and −inf, and 0 and −1e9 or the least
-    finite number. Repeat this for inputs in half precision."""
+    The forms are booleans, 0 and 1 in several dtypes, 0 and 1 with 0.25 or 2, 0 and −inf, and 0 and
+    −1e9 or the least finite number. Repeat this for inputs in half precision."""
     half = next((name for name in HALF if name != lab.dtype and lab.has(name)), "")
     for argument in lab.arguments():
         for form in FORMS:
@@ -80,7 +80,10 @@ def meanings(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) -> str:
-    """Return code that shows that the mask hides token 0, or that it is ignored; else ""."""
+    """Return code that shows that the mask hides token 0, or that the mask is ignored.
+
+    Return "" if `value`, the observed meaning, is neither, or if there is no such code.
+    """
     layout = argument.layouts[0]
     if argument not in lab.adapter.mask_arguments:
         return ""
@@ -131,10 +134,10 @@ class Blocking:
         """Return the mask to pass for a pattern of visible keys, or None if no layout fits it.
 
         Args:
-            visible: the pattern, `[batch heads query key]`; axes may have size 1.
+            visible: the pattern, `[batch heads query key]`, True for visible; axes may have size 1.
             shape: the shape of the problem.
             among: the layouts to try in this order; by default, all of the argument's.
-            broadcast: whether axes of size 1 keep that size.
+            broadcast: whether axes of size 1 keep that size, unless they are joined with others.
         """
         values: Array = np.where(visible, self.visible, self.hidden)
         for layout in among or self.argument.layouts:
@@ -146,7 +149,10 @@ class Blocking:
     def passed(
         self, visible: BoolArray, shape: Shape, among: Sequence[str] = ()
     ) -> dict[str, Native]:
-        """Return the mask to pass, by the argument's name, for a pattern that a layout fits."""
+        """Return the mask to pass, by the argument's name; arguments are those of `native`.
+
+        Some layout must fit the pattern.
+        """
         native = self.native(visible, shape, among)
         assert native is not None
         return {self.argument.name: native}
@@ -156,7 +162,8 @@ def blockings(lab: Laboratory, argument: MaskArgument, dtype: str = "") -> Itera
     """Yield the forms in which the argument was observed to block keys.
 
     The forms to try are booleans or, if these do not block keys, 0 and 1; and then 0 and −inf.
-    These are numbers in this dtype; "" stands for that of the laboratory.
+    Numbers are passed in `dtype`, where "" stands for the laboratory's, except that 0 and 1 are
+    passed in the dtype that the argument declares, if any.
     """
     boolean, ones, infinite, *_ = forms_of(dtype or lab.dtype)
     for form in (boolean, zero_one(argument, ones)):
@@ -259,7 +266,7 @@ def pairs(lab: Laboratory) -> Iterator[Entry]:
     """Pass two mask arguments at once that hide different keys, and see how they are combined.
     A key may be visible if both masks show it, if at least one does, if a certain one does, or
     always. Repeat this with axes that have the same size. Pass a bias together with each mask, with
-    another bias, and with the causal flag. Repeat all of this with a custom scale."""
+    another bias, and with the causal flag. Also pass any two of these with a custom scale."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
     for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
         for one, other in itertools.combinations(known, 2):
@@ -301,7 +308,10 @@ def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArra
 
 
 def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, BoolArray]:
-    """Return the visible keys `[batch heads query key]` for each way to combine two patterns."""
+    """Return the keys that are visible (True) for each way to combine two patterns, by its name.
+
+    Each result has the shape `[batch heads query key]`.
+    """
     first, second = (np.broadcast_to(item, shape.logits) for item in (one, other))
     both, either = first & second, first | second
     neither = np.ones_like(first)
@@ -309,7 +319,7 @@ def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, Bool
 
 
 def distinct(patterns: dict[str, BoolArray]) -> bool:
-    """Return whether any two patterns differ in some row in which all patterns show a key."""
+    """Return whether every two patterns differ in some row in which all patterns show a key."""
     several = list(patterns.values())
     shown = np.all([item.any(axis=-1) for item in several], axis=0)[..., None]
     pairs = itertools.combinations(several, 2)
@@ -317,10 +327,10 @@ def distinct(patterns: dict[str, BoolArray]) -> bool:
 
 
 def visible_of(item: Blocking, shape: Shape, seed: int) -> BoolArray:
-    """Return a random pattern `[batch heads query key]`, with size 1 for axes the argument lacks.
+    """Return a random pattern `[batch heads query key]`, True where a key is visible.
 
-    If there is a key axis, the first key is visible to every query, so that two patterns together
-    do not mask a query fully.
+    Axes that the argument lacks have size 1. If there is a key axis, the first key is visible to
+    every query, so that two such patterns together do not mask a query fully.
     """
     sizes = [n if a in item.axes else 1 for a, n in zip(AXES, shape.logits, strict=True)]
     return _pattern(tuple(sizes), "key" if "key" in item.axes else "query", seed).copy()
@@ -390,7 +400,10 @@ class _Given(NamedTuple):
 
 
 def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
-    """Yield entries on two arguments: with a bias at the usual scale, all pairs at another one."""
+    """Yield entries on pairs of masks, biases and the causal flag.
+
+    At the usual scale, only pairs with a bias are passed; at a custom scale, all pairs are.
+    """
     sizes = lab.sizes(query=5, key=5)
     shape = lab.problem(sizes).shape
     alone = {item.name for item in lab.arguments() if item.alone}
@@ -420,7 +433,10 @@ def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
 
 
 def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator[_Given]:
-    """Yield a mask for each argument in `known`, each possible bias, and the causal flag."""
+    """Yield a mask for each argument in `known`, each possible bias, and the causal flag.
+
+    The flag is left out if it needs a mask argument, or is declared to be rejected beside one.
+    """
     for seed, item in enumerate(known):
         visible = visible_of(item, shape, seed)
         added = np.broadcast_to(np.where(visible, 0.0, -np.inf), shape.logits)
@@ -440,7 +456,10 @@ def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator
 
 
 def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
-    """Return which of two arguments had an effect on the weights, and whether the scale had one."""
+    """Return which of two arguments had an effect on the weights, and whether the scale had one.
+
+    Return `UNEXPLAINED` if no combination of effects predicts the weights.
+    """
     problem = seen.problem
     plain = lab.unmasked(seen)
     effects = [(Phrase("combined.both"), one.adds + other.adds)]

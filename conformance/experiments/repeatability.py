@@ -40,9 +40,9 @@ STRIDED = (("strided", "gaps"), ("window", "window"))
 )
 def repeatability(lab: Laboratory) -> Iterator[Entry]:
     """Repeat a call, and compare the attention weights with those of the first call.
-    The inputs span several tiles. The call is repeated unchanged, without the rest of the batch,
-    with strided inputs, and compiled; at the usual size, also with a strided mask. Weights are
-    compared bit by bit, then up to the rounding noise."""
+    The inputs span several tiles if possible. The call is repeated unchanged, without the rest of
+    the batch, with strided inputs, and compiled if the framework compiles; at the usual size, also
+    with a strided mask. Weights are compared bit by bit, then up to the rounding noise."""
     first = _first(lab)
     problem = first.problem
     yield _compared(lab, "twice", lab.ask(problem), first.applied)
@@ -68,7 +68,10 @@ def _first(lab: Laboratory) -> Seen:
 
 
 def _strided_mask(lab: Laboratory, argument: MaskArgument) -> Iterator[Entry]:
-    """Yield entries on a mask that would be read wrongly if a framework ignored its strides."""
+    """Yield entries on a strided mask, whose answer is compared with that for a contiguous one.
+
+    Yield nothing if the argument cannot block keys, or if the contiguous mask gives no answer.
+    """
     way = blocking(lab, argument)
     if way is None:
         return

@@ -1,7 +1,7 @@
 """Experiments that find out which shapes a mask argument accepts, and how it reads their axes.
 
-In the first, all sizes are different, so that swapped axes usually raise an error. In the second,
-two axes have the same size, so that swapping them raises no error.
+In the first experiment, all sizes are different if possible, so that swapped axes usually raise an
+error. In the second, two axes have the same size, so that swapping them raises no error.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ and ones with one head too many."""
 WITHOUT_BROADCASTING = tuple(
     name for name in SHAPES if len(name.split()) > 1 and not {"1", "heads+1"} & set(name.split())
 )
-"""The shapes to try if two axes have equal sizes; broadcasting is examined with different sizes."""
+"""The shapes to try if two axes have equal sizes: those of several axes, none of size 1 or with one
+head too many. Other shapes are tried only with different sizes."""
 
 COINCIDENCES = (
     ("batch-is-heads", {"batch": 3, "heads": 3, "query": 5, "key": 5}),
     ("batch-is-query", {"batch": 3, "heads": 5, "query": 3, "key": 5}),
     ("batch-is-key", {"batch": 5, "heads": 3, "query": 3, "key": 5}),
 )
-"""Sets of sizes such that any two axes have the same size in one of them."""
+"""Sets of sizes such that every two axes have the same size in one of them."""
 
 _UNANSWERED = {
     CANNOT_BE_ASKED.id: "shapes.cannot-be-asked",
@@ -93,7 +94,7 @@ other reason, the subject is "shapes.refused"."""
     revision=3,
 )
 def different_sizes(lab: Laboratory) -> Iterator[Entry]:
-    """Pass masks of right and wrong shapes in a problem whose axes all have different sizes.
+    """Pass masks of right and wrong shapes in a problem whose sizes all differ, if possible.
     Find the reading of the masks' axes that explains the attention weights."""
     sizes = lab.sizes()
     for way in _ways(lab):
@@ -158,7 +159,8 @@ def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
 def _ways(lab: Laboratory) -> Iterator[Blocking]:
     """Yield a way to block keys for each mask argument that has one.
 
-    Masks that a framework attaches to tensors are left out, as they end up in these arguments.
+    Numbers are float32, unless the argument declares another dtype for 0 and 1. Masks that a
+    framework attaches to tensors are left out, as they end up in these arguments.
     """
     for argument in lab.arguments():
         if argument in lab.adapter.mask_arguments:
@@ -172,8 +174,9 @@ def _tried(
 ) -> Iterator[tuple[str, Seen | Refused, list[str], Phrase]]:
     """Pass a mask of each shape once, and yield what happens.
 
-    Each item is the name of the shape, the outcome, the readings of the axes that explain it, and,
-    if there are none, how the mask was resized to fit.
+    The shapes are those with these names, and then those of the argument's layouts; masks with a
+    single element are left out. Each item is the name of the shape, the outcome, the readings of
+    the axes that explain it, and, if none does, how the mask was resized to fit, or `NOTHING`.
     """
     tried: set[tuple[int, ...]] = set()
     problem = lab.problem(sizes)
@@ -205,7 +208,10 @@ def _told(sizes: Sizes) -> str:
 
 
 def _as(name: str, readings: list[str], otherwise: Phrase) -> Phrase:
-    """Return how the axes of a shape were read, or `NOTHING` if they were read as intended."""
+    """Return how the axes of a shape were read, or `NOTHING` if they were read as `name` says.
+
+    `readings` are the readings that explain the weights, and `otherwise` is used if there are none.
+    """
     if name in readings:
         return NOTHING
     if readings:

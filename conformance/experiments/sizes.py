@@ -28,15 +28,16 @@ HEAD_SIZES = (64, 128, 16, 32, 80, 96, 256, 72, 40, 33, 5)
 """The head sizes to try: the most usual first, then other multiples of 8, then odd ones."""
 
 LENGTHS = ((128, 128), (64, 64), (256, 256), (16, 16), (5, 5))
-"""The pairs of lengths (query, key) at which head sizes are tried until one is accepted. All other
-sizes are tried at that pair of lengths."""
+"""The pairs of lengths (query, key) at which head sizes are tried until one is accepted. The other
+sizes and numbers of heads are tried at the pair at which one was."""
 
 VALUES = (0.5, 2.0)
 """The sizes of value heads to try, relative to that of key heads."""
 
 LONGEST = (512, 1024)
 FAR_OFF = 0.05
-"""The relative error above which an answer is wrong; its accuracy is not in question here."""
+"""The relative error of the output (in the Euclidean norm) above which it counts as wrong. It is
+large, because accuracy is not in question here."""
 
 HEADS = (1, 3, 8, 32)
 GROUPS = (2, 3, 8, 16)
@@ -44,14 +45,23 @@ GROUPS = (2, 3, 8, 16)
 
 @dataclass
 class _Trials:
-    """A laboratory with the descriptions of trials with wrong outputs, and reasons for failures."""
+    """A laboratory, and what is known about trials of sizes, each of which has a description.
+
+    Attributes:
+        lab: the laboratory.
+        wrong: the descriptions of the trials whose output was wrong.
+        reasons: why trials failed, by their descriptions.
+    """
 
     lab: Laboratory
     wrong: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def takes(self, shape: Shape, tried: str) -> bool:
-        """Return whether the implementation gives a right output for a shape; record failures."""
+        """Return whether the implementation gives a right output for a shape.
+
+        A failure is recorded under `tried`, the description of the trial.
+        """
         problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), self.lab.dtype)
         try:
             self.lab.adapter.check(problem)
@@ -140,9 +150,10 @@ def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
-    """Return the first shape that the implementation accepts, if any, and forget earlier failures.
+    """Return the first shape that the implementation accepts, or None if it accepts none.
 
-    The shape is that of the laboratory's problems with batch size 1 and 4 heads.
+    The shapes to try are that of the laboratory's problems with batch size 1, 4 heads, and each of
+    `LENGTHS` and `HEAD_SIZES`. If one is accepted, the failures before it are forgotten.
     """
     usual = lab.problem().shape
     for queries, keys in LENGTHS:
@@ -157,7 +168,10 @@ def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
 
 
 def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -> Shape:
-    """Return the shape with other heads, and widths that suit a function or a layer."""
+    """Return the shape with other heads and other widths.
+
+    `head` is the size of all heads. The widths are 32 for a function, and heads · head for a layer.
+    """
     width = 32 if lab.adapter.projections_supplied else heads * head
     names = ("query_width", "key_width", "value_width", "output_width")
     widths: dict[str, Any] = dict.fromkeys(names, width)
@@ -168,8 +182,8 @@ def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -
 def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
     """Return the numbers of which the query length and the key length must be multiples.
 
-    Multiples are powers of two up to 64. If a length plus any of these is refused, the result is
-    the length itself.
+    A length is increased by powers of two up to 64 until the sum is accepted; the number is then
+    that power. If no power that is less than the length is accepted, it is the length itself.
     """
 
     def multiple(axis: str) -> int:
@@ -187,7 +201,10 @@ def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
 
 
 def _longest(trials: _Trials, shape: Shape) -> int:
-    """Return the greatest length that is accepted, or 0 if all lengths in `LONGEST` are."""
+    """Return the greatest length that is accepted, or 0 if all lengths in `LONGEST` are.
+
+    The longer of the shape's lengths counts as accepted.
+    """
     last = max(shape.query_length, shape.key_length)
     for length in LONGEST:
         longer = replace(shape, query_length=length, key_length=length)
@@ -200,7 +217,11 @@ def _longest(trials: _Trials, shape: Shape) -> int:
 def _entry(
     trials: _Trials, subject: str, taken: Iterable[int], tried: Iterable[int], named: str
 ) -> Entry:
-    """Return the entry on the sizes that are accepted, with up to three reasons why others fail."""
+    """Return the entry on the accepted sizes, with up to three reasons why others fail.
+
+    `taken` are the accepted ones of the sizes `tried`. `named` is a format that makes the
+    description of a trial from a size.
+    """
     sizes, every = sorted(taken), sorted(tried)
     value = Phrase("sizes.none")
     if sizes:
@@ -212,7 +233,7 @@ def _entry(
 
 
 def _wrong(trials: _Trials) -> Iterator[Entry]:
-    """Yield an entry on the sizes with a wrong output, if any: this is worse than an error."""
+    """Yield an entry on the trials with a wrong output, if any."""
     if trials.wrong:
         told = Phrase("sizes.these", {"sizes": [*dict.fromkeys(trials.wrong)]})
         yield Entry(Phrase("sizes.wrong"), told)

@@ -152,7 +152,10 @@ def _shared(applied: Array) -> Entry:
 
 
 def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
-    """Return an entry on whether the returned weights are those before or after dropout."""
+    """Return an entry on whether the returned weights are those before or after dropout.
+
+    The value is `SOMETHING_ELSE` if they are neither.
+    """
     value = SOMETHING_ELSE
     for name, expected in (("before", plain), ("after", applied)):
         if np.abs(weights - expected).max() <= 1e-2 * np.abs(plain).max():

@@ -1,14 +1,13 @@
 """Draw recipes of problems: mostly small ones, some at the sizes of real kernels.
 
-A `Recipe` consists of the names and sizes that determine all numbers of a problem. A search draws
-recipes instead of arrays, so that it can change one thing at a time. Numbers, masks, biases and
-regimes are drawn as in the catalogue, for which the estimates of noise are known to be realistic;
-their combinations and sizes are new.
+A `Recipe` consists of the names, sizes and seed that determine all numbers of a problem. Numbers,
+masks, biases and regimes (ways to change the usual numbers) are drawn as in the catalogue, for
+which the estimates of noise are known to be realistic; their combinations and sizes are new.
 
-Only combinations of features that the adapter accepts are drawn: its own `check` is called with a
-small problem of each combination, and the result is cached. Sizes are drawn next. They are limited,
-because a search needs many problems and large ones are slow. For an implementation that declares a
-`Geometry`, only sizes of that geometry are drawn.
+A combination of features is drawn first. It is used if the adapter's own `check` accepts a small
+problem with it; the result is cached. Sizes are drawn next, and features that do not suit them are
+dropped. Sizes are limited, because a search needs many problems and large ones are slow. If an
+implementation declares a `Geometry`, the sizes are drawn from it.
 """
 
 from __future__ import annotations
@@ -114,15 +113,16 @@ FEATURES: dict[str, tuple[FeaturePattern, ...]] = {
     "lengths": (patterns.key_lengths, patterns.key_lengths_from_queries),
     "segments": (patterns.segments, patterns.two_segments),
 }
-"""The ways to draw each feature; a recipe names one by the feature and its index here."""
+"""The ways to draw each feature; recipes contain the feature's name and the index of a way."""
 SCALES = (None, 0.75, 0.125, 2.0, 1.0, 0.0, -0.5, -1.5)
 
 MOST_SEEDS = 2**16
 MOST_REFUSED = 1000
-"""The most combinations of features to try until one is accepted."""
+"""The most combinations of features to try until the adapter accepts one."""
 
 TILES = (16, 32, 64, 128, 256)
-"""The tile sizes of kernels: lengths are drawn at their multiples and one before or after."""
+"""Usual tile sizes of kernels; some lengths are drawn at multiples of them, or one before or after.
+"""
 LONGEST = 640
 HEAD_SIZES = (16, 32, 64, 72, 80, 96, 128, 256)
 """Head sizes for which kernels have specialised code."""
@@ -134,29 +134,37 @@ GROUPS = (2, 2, 2, 3, 4, 8, 16)
 USUAL = tuple(
     Geometry(head_sizes=HEAD_SIZES, tiles=tiles) for tiles in ((64, 64), (64, 128), (128, 128))
 )
-"""The sizes of usual kernels, for implementations that declare none."""
+"""The geometries of usual kernels, for implementations that declare no geometry."""
 AT_SIZE = 0.2
-"""The share of problems at kernel sizes if none are declared."""
+"""The share of problems that are drawn at the sizes of `USUAL` if no geometry is declared."""
 KINDS = ({"keys"}, {"keys"}, {"queries"}, {"queries", "keys"}, {"heads"})
-"""What a problem at kernel sizes has many of; having only one keeps it as cheap as small ones."""
+"""Sets of what a problem at kernel sizes has many of; one set is drawn for each problem."""
 WIDTH = 32
-"""The width of the inputs at kernel sizes if the suite supplies the projections."""
+"""The width of inputs and output at kernel sizes if widths are free and the suite projects them."""
 
 MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
-"""The highest costs of small problems, of those at kernel sizes, and of a few of the latter."""
+"""The highest `_cost` of small problems, of those at kernel sizes, and of a few of the latter.
+
+Problems at kernel sizes exceed these limits if even the cheapest with several tiles does.
+"""
 LARGE = 0.06
-"""The share of problems for which the next higher limit holds; each takes as long as four others.
+"""The share of problems, small or at kernel sizes, for which the next higher of these limits holds.
 """
 
 FEATURED = 0.4
-"""The probability with which each of the features that an adapter accepts is added to a problem."""
+"""The probability with which each feature that an adapter accepts alone is tried in a recipe."""
 
 CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Properties that an implementation may require regardless of the sizes."""
+    """Properties of a problem that an implementation may require regardless of the sizes.
+
+    Attributes:
+        score, sharing, bias: as in `Shape`.
+        widths: which widths may differ from heads × head size; see `Recipe`.
+    """
 
     score: Score = "scaled-dot"
     sharing: Sharing = "self"
@@ -168,11 +176,15 @@ class Frame:
 class Recipe:
     """One problem, described by keys of `MASKS`, `BIASES`, `REGIMES` and `FEATURES`, and numbers.
 
+    `query` and `key` are lengths; in self-attention, the number of keys is `query`, and `key` has
+    no effect. `group` is the number of query heads for each key/value head, and `size` the head
+    size of queries and keys.
+
     `frame.widths` specifies which widths differ from heads × head size: none for "equal", those of
     key and value for "memory", and all for "free". A key width that differs exceeds heads × head
-    size by `extra`. `size` is the head size of queries and keys, and `value_size` that of values. A
-    `width` other than 0 is the width of all inputs and of the output. If `tiles` are given, masks
-    end around their edges.
+    size by `extra`. A `width` other than 0 replaces the widths of all inputs and of the output.
+
+    If `tiles` are given, masks whose patterns depend on tiles end around the edges of these.
     """
 
     frame: Frame = Frame()
@@ -201,7 +213,7 @@ class Recipe:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the problem; raises `WrongShape` if the sizes do not fit together."""
+        """The shape of the problem; `WrongShape` is raised if the sizes do not fit together."""
         frame, heads = self.frame, self.kv_heads * self.group
         width = heads * self.size
         free = frame.widths == "free"
@@ -229,7 +241,11 @@ class Recipe:
         )
 
     def problem(self, dtype: str) -> Problem:
-        """Return the problem, with every number rounded to the dtype."""
+        """Return the problem, with its arrays of floats rounded to the dtype.
+
+        The mask is changed where it would leave a query without any key. Infinite or NaN inputs are
+        possible if the regime does not suit the sizes.
+        """
         shape = self.shape
         random = np.random.Generator(np.random.PCG64(self.seed))
         drawn = draw(shape, random)
@@ -258,7 +274,10 @@ class Recipe:
 
 
 def _visible(problem: Problem) -> Problem:
-    """Return the problem with the mask lifted for queries that would otherwise see no key."""
+    """Return the problem with the mask lifted for fully masked queries.
+
+    Without a mask, return the problem unchanged.
+    """
     if problem.mask is None:
         return problem
     hidden = ~problem.allowed_in_full().any(axis=-1, keepdims=True)
@@ -266,7 +285,10 @@ def _visible(problem: Problem) -> Problem:
 
 
 def _usable(mask: BoolArray, shape: Shape, causal: Causal | None) -> BoolArray:
-    """Return the mask, but let fully masked queries attend to the last causally allowed key."""
+    """Return the mask, but let fully masked queries attend to the last causally allowed key.
+
+    The mask is True where a query may attend. Queries without causally allowed keys stay masked.
+    """
     visible = np.ones((1, 1, 1, shape.key_length), np.bool_)
     if causal is not None:
         visible = causal_mask(shape, causal)
@@ -283,7 +305,7 @@ class Drawer:
 
     Args:
         adapter: the adapter of the implementation.
-        dtype: the dtype in which recipes are checked.
+        dtype: the dtype of the problems that are passed to `check`.
         few_shapes: whether to draw from fewer sizes, for implementations that compile each new
             shape.
 
@@ -304,14 +326,20 @@ class Drawer:
         self._features_taken = self._declared() if adapter.features else {}
 
     def _plain(self, **features: Any) -> Recipe:
-        """Return a recipe with these features, at small sizes or the nearest that are declared."""
+        """Return a recipe with the given fields and small default sizes.
+
+        If a geometry is declared, sizes are replaced by sizes of it, as near as `_sized` finds.
+        """
         recipe = Recipe(**features)
         if self._geometry is None:
             return recipe
         return _sized(recipe.but(width=self._width(recipe.frame)), self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter accepts alone, with the indices of variants."""
+        """Return the features that the adapter accepts without others, apart from a causal mask.
+
+        Each comes with the indices in `FEATURES` of the ways to draw it that are accepted.
+        """
         alone = partial(self._plain, query=3, key=5, size=4, frame=self._frames[-1])
         found: dict[str, list[int]] = {}
         for name, ways in FEATURES.items():
@@ -322,7 +350,7 @@ class Drawer:
         return found
 
     def _some_features(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
-        """Return the recipe with random features added, as far as the adapter accepts them."""
+        """Return the recipe with random features added, each only if the adapter accepts that."""
         for name, places in self._features_taken.items():
             if random.random() < FEATURED:
                 with_it = recipe.but(features=(*recipe.features, (name, _one(random, places))))
@@ -331,13 +359,16 @@ class Drawer:
         return recipe
 
     def _width(self, frame: Frame) -> int:
-        """Return the width of inputs at the sizes of kernels; 0 if it follows from the heads."""
+        """Return the value of `Recipe.width` at the sizes of kernels: `WIDTH`, or 0 for none.
+
+        It is `WIDTH` only if widths are free and the suite supplies the projections.
+        """
         return WIDTH if self._adapter.projections_supplied and frame.widths == "free" else 0
 
     def takes(self, recipe: Recipe) -> bool:
         """Return whether the adapter's own `check` accepts a recipe; the result is cached.
 
-        An unexpected exception in `check` counts as acceptance.
+        Any exception but `Unsupported` and `ConformanceError` counts as acceptance.
         """
         if recipe not in self._taken:
             self._taken[recipe] = True
@@ -351,7 +382,10 @@ class Drawer:
         return self._taken[recipe]
 
     def draw(self, random: np.random.Generator) -> Recipe:
-        """Return a random recipe with features that the adapter accepts."""
+        """Return a random recipe with features that the adapter accepts at small sizes.
+
+        The adapter may still refuse the sizes, which are not checked.
+        """
         recipe = self._features(random)
         recipe = recipe.but(
             batch=int(random.integers(1, 4)),
@@ -379,7 +413,7 @@ class Drawer:
         return recipe
 
     def _small(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
-        """Return the recipe with small sizes, although some lengths span several tiles."""
+        """Return the recipe with random sizes, mostly small; some lengths span several tiles."""
         query = self._length(random)
         key = query if recipe.frame.sharing == "self" else self._length(random)
         if recipe.causal == "bottom-right" and key < query:
@@ -390,7 +424,11 @@ class Drawer:
         return _fitting(recipe, MOST_COST_AT_SIZE if large else MOST_COST, None, random)
 
     def _at_size(self, recipe: Recipe, geometry: Geometry, random: np.random.Generator) -> Recipe:
-        """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles."""
+        """Return the recipe at random sizes of a geometry.
+
+        Depending on the set drawn from `KINDS`, the numbers of queries, of keys or of both are
+        around the edges of tiles, or there are many heads. Other lengths are short.
+        """
         kind = _one(random, KINDS)
         query = self._edge(geometry.tiles[0], random) if "queries" in kind else self._short(random)
         key = self._edge(geometry.tiles[1], random) if "keys" in kind else self._short(random)
@@ -431,7 +469,10 @@ class Drawer:
         return _fitting(recipe, most, self._geometry, random)
 
     def _features(self, random: np.random.Generator) -> Recipe:
-        """Return a small recipe that the adapter accepts, with a combination of features."""
+        """Return a recipe of `_plain` with random features, such that the adapter accepts it.
+
+        If the adapter refuses `MOST_REFUSED` recipes in a row, return one without any features.
+        """
         for _ in range(MOST_REFUSED):
             recipe = self._plain(
                 frame=_one(random, self._frames),
@@ -469,7 +510,7 @@ class Drawer:
         return int(random.choice((200, 300, 513, 600)) if self._few else random.integers(41, 601))
 
     def _short(self, random: np.random.Generator) -> int:
-        """Return a random short length, usually within one tile."""
+        """Return a random length from 1 to 40, usually at most 9."""
         if self._few:
             return _one(random, (1, 9))
         return int(random.integers(1, 9) if random.random() < 0.6 else random.integers(1, 41))
@@ -496,7 +537,11 @@ class Drawer:
 
 
 def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
-    """Return the recipe with the nearest sizes that the geometry has."""
+    """Return the recipe at sizes of the geometry: the nearest lengths and numbers of heads.
+
+    If the geometry lacks the pair of head sizes, use the first pair whose sizes differ exactly if
+    those of the recipe do, or else its first pair.
+    """
     equal = recipe.frame.sharing == "self"
     key = recipe.query if equal else recipe.key
     query, key = geometry.lengths(recipe.query, key, equal=equal)
@@ -522,8 +567,10 @@ def _fitting(
 ) -> Recipe:
     """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
 
-    If that is impossible, the recipe is as cheap as possible. Reduced sizes are still sizes of the
-    geometry. With tiles, the head size is kept, because kernels may have special code for it.
+    If no reduction makes the recipe cheaper, it may still cost more. If there is a geometry,
+    reduced sizes are sizes of it. With tiles, the head size is kept, because kernels may have
+    special code for it; without, it is reduced last. There are at most `MOST_HEADS` query heads,
+    unless the geometry requires more.
     """
 
     def sized(recipe: Recipe, field: str, size: int) -> Recipe:
@@ -551,7 +598,7 @@ def _fitting(
 
 
 def _cost(recipe: Recipe) -> int:
-    """Return roughly how many multiplications take as long as an evaluation."""
+    """Return the rough cost of an evaluation of the problem, in multiplications."""
     heads = recipe.kv_heads * recipe.group
     lengths = recipe.batch * (recipe.query + recipe.shape.key_length)
     logits = recipe.batch * heads * recipe.query * recipe.shape.key_length
@@ -566,5 +613,5 @@ def _one(random: np.random.Generator, items: Sequence[T]) -> T:
 
 
 def _often(random: np.random.Generator, usual: T, items: Sequence[T]) -> T:
-    """Return the usual value half of the time, and a random one of the items otherwise."""
+    """Return `usual` with a probability of one half, and otherwise a random one of the items."""
     return usual if random.random() < 0.5 else _one(random, items)

@@ -2,8 +2,9 @@
 
 The program computes one element by the definition in float64 and by calling the library, and fails
 if the two differ by more than rounding explains. If the dtype or the shape of the output is wrong,
-the program checks that instead. It is short enough to paste into an issue of the library, and needs
-nothing but the library and NumPy, unless the adapter has no example of a direct call.
+or the library raises an exception, the program checks only the dtype or the shape. It is short
+enough to paste into an issue of the library. It needs nothing but the library and NumPy, unless no
+direct call can be derived from the adapter; then it calls the adapter and needs this suite too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ NAMES = {
     "norm.query": "gq",
     "norm.key": "gk",
 }
-"""The names of weights and gains in a generated script; all other arrays keep theirs."""
+"""The names of weights and gains in a generated script; other arrays keep the names they have."""
 
 
 class TooLong(ConformanceError):
@@ -55,10 +56,14 @@ class TooLong(ConformanceError):
 
 
 def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str) -> str:
-    """Return a program that reproduces the deviation; `spec` names the adapter to load.
+    """Return a program that reproduces the deviation.
+
+    Args:
+        spec: the name or location of the adapter, which the program may have to load.
+        case: the id of the case, for a comment.
 
     Raises:
-        TooLong: the program would have more than `MOST_LINES` lines, or too long a line.
+        TooLong: the program would have more than `MOST_LINES` lines, or a line longer than `WIDTH`.
     """
     problem, shape = trial.problem, trial.problem.shape
     gradient = bool(deviation.gradient_of)
@@ -124,7 +129,10 @@ def _want(deviation: Deviation) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Break a long line of code into several lines after commas, which must be inside brackets."""
+    """Break a line of code longer than `WIDTH` after commas, which must be inside brackets.
+
+    Without a comma at which to break it, a line stays too long.
+    """
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     found = []
     while len(line) > WIDTH:
@@ -138,7 +146,10 @@ def _wrapped(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Call:
-    """Code that assigns the implementation's result to `got`; `standalone` if without the suite."""
+    """Code that assigns the implementation's result to `got`.
+
+    `standalone` tells whether the code does without this suite.
+    """
 
     imports: Sequence[str]
     lines: Sequence[str]
@@ -146,7 +157,7 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a direct call of the library if the adapter has an example of one."""
+    """Return a direct call of the library or, if none can be derived, a call of the adapter."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
@@ -217,7 +228,7 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
 
 
 def _shared(trial: Trial) -> list[tuple[str, ...]]:
-    """Return the names of the inputs, grouped by which of them are the same array."""
+    """Return the names "query", "key" and "value", with those of the same array in one group."""
     groups: dict[str, list[tuple[str, ...]]] = {
         "self": [("query", "key", "value")],
         "memory": [("query",), ("key", "value")],
@@ -229,7 +240,13 @@ def _shared(trial: Trial) -> list[tuple[str, ...]]:
 def _gradient(
     adapter: Layer, example: Example, trial: Trial, deviation: Deviation, result: str
 ) -> list[str]:
-    """Return code lines that assign one element of a gradient to `got`, if that is possible."""
+    """Return code lines that assign the deviating element of a gradient to `got`.
+
+    `result` is the expression that calls the library.
+
+    Raises:
+        Unsupported: the framework has no such code, or the array is no argument of the library.
+    """
     framework, dtype, index = adapter.framework, trial.problem.dtype, deviation.index
     words, name = FRAMEWORKS[framework], deviation.gradient_of
     cotangent = words.array('n["cotangent"]', dtype)
@@ -275,7 +292,12 @@ def _gradient(
 def _native_index(
     adapter: Layer, trial: Trial, weight: str, index: tuple[int, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """Return the native parameter that contains an element of a canonical weight, and its index."""
+    """Return the library's parameter that holds an element of a canonical weight, and where.
+
+    Args:
+        weight: the name of the weight in `Weights`.
+        index: the index of the element in this weight; the returned index is in the parameter.
+    """
     marked = {name: np.zeros_like(array) for name, array in trial.problem.weights.named().items()}
     marked[weight][index] = 1.0
     for name, array in adapter.table(trial.problem.shape).load(Weights(**marked)).items():
@@ -363,7 +385,11 @@ def _called(name: str) -> str:
 
 
 def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
-    """Return the arrays of floats that a generated script begins with, and its combined mask."""
+    """Return the arrays with which a generated script begins, by their names in it.
+
+    They are the inputs, weights, bias, arrays of floats that belong to features, the mask that
+    combines all rules, if any, and the cotangent, if requested.
+    """
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
     found |= {_called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
     if problem.allowed is not None:
@@ -379,9 +405,9 @@ def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
 
 
 def literal(array: np.ndarray) -> str:
-    """Return Python code for an array: nested lists of exact numbers, or a call of `np.zeros`.
+    """Return Python code for an array: nested lists of exact numbers, booleans as 0 and 1.
 
-    Booleans are written as 0 and 1.
+    For more than three zeros and nothing else, return a call of `np.zeros`.
     """
     if not array.any() and array.size > 3:
         return f"np.zeros({tuple(array.shape)})"
@@ -400,7 +426,7 @@ def _nested(value: object) -> str:
 
 
 def _written(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Return code that assigns the mask to `mask`, and a dictionary of the other arrays to `n`."""
+    """Return code lines that assign a mask, if any, to `mask`, and a dict of the rest to `n`."""
     entries = [f"{name}={literal(array)}," for name, array in arrays.items() if name != "mask"]
     text = _enclosed("n = dict(", entries, ")")
     text.append("n = {name: np.array(numbers, float) for name, numbers in n.items()}")
@@ -441,9 +467,13 @@ def _pieces(entry: str, room: int) -> list[str]:
 
 
 def _definition(problem: Problem, returned: str) -> list[str]:
-    """Return the code of a function `attention(n)` for the output, weights or averaged weights.
+    """Return the code lines of a function `attention(n)`, and of what it uses.
 
-    It also accepts complex numbers, so that a small imaginary step yields derivatives.
+    The function also accepts complex numbers, so that a small imaginary step yields derivatives.
+
+    Args:
+        returned: what it returns: "output", "weights", or "averaged" for weights averaged over
+            heads.
     """
     shape = problem.shape
     key = "query" if shape.sharing == "self" else "key"
@@ -505,7 +535,10 @@ def _definition(problem: Problem, returned: str) -> list[str]:
 
 
 def _placed(problem: Problem) -> list[str]:
-    """Return the lines that assign the positions and define the rotation, if they are used."""
+    """Return code lines that assign positions and define the rotary embedding, if they are used.
+
+    Return [] if neither is used.
+    """
     rotary = problem.rotary
     if rotary is None and problem.slopes is None:
         return []
@@ -530,7 +563,7 @@ def _placed(problem: Problem) -> list[str]:
 
 
 def parameter(row: Parameter, shape: Shape) -> str:
-    """Return a Python expression for a native parameter, computed from the dictionary `n`."""
+    """Return a Python expression that computes a parameter of the library from the dict `n`."""
     canonical, native = layouts.sides(row.pattern)
     left, right = layouts.axes(canonical), layouts.axes(native)
     parts, stack = [], row.stack
@@ -562,7 +595,11 @@ def parameter(row: Parameter, shape: Shape) -> str:
 
 
 def _laid_out(array: np.ndarray, problem: Problem) -> str:
-    """Return code for the array of a mask argument: the script's mask or bias, or all numbers."""
+    """Return code for the array of a mask argument.
+
+    The code uses the script's mask, its negation or its bias if one has the same numbers and dtype,
+    and otherwise contains all numbers of the array.
+    """
     known: list[tuple[str, np.ndarray]] = []
     if problem.allowed is not None:
         known = [("mask", problem.allowed), ("~mask", ~problem.allowed)]

@@ -1,12 +1,13 @@
 """Draw problems until the time is up, and collect those that an implementation gets wrong.
 
-For a given seed, problem number n is the same in every search with the same dtypes and modes,
-however long the search runs.
+For a given seed, problem number n is the same in every search with the same adapter, dtypes and
+modes, however long the search runs.
 
-`survey` searches in every mode and reports each class of deviations once. A problem that has been
-shrunk has only the features and sizes that its deviation needs. Any other problem that has all of
-these and deviates in the same way is assumed to show the same defect. This may hide a second defect
-behind the first, but one defect is not reported again for every problem.
+`survey` searches in each requested mode and reports each class of deviations once. A shrunk problem
+is assumed to have only the features and sizes that its deviation needs. Any other problem that has
+these features, is at least as large and deviates in the same way is assumed to show the same
+defect. This may hide a second defect behind the first, but one defect is not reported again for
+every problem.
 """
 
 from __future__ import annotations
@@ -36,20 +37,27 @@ from conformance.records.record import (
 
 MOST_EXAMPLES = 10**6
 MOST_DRAWN = 20
-"""The most problems to draw for each that is requested; some are not supported."""
+"""A search ends after drawing more than this many problems for each that is to be answered."""
 
 SIZES = ("batch", "query_length", "key_length", "kv_heads", "heads", "head_size")
 
 MOST_CLASSES = 20
-"""The most classes of deviations to collect for one implementation; more can wait."""
+"""The most classes of deviations in the record of an implementation; no more are added."""
 
 Known = Callable[[Trial, Deviation], bool]
-"""A function that returns whether a deviation is already known, and thus not a finding."""
+"""A function that returns whether the deviation of a trial is known and thus not reported."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The extent of a search; empty `dtypes` or `modes` stand for all of them."""
+    """The extent of a search.
+
+    Attributes:
+        dtypes, modes: the names of dtypes and modes to search in; empty for all of the adapter.
+        device: "cpu" or "gpu".
+        seed: the seed with which problems are drawn.
+        examples: the number of answered problems after which the search ends.
+    """
 
     dtypes: Sequence[str] = ()
     modes: Sequence[str] = ()
@@ -60,12 +68,13 @@ class Options:
 
 @dataclass
 class Search:
-    """A search, which draws problems when iterated over, and yields those with wrong results.
+    """A search, which draws problems when iterated over, and yields those with wrong answers.
 
     Attributes:
         until: the deadline, on the clock of `time.monotonic`; it may be moved between two problems.
         started: when the search was created, on the same clock; it may be moved likewise.
-        drawn, answered: how many problems were drawn, and on how many the implementation was run.
+        drawn: how many problems were drawn.
+        answered: how many of these the implementation was run on and supports.
         why_not: why the last unsupported problem is not supported; "" if there was none.
     """
 
@@ -78,7 +87,7 @@ class Search:
     started: float = field(default_factory=time.monotonic)
 
     def __iter__(self) -> Iterator[tuple[Trial, tuple[Deviation, ...]]]:
-        """Yield each trial that fails, with all its deviations.
+        """Yield each trial that fails, with the result of `deviations` for it.
 
         Raises:
             Unsupported: the adapter supports none of the simplest problems.
@@ -112,7 +121,7 @@ class Search:
 
 
 def features(problem: Problem) -> frozenset[str]:
-    """Return the features of a problem that a deviation may depend on."""
+    """Return the names of what is special about a problem, such as "mask" or "grouped heads"."""
     shape = problem.shape
     present = {
         "mask": problem.mask is not None,
@@ -128,13 +137,14 @@ def features(problem: Problem) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Class:
-    """The properties that all problems showing the same deviation share.
+    """A class of deviations, described by the smallest problem that was found to show one.
 
     Attributes:
         dtype: the dtype of the smallest problem. A deviation in float32 is expected in every dtype.
-        nature: the requirement that is not met and how; for an exception, its type and the name of
-            the function that raised it.
-        features, sizes: the features and sizes of the smallest problem.
+        nature: the requirement that is not met and `Deviation.kind`; for an exception, its type and
+            the name of the function that raised it.
+        features, sizes: the features of the smallest problem and its `SIZES`. All problems of the
+            class have these features and at least these sizes.
     """
 
     dtype: str
@@ -174,14 +184,19 @@ def survey(
 ) -> list[Found]:
     """Explore each mode for some seconds, write NAME.json and case files, and return new findings.
 
-    Findings of earlier explorations in NAME.json are kept. For each class of deviations, shrinking
-    a problem takes at most half of `seconds` in addition. A deviation that is `known`, either as
-    drawn or after shrinking, is not kept.
+    Findings in an existing NAME.json are kept, unless a new class includes them, but their counts
+    `times` begin again at 0. If some mode was explored, later modes that are unavailable are left
+    out.
+
+    Args:
+        seconds: the time for each mode. Shrinking a problem takes up to half as long in addition.
+        folder: where to write the files; created if it does not exist.
+        known: a function for deviations that are not kept, as drawn or after shrinking.
 
     Raises:
         Unsupported: the adapter supports none of the simplest problems.
-        Unavailable: the framework or the device is missing.
-        ConformanceError: the record cannot be read or written.
+        Unavailable: the framework or the device is missing, or no dtype and mode fit.
+        ConformanceError: the record or a case file cannot be read or written.
     """
     path = folder / f"{adapter.name}.json"
     earlier = read_exploration(path).found if path.exists() else []
@@ -232,7 +247,11 @@ def _sort(
     folder: Path,
     known: Known,
 ) -> None:
-    """Count the deviation in its class, or add a new class unless there are too many."""
+    """Count a deviation in a class of `found` that includes it, or shrink it and add a new class.
+
+    Add nothing if the shrunk deviation is known, or if there are already `MOST_CLASSES`. A new
+    class replaces those in `found` that it includes. Shrinking ends at the time `until`.
+    """
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return
     small = shrink(adapter, trial, deviation, until, modes=(trial.mode.name,))
@@ -268,7 +287,10 @@ def _sort(
 
 
 def _counted(trial: Trial, deviation: Deviation, found: list[Found]) -> bool:
-    """Count the deviation in the known class that includes it; return whether there is one."""
+    """Count the deviation in the first class that includes it, and return whether there is one.
+
+    The entry of that class in `found` is replaced.
+    """
     own = Class.of(trial, deviation)
     for place, one in enumerate(found):
         if Class.found(one).includes(own):

@@ -1,10 +1,10 @@
 """Make a failing problem smaller, step by step, as long as it fails in the same way.
 
 A step may choose a simpler dtype or mode, remove batch entries, queries, keys, heads, a feature,
-the mask or the biases, or simplify features or numbers. It is kept if the same requirement is still
-violated by the same array in the same way, and the error is either as large as at first, in units
-of σ, or beyond doubt. Trying a step that the adapter does not support costs almost nothing, so no
-step checks in advance whether it is supported.
+the mask or the biases, or simplify features or numbers. The step is kept if the same requirement is
+still violated by the same array in the same way, and the error is either as large as at first, in
+units of σ, or beyond doubt. Trying a problem that the adapter does not support costs almost
+nothing, so few steps check in advance what it supports.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from conformance.explore.drawing import SHARINGS
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
 
 MOST_ELEMENTS = 64
-"""The elements of arrays larger than this are not simplified one by one."""
+"""The most elements of an array that are simplified one by one."""
 
 MOST_TRIED = 8
-"""The most positions of an axis to try as the only one removed or, with the last, the only kept."""
+"""The most positions of an axis to try to remove alone, and to keep alone, beside the last."""
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
@@ -63,14 +63,17 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "positions.query": ("batch", "query_length"),
     "positions.key": ("batch", "key_length"),
 }
-"""The fields of `Shape` that give the sizes of each array's axes; masks and biases may have 1."""
+"""The fields of `Shape` that give the sizes of each array's axes, by the name of the array.
+
+Any axis of "mask" and "attn_bias" may have size 1 instead.
+"""
 
 _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "lengths": ("query_length", "key_length"),
     "inputs": _WIDTHS[:3],
     "widths": _WIDTHS,
 }
-"""Fields of `Shape` that are reduced together, by the name of the step."""
+"""Fields of `Shape` that are reduced together, by a name that `_cut` accepts as an axis."""
 
 FEATURES = (
     "window",
@@ -84,28 +87,36 @@ FEATURES = (
     "segments",
     "positions",
 )
-"""The fields of a problem that hold its features; each field is removed as a whole."""
+"""The fields of a `Problem` that hold its features; a step removes one of these fields."""
 
 UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
-"""The units to whose multiples numbers are rounded, the simplest first."""
+"""The units to whose multiples steps round numbers, in the order in which they are tried."""
 
 _MOVE_WIDTHS = frozenset({"kv_heads", "group", "head_size", "value_head_size"})
-"""Axes whose sizes determine the widths if an implementation requires it."""
+"""Axes whose sizes determine the widths if an implementation requires heads × head size there."""
 
 Move = Callable[[Adapter, Trial], Iterator[Trial]]
-"""A function that yields possible replacements of a trial, the smallest first."""
+"""A step: a function that yields simpler trials to try instead of a trial, if there are any."""
 
 
 @dataclass(frozen=True, eq=False)
 class Small:
-    """The smallest trial that `shrink` found, how it fails, and whether all steps were tried."""
+    """The smallest trial that `shrink` found.
+
+    Attributes:
+        trial: the trial.
+        deviation: how the trial fails.
+        finished: False if shrinking ended before all steps had been tried on this trial.
+    """
 
     trial: Trial
     deviation: Deviation
     finished: bool
 
     def store(self, adapter: Adapter, path: Path, name: str) -> StoredCase:
-        """Write the problem to a case file that tells how it fails, and return the case.
+        """Write the problem to a case file with the given name of the case, and return the case.
+
+        The file also describes the deviation.
 
         Raises:
             ConformanceError: the name is not allowed, or the file cannot be written.
@@ -132,11 +143,12 @@ def shrink(
     modes: Sequence[str] = (),
     dtypes: Sequence[str] = (),
 ) -> Small:
-    """Return the smallest trial found that fails in the same way as `trial`.
+    """Return the smallest trial found that fails in the same way as `trial`, or `trial` itself.
 
     Args:
+        deviation: the deviation of `trial` that smaller trials must have as clearly.
         until: the deadline, on the clock of `time.monotonic`; Ctrl-C ends shrinking too.
-        modes, dtypes: the modes and dtypes to which the trial may be moved; empty for all.
+        modes, dtypes: the names of the modes and dtypes of smaller trials; empty for all.
     """
 
     def failing(candidate: Trial) -> Deviation | None:
@@ -200,7 +212,7 @@ def _causal_as_mask(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 
 def _narrower_window(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Yield trials with a limit on one side only, then with smaller limits."""
+    """Yield trials with a limit of the window on one side only, then with smaller limits."""
     before, after = trial.problem.window
     windows: list[Window] = []
     if before is not None and after is not None:
@@ -245,7 +257,10 @@ def _sharing(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 
 def _same_for_all(name: str) -> Move:
-    """Return a step that repeats the first slice of a mask or bias along an axis."""
+    """Return a step that keeps only the first slice of an array along an axis, of size 1 then.
+
+    `name` is that of the array, "mask" or "attn_bias", which is broadcast along such an axis.
+    """
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         array = getattr(trial.problem, name)
@@ -258,7 +273,10 @@ def _same_for_all(name: str) -> Move:
 
 
 def _less(axis: str) -> Move:
-    """Return a step that keeps some positions of an axis, and the widths that follow from it."""
+    """Return a step that keeps only some positions of an axis, as `_cut` does.
+
+    If widths were heads × head size, the step also yields trials in which they still are.
+    """
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         shape = trial.problem.shape
@@ -274,7 +292,10 @@ def _less(axis: str) -> Move:
 
 
 def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
-    """Yield lists of positions to keep that leave a size allowed by the adapter's geometry."""
+    """Yield lists of the first positions to keep, so that the geometry allows the smaller size.
+
+    Yield none without a geometry, or if it does not restrict the axis to certain sizes.
+    """
     geometry = adapter.geometry
     if geometry is None:
         return
@@ -290,7 +311,7 @@ def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
 
 
 def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Yield trials in which fewer queries attend to all keys, instead of self-attention."""
+    """Yield trials in which fewer queries attend to all keys; none without self-attention."""
     problem = trial.problem
     if problem.shape.sharing == "self":
         apart = _with_arrays(trial, {"key": problem.key}, sharing="memory").problem
@@ -317,7 +338,10 @@ _STRUCTURE: tuple[Move, ...] = (
 
 
 def _number_moves(trial: Trial) -> Iterator[Move]:
-    """Yield steps that simplify whole arrays of numbers, then single numbers, then the mask."""
+    """Yield steps that simplify whole arrays of numbers, then single numbers, then the mask.
+
+    Single elements are simplified only in arrays of at most `MOST_ELEMENTS`.
+    """
     arrays = _arrays(trial.problem)
     for name in arrays:
         yield partial(_simpler, name)
@@ -352,7 +376,11 @@ def _fewer_blocked(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 
 def _simpler_arrays(array: Array) -> Iterator[Array]:
-    """Yield arrays of simpler numbers: zeros, ones, the identity, then fewer binary digits."""
+    """Yield arrays of simpler numbers: zeros, ones, the identity, then rounded numbers.
+
+    If all numbers are 0 or 1, yield only zeros. There is no identity for a single axis. Rounded
+    numbers begin with the coarsest.
+    """
     yield np.zeros_like(array)
     if set(np.unique(array)) <= {0.0, 1.0}:
         return
@@ -368,7 +396,10 @@ def _simpler_arrays(array: Array) -> Iterator[Array]:
 
 
 def _simpler_numbers(number: float) -> Iterator[float]:
-    """Yield simpler numbers to try: 0, the absolute value, 1, rounded values, smaller integers."""
+    """Yield simpler numbers to try: 0, the absolute value, 1, rounded values, smaller integers.
+
+    Yield only those that apply: none for 0, only 0 for 1, smaller integers only for integers.
+    """
     if number == 0:
         return
     yield 0.0
@@ -405,13 +436,17 @@ def _arrays(problem: Problem) -> dict[str, Any]:
 
 
 def _with_arrays(trial: Trial, arrays: Mapping[str, Array], **fields: Any) -> Trial:
-    """Return the trial with `arrays` and fields of the shape replaced."""
+    """Return the trial with some arrays of its problem replaced, and `fields` of its shape."""
     problem = trial.problem
     return trial.with_problem(_rebuilt(problem, {**_arrays(problem), **arrays}, **fields))
 
 
 def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
-    """Return the problem rebuilt from those of the arrays that its shape with `fields` has."""
+    """Return the problem with `fields` of its shape replaced, and built from the given arrays.
+
+    Arrays that the new shape does not have, such as biases, are ignored. The mask is kept if
+    `arrays` has none.
+    """
     shape = dataclasses.replace(problem.shape, **fields)
     names = {*shape.distinct_inputs(), "cotangent"}
     names |= {f"weights.{name}" for name in shape.weight_shapes()}
@@ -427,7 +462,10 @@ def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Prob
 
 
 def _features(problem: Problem, arrays: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """Return the fields for a problem's features, rebuilt from these arrays for a new shape."""
+    """Return the fields of `Problem` that hold features, with the given arrays and for a new shape.
+
+    Rotary embeddings turn at most as many components as the new head size allows; None if none.
+    """
     fields: dict[str, Any] = {name: getattr(problem, name) for name in FEATURES}
     if (rotary := problem.rotary) is not None:
         size = min(rotary.size, shape.head_size // 2 * 2)
@@ -447,7 +485,10 @@ def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
 
 
 def _kept(size: int) -> Iterator[list[int]]:
-    """Yield lists of positions to keep: single ones, beginnings, halves, and all but one."""
+    """Yield lists of positions to keep: single ones, beginnings, halves, and all but one.
+
+    There are beginnings only for sizes above 16, and no lists for a size below 2.
+    """
     if size < 2:
         return
     for single in (0, size - 1, *range(1, min(size - 1, MOST_TRIED))):
@@ -468,7 +509,11 @@ def _kept(size: int) -> Iterator[list[int]]:
 
 
 def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
-    """Return the problem with only the positions `kept` of an axis."""
+    """Return the problem with only the positions `kept` of an axis.
+
+    The axis is a field of `Shape`, "group" (query heads by their place in the group), or a key of
+    `_TOGETHER`. Other axes that must have the same size are cut as well.
+    """
     shape = problem.shape
     positions = dict.fromkeys(_TOGETHER.get(axis, (axis,)), kept)
     if axis == "kv_heads":
@@ -496,7 +541,11 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
 
 
 def _narrowed(problem: Problem, before: Shape) -> Problem:
-    """Return the problem with widths that were heads × head size in `before` cut to that size."""
+    """Return the problem with the widths that were heads × head size in `before` reduced to this.
+
+    Raises:
+        ConformanceError: there are no such widths, or heads × head size has not become smaller.
+    """
     whole, width = before.heads * before.head_size, problem.shape.heads * problem.shape.head_size
     widths = [field for field in _WIDTHS if getattr(before, field) == whole]
     if not widths or width >= whole:

@@ -1,8 +1,9 @@
 """Run an implementation on one problem, and list where its answer deviates from the definition.
 
-As in the gate, an answer must meet the requirements that depend on a single answer. Across millions
-of elements, however, a correct element occasionally exceeds 8σ, as σ is estimated from few samples.
-Each small deviation is therefore measured again, with σ estimated from eight times as many samples.
+An answer must meet those requirements of the gate that depend on a single answer (see `LOOKED_AT`).
+Across millions of elements, however, a correct element occasionally exceeds 8σ, as σ is estimated
+from few samples. Each small deviation is therefore measured again, with σ estimated from eight
+times as many samples as in the gate.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised, Workbench
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
-"""Requirements that compare parts of one answer with each other. An answer that does not meet one
-of them does not meet a requirement on single elements either."""
+"""Requirements that compare arrays of one answer with each other, and that a search does not check.
+
+An answer that does not meet one of them does not meet a requirement on single elements either.
+"""
 
 OF_FEATURES = "gradient.features-equal-definition"
-"""The requirement that a search checks on every problem with features that have gradients."""
+"""The requirement that a search checks on problems with features whose arrays have gradients."""
 
 LOOKED_AT = tuple(
     item
@@ -41,22 +44,30 @@ LOOKED_AT = tuple(
     if item.of_answer
     if (item.every_case and item.id not in MADE_OF_OTHERS) or item.id == OF_FEATURES
 )
-"""The requirements that a search checks: those that a single answer decides."""
+"""The requirements that a search checks.
+
+They are those that a single answer decides and that hold for every case, without `MADE_OF_OTHERS`,
+and `OF_FEATURES`.
+"""
 
 ORDER = ("float32", "float64", "bfloat16", "float16")
-"""The dtypes, in the order in which a reader prefers a reproduction."""
+"""The dtypes in the order of preference for a reproduction."""
 
 BEYOND_DOUBT = 4
 """An error of more than this many times the limit is reported without estimating σ again."""
 
 ROUGH = 3
-"""The number of samples for the first estimate of σ, which takes most of the time of a search. An
-answer within `SUSPECT` times the limit by this estimate counts as right."""
+"""The number of samples for the first estimate of σ, which takes most of the time of a search.
+
+An answer within `SUSPECT` times the limit by this estimate counts as right.
+"""
 SUSPECT = 0.75
 
 LARGEST_LOGIT = 130.0
-"""The largest logit to allow: beyond it, rounding noise is too large to find anything; see
-docs/noise.md."""
+"""The largest absolute value of a logit in problems that are tried.
+
+With larger logits, rounding noise is too large to find anything; see docs/noise.md.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +98,11 @@ class Deviation:
         kind: "off", "not finite", "missing", "dtype", or the type of the exception.
         array: "output", "weights", "gradient.query", ...; for an exception, the name of the
             function that raised it; "" if the deviation is in no particular array.
-        index: the element with the largest error.
-        ratio: the error of that element, in units of σ; `INFINITE` if it is infinite.
-        allowed: the largest allowed error of that element.
+        index: the element with the largest error or, in a missing array, with the largest expected
+            number; () if the deviation is not in an element.
+        ratio: the error of that element in units of σ; `INFINITE` if the error is infinite or NaN,
+            if σ is 0, or if the deviation is not in an element.
+        allowed: the largest allowed error of that element; 0 if the deviation is not in an element.
         text: a sentence that describes the deviation.
     """
 
@@ -108,18 +121,18 @@ class Deviation:
 
     @property
     def finite_ratio(self) -> float | None:
-        """The ratio, or None if it is infinite."""
+        """The `ratio`, or None if that is `INFINITE`."""
         return self.ratio if self.ratio < INFINITE else None
 
     @property
     def nature(self) -> tuple[str, str, str]:
-        """The requirement, `kind` and `array`, which are equal in deviations of one nature."""
+        """The requirement, `kind` and `array`, by which deviations are compared."""
         return (self.requirement, self.kind, self.array)
 
     def as_clear_as(self, other: Deviation) -> bool:
-        """Return whether both have the same nature, and this one is no less clear.
+        """Return whether this deviation has the nature of `other` and is no less clear.
 
-        That is so if its ratio is at least that of `other`, or at least 100 × `LIMIT`.
+        It is no less clear if its ratio is at least that of `other`, or at least 100 × `LIMIT`.
         """
         return self.nature == other.nature and self.ratio >= min(other.ratio, 100 * LIMIT)
 
@@ -127,7 +140,9 @@ class Deviation:
 def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
     """Return the deviations of the answer to a trial, in the order of the requirements.
 
-    If the adapter compiles, only those that recur when compiled with optimisation are returned.
+    If the implementation fails with an exception, that is the only deviation. If the adapter
+    compiles without optimisation in the trial's mode, only deviations are returned whose nature
+    recurs when it compiles with optimisation.
 
     Raises:
         Unsupported: the adapter cannot express the problem.
@@ -150,10 +165,14 @@ def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
 
 
 def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviation, ...]:
-    """Return all deviations of the answer to a case; raises the same exceptions as `deviations`.
+    """Return the deviations of the answer to a case, in the order of the requirements.
 
-    If `careful`, σ is estimated again, from more samples, for each deviation that is not far beyond
-    the limit; this takes as long as 30 rough estimates.
+    An exception, also one of the adapter's `check`, is the only deviation, apart from those that
+    `deviations` raises.
+
+    Args:
+        careful: whether to estimate σ again, from more samples, for each deviation that is not far
+            beyond the limit; this takes as long as 30 rough estimates.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -185,7 +204,7 @@ def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviati
 
 
 def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
-    """Return an expectation that suspects too much, because it reduces a roughly estimated σ."""
+    """Return an expectation that suspects too much: its σ is a rough estimate times `SUSPECT`."""
     rough = expect(problem, samples=ROUGH, gradients=gradients)
     noise = {
         name: {array: SUSPECT * sigma for array, sigma in sigmas.items()}
@@ -197,10 +216,10 @@ def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
 def ways(
     adapter: Adapter, dtypes: Collection[str] = (), modes: Collection[str] = ()
 ) -> list[tuple[str, Mode]]:
-    """Return the pairs of dtype and mode that an adapter has, in the order of `ORDER` and modes.
+    """Return the pairs of dtype and mode that an adapter has, by dtype in `ORDER`, then by mode.
 
-    Only pairs of the given dtypes and the modes with the given names are returned; empty `dtypes`
-    or `modes` stand for all of them.
+    Only the given dtypes and the modes with the given names are used; empty `dtypes` or `modes`
+    stand for all of the adapter's. The result is [] if none fit together.
     """
     lacking = LACKS.get(adapter.framework, ())
     return [
@@ -217,8 +236,12 @@ def worst(
 ) -> tuple[tuple[Trial, Deviation] | None, int]:
     """Return the worst deviation over dtypes and modes, with its trial, and the number of answers.
 
-    Only the first deviation in each dtype and mode counts. If there is no deviation, None takes the
-    place of the trial and the deviation.
+    The worst is that with the largest ratio, among the first deviations in each dtype and mode. If
+    there is no deviation, None takes the place of the trial and the deviation. A dtype and mode in
+    which the case is unsupported do not count as an answer.
+
+    Raises:
+        Unavailable: the framework or the device is missing.
     """
     best: tuple[Trial, Deviation] | None = None
     answered = 0
@@ -236,8 +259,8 @@ def worst(
 def askable(problem: Problem) -> bool:
     """Return whether the problem has a defined answer whose noise is small enough to be useful.
 
-    Every query must see a key, inputs and weights must be finite, and logits must not exceed
-    `LARGEST_LOGIT`.
+    Every query must attend to some key, inputs and weights must be finite, and the absolute values
+    of logits must not exceed `LARGEST_LOGIT`.
     """
     if not problem.allowed_in_full().any(axis=-1).all():
         return False
@@ -254,7 +277,10 @@ def _raised(error: BaseException, text: str) -> Deviation:
 
 
 def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> Deviation | None:
-    """Return the deviation of a finding, or None if it turns out to be within the limit."""
+    """Return the deviation that a finding describes, or None if its error is within the limit.
+
+    Also return None for a missing array that the definition does not have.
+    """
     if finding.requirement == "dtype.in-is-out":
         return Deviation(finding.requirement, "dtype", text=finding.detail)
     expectation = examination.suited_expectation
@@ -285,7 +311,7 @@ def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> 
 
 
 def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:
-    """Return σ of one element, estimated from more samples; at least the σ that the gate uses."""
+    """Return σ of one element, estimated from more samples, or the σ of `examination` if larger."""
     careful = expect(examination.problem, CAREFUL).at_accuracy(examination.adapter.accuracy)
     noise = careful.sigma[array]
     gate = examination.suited_expectation.sigma[array]

@@ -24,10 +24,10 @@ BRIDGES = {
 """For each framework: the module and class of its bridge, and the framework's own module."""
 
 LACKS = {"numpy": ("bfloat16",)}
-"""The dtypes that a framework lacks, listed here so that it need not be imported to find out."""
+"""The dtypes that a framework lacks, if any, so that they are known without importing it."""
 
 DISTRIBUTIONS = {"mlx.core": "mlx", "paddle": "paddlepaddle"}
-"""The distribution to install for each package that is imported under another name."""
+"""For frameworks whose module has another name than the distribution to install: the latter."""
 
 ENVIRONMENT = {"tinygrad": ("DEV", "PYTHON")}
 """For a framework, an environment variable and its value, set before the import unless it is set
@@ -40,7 +40,8 @@ def framework(name: str) -> Framework:
 
     Raises:
         UnknownName: there is no bridge to a framework of this name.
-        Unavailable: the framework, or another package that its bridge needs, cannot be imported.
+        Unavailable: the framework cannot be imported, or another package that its bridge needs is
+            not installed.
     """
     if name not in BRIDGES:
         raise UnknownName("framework", name, BRIDGES)

@@ -1,10 +1,11 @@
 """The base class of bridges to frameworks: array conversion, derivatives, devices, versions.
 
-A check never sees a framework; an adapter sees only its own. The module of a bridge imports its
-framework, so `conformance.frameworks` imports each bridge only when it is needed.
+Checks compare NumPy arrays, and an adapter uses only its own framework. The module of a bridge
+imports its framework, so `conformance.frameworks` imports each bridge only when it is needed.
 
 A `Setting` is a piece of process-wide state, such as a random generator. An implementation that
-changes this state can affect later calls, so it is compared before and after a call, and restored.
+changes this state can affect later calls, so checks compare the state before and after a call, and
+restore it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ Natives = dict[str, Any]
 """Arrays of a framework, by name."""
 
 Strides = Literal["", "gaps", "window"]
-"""How an array lies in memory; see `Framework.strided`."""
+"""How an array lies in memory: "" means contiguous; for the others, see `Framework.strided`."""
 
 GUARD = 4096
-"""The number of elements on either side of a surrounded array: more than a batch entry has."""
+"""The number of elements before and after an array in `Framework.surrounded`.
+
+It is greater than the size of a batch entry in the experiments that surround arrays."""
 
 Divided = list[tuple[int, Sequence[np.ndarray]]]
-"""The axes of an array that are divided among ranks, with the positions that each rank has."""
+"""The axes of an array that are divided among ranks, each with the indices that each rank gets."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,9 @@ class OnRanks:
         function: where a rank finds the function: its module, the module's file, and its name.
         divided: how each tensor is divided among the ranks.
         result: how the result is divided among the ranks.
-        others: further arguments, for each rank.
-        ask: sends each rank one payload, which is passed to `serve` of the class that the bridge
-            names in `rank`, and returns the results of all ranks.
+        others: for each rank, the keyword arguments other than the tensors.
+        ask: sends each rank one payload and returns the results of all ranks. A rank passes the
+            items of its payload to `serve` of the class that the bridge names in `Framework.rank`.
     """
 
     function: tuple[str, str, str]
@@ -79,7 +82,7 @@ class Request:
         program: a key; functions with equal keys can share one compiled program.
         optimised: whether to compile with the options of normal use rather than those that compile
             fastest.
-        compiled: False to call operation by operation even if the framework compiles.
+        compiled: False to call the function operation by operation even if the framework compiles.
         backwards: the number of backward passes through the same graph; the last gradients are
             returned.
     """
@@ -140,8 +143,8 @@ def look(settings: Sequence[Setting]) -> Values:
 def put_back(settings: Sequence[Setting], values: Values, present: Values | None = None) -> None:
     """Restore the settings to the given values.
 
-    Those that already have them are left alone. `present` holds the current values, if they have
-    just been looked up.
+    Settings that already have their value are left alone. `present` holds the current values; they
+    are looked up if it is None.
     """
     present = look(settings) if present is None else present
     for setting, value, current in zip(settings, values, present, strict=True):
@@ -162,14 +165,17 @@ _WORDS = 4 * (624 + 1)
 """The size in bytes of the state of NumPy's default generator: 624 words and a position."""
 
 _copied: list[Any] = [None, ()]
-"""The words of NumPy's generator, or None if they do not identify its state, and its last state."""
+"""The last state of NumPy's generator that was copied, preceded by its words.
+
+In place of the words, there is None if they do not identify the state."""
 
 
 def _numpy_generator() -> tuple[Any, ...]:
     """Return the state of NumPy's global generator.
 
     Copying the state with NumPy takes a hundred times as long as reading its words, so the last
-    copy is reused while the words are equal and the generator holds no second normal number.
+    copy is reused while the words are the same. A generator that had drawn two normal numbers and
+    kept the second for later is copied anew, because the words do not show that number.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     words = None
@@ -192,7 +198,10 @@ def _put_numpy_generator(state: tuple[Any, ...]) -> None:
 
 
 def _environment() -> dict[Any, Any]:
-    """Return the environment as undecoded bytes, because decoding it takes twenty times as long."""
+    """Return the environment variables as Python stores them, which are bytes on POSIX systems.
+
+    Decoding them would take twenty times as long.
+    """
     held: dict[Any, Any] | None = getattr(os.environ, "_data", None)
     return dict(os.environ if held is None else held)
 
@@ -219,7 +228,7 @@ PROCESS = (
 
 
 class Framework(ABC):
-    """The operations that the suite needs from a framework."""
+    """The base class of bridges, with the operations that the suite needs from a framework."""
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
@@ -245,7 +254,10 @@ class Framework(ABC):
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        """Return a native array; float64 becomes `dtype`, all other dtypes are kept."""
+        """Return a native array on the device, in which float64 becomes `dtype`.
+
+        Other dtypes are kept as far as the framework has them.
+        """
 
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
@@ -253,7 +265,11 @@ class Framework(ABC):
 
     @abstractmethod
     def einsum(self, axes: str, *operands: Any) -> Any:
-        """Return the einsum of the operands, which computes the projections around functions."""
+        """Return the einsum of the operands; `axes` is a pattern such as "bqe,ehd->bqhd".
+
+        It computes the projections for adapters of functions. Some bridges accept only two operands
+        that are multiplied as matrices.
+        """
 
     def take(self, native: Any, index: np.ndarray) -> Any:
         """Return the parts of an array at the positions `index`, `[row]`, along its first axis."""
@@ -266,8 +282,8 @@ class Framework(ABC):
     def evaluate(self, request: Request) -> Evaluated:
         """Call the function and, if requested, compute the gradients of the variables.
 
-        An output that is not an array of the cotangent's shape is returned without gradients; if
-        the loss depends on the weights, a bridge may raise an exception instead.
+        An output whose shape is not the cotangent's is returned without gradients. A bridge may
+        raise an exception instead if the output is not an array or the loss depends on the weights.
 
         Raises:
             Unsupported: for gradients, repeated backward passes or a loss on the weights, if the
@@ -285,11 +301,14 @@ class Framework(ABC):
             return Evaluated(*request.function(request.variables, request.constants), {})
 
     def differentiate(self, request: Request) -> Evaluated:
-        """Call the function and compute its vector-Jacobian product with the cotangent."""
+        """Call the function and compute its vector-Jacobian product with the cotangents.
+
+        Raise `Unsupported` if the framework has no derivatives, which is the default.
+        """
         raise Unsupported(f"{self.name} has no derivatives")
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """Return the context manager with which users disable gradients."""
+        """Return the context manager with which users disable gradients; by default, a null one."""
         return nullcontext()
 
     def fits(self, output: Any, cotangent: Any) -> bool:
@@ -301,11 +320,11 @@ class Framework(ABC):
         return isinstance(value, self.array_type)
 
     def dtype(self, native: Any) -> str:
-        """Return the name of the array's dtype in NumPy, such as "bfloat16"."""
+        """Return the name of the array's dtype, such as "bfloat16", "int32" or "bool"."""
         return _name_of(native.dtype)
 
     def cast(self, native: Any, dtype: str) -> Any:
-        """Return the array converted to the dtype with this NumPy name."""
+        """Return the array converted to the dtype with this name, such as "float32"."""
         return native.astype(dtype)
 
     def load(
@@ -313,7 +332,8 @@ class Framework(ABC):
     ) -> Natives:
         """Return native parameters by name, as variables with respect to which to differentiate.
 
-        Raise `WrongDeclaration` if they are loaded in place and do not match those of the layer.
+        If `loads_in_place` is true, they are the layer's own parameters, into which the numbers are
+        written. In this case, raise `WrongDeclaration` if names or shapes differ from the layer's.
         """
         if not self.loads_in_place:
             return {name: self.array(values, dtype, device) for name, values in parameters.items()}
@@ -328,14 +348,18 @@ class Framework(ABC):
         self.overwrite(native, self.array(values, dtype, device))
 
     def place(self, layer: Any, device: str) -> Any:
-        """Return a new layer, moved to the device if `load` writes into the layer's parameters."""
+        """Return a layer that has just been built, moved to the device if the bridge moves layers.
+
+        By default, return it unchanged.
+        """
         return layer
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        """Enter the context in which implementations are built and called.
+        """Enter the context in which implementations are built and called; by default, a null one.
 
-        Raise `Unsupported` if the framework cannot compute with this dtype on this device.
+        An override raises `Unsupported` if the framework cannot compute with this dtype on this
+        device.
         """
         yield
 
@@ -391,9 +415,13 @@ class Framework(ABC):
     def on_ranks(self, told: OnRanks, tensors: Natives) -> Any:
         """Call a function on each rank of a world with the rank's part of the tensors.
 
-        Return the joined result. The elements of results and gradients that are not divided are
-        taken from the ranks in turn, so that every rank must compute them correctly. Raise
-        `Unsupported` if the framework has no worlds.
+        Return the result, joined from the parts that the ranks return. If a result or a gradient is
+        not divided, its elements are taken from the ranks in turn, so that every rank must compute
+        it correctly. Raise `Unsupported` if the bridge has no ranks.
+
+        Args:
+            told: the function, and how tensors and result are divided.
+            tensors: the whole tensors, by name of the function's argument.
         """
         raise Unsupported(f"the bridge to {self.name} starts no ranks")
 
@@ -420,7 +448,7 @@ def by_name(variables: Natives, gradients: Iterable[Any]) -> Natives:
 
 
 def _check_parameters(layer: Any, own: Natives, table: Mapping[str, np.ndarray]) -> None:
-    """Raise `WrongDeclaration` unless names and shapes of `table` equal the layer's parameters."""
+    """Raise `WrongDeclaration` unless `table` has the names and shapes of the parameters `own`."""
     missing, unknown = sorted({*own} - {*table}), sorted({*table} - {*own})
     if missing or unknown:
         differences = [f"only the layer has {', '.join(missing)}"] if missing else []

@@ -1,4 +1,4 @@
-"""The JAX bridge compiles one program per family, dtype and set of arguments.
+"""The JAX bridge compiles one program per shape, dtype, mode and set of arguments.
 
 If a function is called eagerly, each new shape takes two seconds, because every operation is
 compiled separately. As one program, a shape takes 0.5 s, and 0.14 s with the options `QUICK`, with
@@ -6,7 +6,8 @@ which results deviate by at most 4 ulp. Most of the suite therefore uses these o
 with `optimised` check what users run. Operations that are called eagerly also compile with fewer
 optimisations, at half the cost.
 
-JAX 0.4.31 or later is required; newer features are detected by name, not by version.
+JAX 0.4.31 or later is required; whether it has a newer feature is tried out, not concluded from its
+version.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ QUICK = {
     "xla_cpu_use_fusion_emitters": False,
     **_IN_ONE_PIECE,
 }
-"""Compiler options for programs that run only a few times, which compile several times as fast."""
+"""Compiler options for programs that run only a few times: they compile several times as fast."""
 
 OPTIMISED = {"xla_cpu_use_fusion_emitters": True, **_IN_ONE_PIECE}
-"""Compiler options that restore XLA's default code even if `XLA_FLAGS` changes it."""
+"""Compiler options with which XLA emits its default code even if `XLA_FLAGS` changes that."""
 
 MOST_MAPPED = 40_000
 """The number of memory mappings above which compiled programs, each with about twenty, are dropped.
@@ -125,7 +126,10 @@ class Jax(Framework):
 
 
 def _options(optimised: bool) -> dict[str, Any]:
-    """Return the keyword arguments of `jax.jit` that choose the compiler options."""
+    """Return the keyword arguments of `jax.jit` that choose the compiler options.
+
+    Return {} if arrays are not on the CPU, or if this version of JAX knows none of the options.
+    """
     if not _on_cpu():
         return {}
     wanted, known = OPTIMISED if optimised else QUICK, _known_options()
@@ -137,7 +141,7 @@ def _options(optimised: bool) -> dict[str, Any]:
 def _known_options() -> frozenset[str]:
     """Return the names of the options in `QUICK` and `OPTIMISED` that this XLA version knows.
 
-    Compiling fails with an unknown option. Before JAX 0.4.36, `jit` accepts none.
+    Compiling fails with an unknown option. Before JAX 0.4.36, `jit` accepts no options.
     """
     known = set()
     for name, value in (QUICK | OPTIMISED).items():
@@ -195,7 +199,10 @@ def _vjp(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
 
 
 def _vjp_of_both(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
-    """Return a function that differentiates a loss on the output and on the weights."""
+    """Return a function that computes output, weights, and the gradients of a loss on both.
+
+    It takes the variables, the constants, and the cotangents of output and weights.
+    """
 
     def run(variables: Natives, constants: Natives, cotangents: Any) -> tuple[Any, Any, Natives]:
         found, pull = jax.vjp(lambda given: function(given, constants), variables)

@@ -101,7 +101,7 @@ class Mlx(Framework):
 
 
 class _NoDerivative(Exception):
-    """The function returned something that has no vector-Jacobian product with the cotangent."""
+    """Raised if the output of the function is not an array of the cotangent's shape."""
 
 
 def _vjp(function: Function) -> Callable[..., dict[str, Any]]:

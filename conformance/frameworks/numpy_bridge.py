@@ -1,9 +1,10 @@
-"""The NumPy bridge, the shortest one, and the base class for runtimes that take NumPy arrays.
+"""The NumPy bridge, and the base class of bridges to runtimes that take NumPy arrays.
 
 NumPy has no derivatives and no bfloat16. ONNX, onnxruntime and OpenVINO have operators but no
-arrays, so their bridges use NumPy arrays, with ml_dtypes for bfloat16, and compute every matrix
-product as a graph of one operator in the runtime. NumPy itself only moves axes, which is exact, and
-adds the biases of projections, which is rounded once in any framework.
+arrays, so their bridges use NumPy arrays, with ml_dtypes for bfloat16, and compute every projection
+as a graph of one operator in the runtime, a matrix product. NumPy itself only moves axes, which is
+exact, adds the biases of projections, which is rounded once in any framework, and norms and rotates
+the keys that are put in caches.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Runtime(NumPy):
 
     @abstractmethod
     def matmul(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the product of two matrices, computed by the runtime in their dtype."""
+        """Return the product of two matrices, as the runtime computes it for their dtype."""
 
     def devices(self) -> dict[str, str]:
         return {"cpu": f"{self.name} on the CPU"}

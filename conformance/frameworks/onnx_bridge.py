@@ -33,7 +33,8 @@ class Node:
         outputs: the names of its outputs, in order; "" for one that is not requested.
         attributes: names and values of the attributes that differ from their default.
         opset: the operator set; the default is old enough for all recent runtimes.
-        domain: the domain that defines the operator; "" for ONNX's, or else version 1 is used.
+        domain: the domain that defines the operator, of which version 1 is used; "" for ONNX's own
+            domain, of which version `opset` is used.
     """
 
     operator: str
@@ -68,10 +69,10 @@ MATMUL = Node("MatMul", ("left", "right"))
 
 
 class _Models(Runtime):
-    """The base class of both bridges; it caches one loaded model per operator and signature."""
+    """The base class of both ONNX bridges; it caches one loaded model per `Node` and signature."""
 
     node = Node
-    """The class `Node`, for adapters, which may not import this module."""
+    """The class `Node`, for adapters, which must not import this module."""
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[Node, Signature], Any] = {}

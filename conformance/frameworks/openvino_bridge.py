@@ -55,13 +55,14 @@ class OpenVino(Runtime):
         *inferences: Mapping[str, np.ndarray],
         known: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> np.ndarray:
-        """Return the output of the last of several inferences, which share the model's state.
+        """Return the first output of the last of several inferences, which share the model's state.
 
         Args:
             program: a key, equal for models that differ only in dtypes and sizes of their inputs.
-            make: returns the model, given its parameters by name.
+            make: returns the model, given its parameters as keyword arguments.
             inferences: for each inference, the arrays by name of the parameter.
-            known: by name of the parameter, the axes whose sizes the compiled model fixes.
+            known: by name of the parameter, the axes whose sizes the compiled model fixes; the
+                sizes of all other axes may vary.
         """
         shapes = {
             name: tuple(

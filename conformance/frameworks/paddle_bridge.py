@@ -97,7 +97,10 @@ class Paddle(Framework):
 
 
 def _frozen(tensor: Any) -> Any:
-    """Return the tensor excluded from differentiation: detached if it is not a leaf."""
+    """Return a tensor with these numbers that is not differentiated.
+
+    A leaf is itself excluded from differentiation and returned; any other tensor is detached.
+    """
     if not tensor.is_leaf:
         return tensor.detach()
     tensor.stop_gradient = True

@@ -162,7 +162,10 @@ class Torch(Framework):
 
 
 def _frozen(tensor: Any) -> Any:
-    """Return the tensor excluded from differentiation: detached if it is not a leaf."""
+    """Return a tensor with these numbers that is not differentiated.
+
+    A leaf is itself excluded from differentiation and returned; any other tensor is detached.
+    """
     return tensor.requires_grad_(False) if tensor.is_leaf else tensor.detach()
 
 
@@ -174,7 +177,7 @@ _CALLS = itertools.count()
 
 
 class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
-    """A differentiable call on all ranks; each rank keeps its graph for the backward pass."""
+    """A differentiable call on all ranks; each rank keeps its last graphs for backward passes."""
 
     @staticmethod
     def forward(context: Any, told: OnRanks, names: list[str], *tensors: Any) -> Any:
@@ -214,7 +217,7 @@ class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _divide(tensor: Any, axes: Divided, size: int) -> list[Any]:
-    """Return each rank's part of a tensor, as a copy."""
+    """Return, for each of `size` ranks, a copy of its part of a tensor divided along `axes`."""
     parts = []
     for rank in range(size):
         part = tensor.detach()
@@ -257,7 +260,7 @@ def _join(what: str, parts: list[Any], axes: Divided) -> Any:
 
 
 _KEPT = 4
-"""The most graphs that a rank keeps for a backward pass."""
+"""The number of calls whose graphs a rank keeps for backward passes: the last ones."""
 
 
 class Rank:
@@ -323,7 +326,7 @@ class Rank:
 
 
 def _found(module: str, file: str, name: str) -> Any:
-    """Return an object of a module by name, loading the module from its file if necessary."""
+    """Return an object of a module by name; load the module from `file` if it is not importable."""
     if module not in sys.modules:
         try:
             importlib.import_module(module)

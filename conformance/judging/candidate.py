@@ -30,17 +30,19 @@ from conformance.judging.sandbox import Worker
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 MOST_SIZE = 1024
-"""The largest size in a declared geometry; larger ones would cost the judge too much."""
+"""The largest head size, tile, number of heads, group and common multiple in a declared geometry;
+larger ones would cost the judge too much."""
 
 MOST_PAIRS = 8
-"""The most pairs of head sizes that a candidate may declare; each adds another set of problems."""
+"""The most pairs of a key head size and a value head size that a candidate may declare; each adds
+problems."""
 
 MOST_MODES = 4
 """The most modes that a candidate may declare."""
 
 LEAST_SIZE = 2
-"""The least head size or tile in a declared geometry: with heads of size 1 the scale is 1, and a
-tile of 1 holds a single weight, which is 1."""
+"""The least head size or tile in a declared geometry. With heads of size 1 the scale is 1, and a
+softmax over a tile of 1 is 1, so mistakes in them would not show."""
 
 _WORDS: Mapping[str, Any] = {
     kind.__name__: kind
@@ -61,7 +63,7 @@ _WORDS: Mapping[str, Any] = {
         features.Window,
     )
 }
-"""The classes whose objects a candidate may declare."""
+"""The classes whose objects a declaration may contain, by name."""
 
 _DECLARED = (
     "layout",
@@ -88,9 +90,10 @@ class Held:
     Attributes:
         values: the numbers.
         dtype: the dtype of the candidate's array.
-        slot: the array of the worker that holds the numbers.
+        slot: the number under which the worker keeps the array; -1 for a result.
         strides: the memory layout of the array, as for `Framework.strided`; "" if contiguous.
-        around: the number in the guards around the array; None for no guards.
+        around: the number that fills the memory directly before and after the array; None to
+            leave that memory as it is.
     """
 
     values: np.ndarray
@@ -123,7 +126,11 @@ class Remote(Framework):
         self.gradients: Natives = {}
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Held:
-        """Return a stand-in for the values, which `dtype` must represent exactly."""
+        """Return a stand-in for a copy of the values.
+
+        If they are float64, they have to be exactly representable in `dtype`, which becomes the
+        dtype of the array. Other values, such as booleans, keep their own dtype.
+        """
         own = dtype if values.dtype == np.float64 else str(values.dtype)
         return Held(values.copy(), own, next(self._slots))
 
@@ -211,7 +218,15 @@ class Candidate(Function):
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
-        """Compute attention in the worker; return the context, or (context, weights)."""
+        """Compute attention in the worker; return the context, or (context, weights).
+
+        Gradients that the current request wants are stored in the bridge.
+
+        Raises:
+            Unsupported: the candidate does not support the problem.
+            CandidateError: the candidate raised another exception.
+            ConformanceError: the worker was lost, or the answer has no output.
+        """
         request = self._bridge.request
         assert self.worker is not None
         assert request is not None
@@ -261,15 +276,15 @@ class Candidate(Function):
 
 
 class CandidateError(Exception):
-    """An exception that a candidate raised in its worker."""
+    """An exception other than `Unsupported` that a candidate raised in its worker."""
 
 
 def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
-    """Return the implementation that a declaration describes.
+    """Return the implementation that a declaration describes, without a worker yet.
 
     Args:
         said: the declaration, as the worker sent it.
-        dtypes: the dtypes to judge; empty for all.
+        dtypes: the dtypes to judge; empty for all that the candidate supports.
 
     Raises:
         WrongDeclaration: the declaration is invalid, is not allowed for a candidate, or contains
@@ -326,7 +341,11 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
 
 
 def _meant(said: Any) -> Any:
-    """Return the declared objects that the recorded plain data describes."""
+    """Return the value that plain data from the worker describes, with declared objects rebuilt.
+
+    Raises:
+        WrongDeclaration: an object is of a class not in `_WORDS`, or cannot be made.
+    """
     if isinstance(said, list):
         return tuple(_meant(one) for one in said)
     if isinstance(said, dict) and "map" in said:
@@ -346,7 +365,11 @@ def _meant(said: Any) -> Any:
 def _conventional(
     parameters: list[str], declared: dict[str, Any]
 ) -> tuple[tuple[MaskArgument, ...], dict[str, Any]]:
-    """Return the masks and declarations of an undecorated function, from its parameter names."""
+    """Return the mask arguments of an undecorated function, and `declared`, which it changes.
+
+    Both are derived from the names of the parameters after the first three; a causal flag is added
+    to `declared`, unless there is one. Other names are ignored.
+    """
     axes = "batch heads query key"
     masks = []
     for name in parameters[3:]:

@@ -1,7 +1,8 @@
 """Fresh problems: cases of the catalogue whose numbers and sizes are drawn from a token.
 
-The token is the seed of every number. All cases of a family get the same sizes, so that compiling
-implementations meet few shapes. What makes a family special, such as a single key, is kept.
+The token is the seed of every number. All cases of a family for which sizes are drawn get the same
+sizes, so that compiling implementations meet few shapes; cases on a grid keep the sizes of the
+grid. What makes a family special, such as a single key, is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-k
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
 MOST_DRAWS = 50
-"""The most draws of a case, which is drawn again if a number is beyond the range of float16."""
+"""The most draws of a case with a regime, which is drawn again if an input or the cotangent is
+beyond the range of float16."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,10 +36,11 @@ class Fresh(Case):
     """A case of the catalogue with numbers that a token determines.
 
     Attributes:
-        token: the seed of the numbers; "" for those of the catalogue, which are public.
+        token: the seed of the numbers; "" for the numbers and sizes of the catalogue, which are
+            public.
         jittered: whether the token determines the sizes too, unless the case is on a grid.
         heads: whether the inputs are heads that are projected already, as functions take them.
-        attempt: the number of earlier draws, all of which had numbers beyond the range of float16.
+        attempt: the number of earlier draws, which were rejected.
     """
 
     token: str
@@ -50,7 +53,11 @@ class Fresh(Case):
 
     @property
     def id(self) -> str:
-        """The id of the case; "@catalogue" marks drawn numbers in the sizes of the catalogue."""
+        """The id of the case in the catalogue, with its grid if it has one.
+
+        "@catalogue" is appended to the id of a case without a grid if the token determines its
+        numbers but not its sizes.
+        """
         fixed = bool(self.token) and not self.jittered and self.grid is None
         return f"{super().id}@catalogue" if fixed else super().id
 
@@ -73,7 +80,10 @@ class Fresh(Case):
         return _random(self.token, f"{self.id}:{purpose}{again}")
 
     def problem(self, dtype: str) -> Problem:
-        """Return the problem with all numbers rounded to `dtype`; the result is cached."""
+        """Return the problem with all numbers rounded to `dtype`; the result is cached.
+
+        If `heads` is set, its inputs are the projected heads, and its projections are identities.
+        """
         return _problem(self, dtype)
 
 
@@ -86,8 +96,14 @@ def _problem(case: Fresh, dtype: str) -> Problem:
 def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fresh:
     """Return the case with numbers that a token determines; for "", with those of the catalogue.
 
-    If a number is beyond the range of float16, the case is drawn again, for at most `MOST_DRAWS`
-    draws in all. With `jittered`, the token also determines the sizes.
+    If a case with a regime has an input or a cotangent beyond the range of float16, it is drawn
+    again. After `MOST_DRAWS` draws, the last one is returned nevertheless.
+
+    Args:
+        case: a case of the catalogue.
+        token: the seed of the numbers, or "".
+        heads: whether the inputs are heads that are projected already.
+        jittered: whether the token also determines the sizes, unless the case is on a grid.
     """
     fields: dict[str, Any] = {one.name: getattr(case, one.name) for one in dataclasses.fields(Case)}
     for attempt in range(MOST_DRAWS):
@@ -112,13 +128,16 @@ def _random(token: str, purpose: str) -> np.random.Generator:
 
 
 def shuffled(token: str, purpose: str, count: int) -> list[int]:
-    """Return the numbers below `count` in an order that the token determines."""
+    """Return the numbers from 0 to `count` - 1 in an order seeded by the token and the purpose."""
     return [int(place) for place in _random(token, purpose).permutation(count)]
 
 
 @lru_cache(maxsize=512)
 def _jittered(family: str, token: str) -> Shape:
-    """Return the shape of a family with randomly increased sizes; the token is the seed."""
+    """Return the shape of a family with some sizes increased at random; the token is the seed.
+
+    In the families `FIXED`, only the batch can grow.
+    """
     shape, random = FAMILIES[family], _random(token, f"sizes of {family}")
     more = {
         name: int(random.integers(most))

@@ -33,29 +33,30 @@ from conformance.words import advice, say
 
 LEVELS = ("core", "full")
 NOT_ASKED = {"kernel.equals-definition", "gradient.parameters-equal-definition"}
-"""Requirements on projections, which a candidate does not have."""
+"""The ids of requirements on projections, which a candidate does not have."""
 
 FEATURES = "feature"
 """The chapter of windows, sinks and other features, for which most kernels have no arguments. It is
 used only if it or its cases are named."""
 
 REPEATED = 5
-"""The most right items to repeat, and the most wrong ones."""
+"""The most right items to repeat, in addition to the very first item, and the most wrong ones."""
 REWRITTEN = 2
 """The most items to pose in arrays that held another problem."""
 SECOND = 12
-"""The most items to pose to a second worker."""
+"""The most items to pose again, to a new process of the candidate."""
 MOST_LOST = 3
 """The number of lost processes after which the remaining problems are not posed."""
 ALSO = ("bias/per-head-with-mask/square",)
-"""Further cases of level "core", without which some mutants survived."""
+"""Further cases of level "core", which find deliberate mistakes that its other cases do not."""
 VISIBLE = (
     "plain/no-mask/cross",
     "plain/no-mask/gqa",
     "plain/no-mask/self",
     "plain/no-mask/one-query",
 )
-"""Cases that are also posed with the numbers and sizes of the public catalogue."""
+"""Cases that are also posed with the numbers and sizes of the public catalogue, to find candidates
+that recognise them."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Task:
         return case.chapter in self.chapters if self.chapters else case.chapter != FEATURES
 
     def dtypes_of(self, adapter: Adapter) -> tuple[str, ...]:
-        """Return the dtypes in which to test the implementation."""
+        """Return those dtypes of the task that an implementation supports, maybe none."""
         if self.dtypes or self.level == "full":
             return tuple(name for name in adapter.dtypes if name in (self.dtypes or DTYPES))
         single = [name for name in SINGLE if name in adapter.dtypes][:1]
@@ -99,7 +100,10 @@ class Task:
 
 
 class Asked(Item):
-    """An item that checks only the mandatory requirements that can apply to a candidate."""
+    """An item, which is a case in a dtype and a mode, that checks only mandatory requirements.
+
+    If the inputs of the case are heads, requirements on projections are left out.
+    """
 
     asked: Fresh
 
@@ -113,7 +117,7 @@ class Asked(Item):
 
 
 class Output(Asked):
-    """An item that checks only the output."""
+    """An item that checks only whether the output equals the definition."""
 
     @property
     def requirements(self) -> list[Requirement]:
@@ -130,11 +134,11 @@ class Judging:
         restart: a function that starts a new process for a candidate; None for an implementation
             in this process.
         until: the deadline, on the clock of `time.monotonic`.
-        found: the result of each item.
+        found: the items so far in the order of `items`, each with its result.
         violations: pairs of a kind and a sentence, for behaviour that marks a cheat.
-        lost: how each process of the candidate was lost; `MOST_LOST` times the same reason if the
-            time is over or no process can be started.
-        sessions: the session of each kind of repetition, by name; "" is the first call of items.
+        lost: how each process of the candidate was lost; if the time is over or no process can be
+            started, that reason is added `MOST_LOST` times.
+        sessions: the session of each kind of repetition, by the `again` of `ask`.
     """
 
     adapter: Adapter
@@ -175,9 +179,11 @@ class Judging:
         return [rows[place] for place in shuffled(self.token, "order", len(rows))]
 
     def ask(self, item: Asked, again: str = "", *, explains: bool = False) -> CaseResult:
-        """Return the result of an item; `again` names a repetition, which is computed anew.
+        """Return the result of an item.
 
-        `explains` says whether to search for causes; the first call with the same `again` decides.
+        `again` names a kind of repetition, which calls the candidate anew; it is "" for the first
+        result. `explains` tells whether to search for causes; the value in the first call with an
+        `again` holds for all later ones.
         """
         if again not in self.sessions:
             bench = Workbench(expect=expect, expectations=self.expectations)
@@ -190,9 +196,9 @@ class Judging:
         """Run all items; then, for a candidate, look for answers that it did not really compute.
 
         Such answers change when a problem is posed again, repeat what the same memory gave before,
-        or are right only for the numbers or sizes of the catalogue. If a process was lost, this
-        search is left out. Items that remain when the time is over, or when too many processes are
-        lost, are recorded as not run.
+        or are right only for the numbers or sizes of the catalogue. If a process was lost, they are
+        not looked for. Items that remain after `MOST_LOST` losses of a process are recorded as not
+        run, as are those that remain when the time is over and no process was lost before.
 
         Raises:
             ConformanceError: the task has no problem for the candidate.
@@ -226,7 +232,10 @@ class Judging:
             self.violations["history", f"it ended where it had answered: {why}"] = None
 
     def _worker_lost(self) -> str:
-        """Return how the present process of the candidate was lost; "" if it was not."""
+        """Return how the present process of the candidate was lost; "" if it was not.
+
+        The result is also "" for an implementation in this process.
+        """
         worker = getattr(self.adapter, "worker", None)
         return "" if worker is None else worker.lost
 
@@ -243,13 +252,13 @@ class Judging:
         return item.result([Finding("run", "crashed", why)])
 
     def right(self) -> list[Asked]:
-        """Return the items whose output was right."""
+        """Return the items whose output was right, in the order of `found`."""
         return [item for item, result in self.found if marked(result).output]
 
     # Behaviour that no kernel shows if it really computes its results
 
     def _repeat(self) -> None:
-        """Repeat, after all items, some of those that were right and some that were wrong."""
+        """Repeat some right and some wrong items; record a violation if such a result changes."""
         first = [self.found[0][0]] if marked(self.found[0][1]).output else []
         for item in [*first, *self.right()[:REPEATED]]:
             if not marked(self.ask(item, "repeated")).output:
@@ -260,7 +269,10 @@ class Judging:
                 self.violations["history", "a problem that was wrong is right later"] = None
 
     def _rewrite(self) -> None:
-        """Pose problems in arrays that held the numbers of another problem before."""
+        """Pose problems in arrays that held other numbers; record a violation for a wrong answer.
+
+        The first item on a grid ends the search.
+        """
         done = 0
         for item in self.right():
             if done >= REWRITTEN or item.asked.grid is not None:
@@ -284,7 +296,7 @@ class Judging:
                 ] = None
 
     def _recognise(self) -> None:
-        """Check whether a candidate recognises the numbers or the sizes of public problems."""
+        """Record a violation if only the numbers or the sizes of public problems are right."""
         known = {case.id: case for case in every_case()}
         dtype = self.task.dtypes_of(self.adapter)[0]
         public: list[bool] = []
@@ -307,7 +319,10 @@ class Judging:
             self.violations["recognition", "only the sizes of the catalogue are right"] = None
 
     def _second(self) -> None:
-        """Repeat some of the items that were right, in a new process and in another order."""
+        """Repeat some right items in a new process and in another order.
+
+        A violation is recorded if one of them is now wrong.
+        """
         right = self.right()
         for place in shuffled(self.token, "second", len(right))[:SECOND]:
             if not marked(self.ask(right[place], "second")).output:
@@ -316,7 +331,7 @@ class Judging:
     # The verdict
 
     def score(self) -> float:
-        """Return the score of the results, relative to everything that the task contains."""
+        """Return the score of the results, from 0 to 1, relative to all that the task contains."""
         scale = self._scale()
         marks: dict[tuple[str, str, str], list[Marks]] = {
             (case.chapter, case.id, dtype): []
@@ -336,7 +351,7 @@ class Judging:
         return scored(marks or tiled, gradients=self.task.gradients)
 
     def _scale(self) -> tuple[str, ...]:
-        """Return the dtypes that make up the score; others, such as float64, count as float32."""
+        """Return the dtypes that make up the score; `score` counts items in others as float32."""
         if self.task.dtypes:
             return self.task.dtypes
         if self.task.level == "full":
@@ -347,7 +362,8 @@ class Judging:
     def chapters(self) -> dict[str, Chapter]:
         """Return for each chapter how many items were right, wrong and unsupported.
 
-        If the task includes gradients, an item with a wrong gradient counts as wrong.
+        If the task includes gradients, an item with a wrong gradient counts as wrong. So does one
+        that crashed or was not run.
         """
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for item, result in self.found:
@@ -360,7 +376,11 @@ class Judging:
         return {name: Chapter(**count) for name, count in sorted(counts.items())}
 
     def wrong(self) -> list[tuple[Asked, Finding]]:
-        """Return the worst deviation of each item that has any, the smallest problems first."""
+        """Return each item with deviations or errors, and the worst of these; small problems first.
+
+        The worst is that of the output if there is one, and otherwise the one with the largest
+        error relative to its limit.
+        """
         found = []
         for item, result in self.found:
             if bad := self.deviations(result):
@@ -368,7 +388,7 @@ class Judging:
         return sorted(found, key=lambda pair: (math.prod(pair[0].asked.shape.logits), pair[0].id))
 
     def deviations(self, result: CaseResult) -> list[Finding]:
-        """Return the deviations and errors in a result, without gradients unless they count."""
+        """Return the deviations and errors in a result; those of gradients only if they count."""
         return [
             one
             for one in result.findings
@@ -377,7 +397,10 @@ class Judging:
         ]
 
     def accuracy(self) -> dict[str, str]:
-        """Return, by dtype, the accuracy class that every output reached, or "" if one is wrong."""
+        """Return, by dtype, the least accurate class of any output, or "" if one is wrong.
+
+        Dtypes without a compared output are left out.
+        """
         classes: dict[str, list[str]] = defaultdict(list)
         for item, result in self.found:
             for finding in result.findings:
@@ -390,7 +413,9 @@ class Judging:
     def causes(self, most: int, spec: str) -> list[Cause]:
         """Return explanations of the first deviations, at most `most`, each of a different kind.
 
-        `spec` is the candidate as FILE:NAME, for the commands that pose the problems again.
+        Deviations from the same requirement with the same cause, or the same text if no cause is
+        known, are of one kind. `spec` is the candidate as FILE:NAME, for the commands that pose the
+        problems again.
         """
         causes: list[Cause] = []
         seen: set[tuple[str, str]] = set()
@@ -427,7 +452,7 @@ def _output_only(problem: Problem, *, gradients: bool = False) -> Expectation:
 
 
 def _permuted(problem: Problem) -> Problem:
-    """Return the problem with the numbers of each of its three inputs in another order."""
+    """Return the problem with the numbers within each of query, key and value in another order."""
     random = np.random.default_rng(problem.query.size)
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
     return problem.replace(
@@ -440,7 +465,7 @@ def _importance(finding: Finding) -> tuple[bool, tuple[float, float]]:
 
 
 def _is_easier(shape: Shape, of: Shape) -> bool:
-    """Return whether a single head, or heads without groups, take the place of more.
+    """Return whether `shape` has one head, or one head per key/value head, where `of` has more.
 
     A candidate gets no points for problems that its geometry makes easier.
     """

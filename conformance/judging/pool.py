@@ -38,9 +38,10 @@ _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 
 @dataclass(frozen=True)
 class Options:
-    """Options for judging candidates, which have the meaning of the arguments of `judge`.
+    """Options for judging candidates.
 
-    `hints` is the maximum number of causes in a verdict.
+    `task` selects the problems, `hints` is the maximum number of causes in a verdict, and the
+    others have the meaning of the arguments of `judge` with the same names.
     """
 
     task: Task = field(default_factory=Task)
@@ -71,11 +72,11 @@ class Options:
         return self
 
     def with_token(self) -> Options:
-        """Return the options with a token, which is drawn if there is none."""
+        """Return the options with a token, which is drawn at random if they have none."""
         return dataclasses.replace(self, token=self.token or secrets.token_hex(16))
 
     def failed(self, candidate: str, why: str = "") -> Verdict:
-        """Return the verdict on a candidate that cannot be judged, with the reason."""
+        """Return the verdict "failed" on a candidate; `why` is the reason."""
         return Verdict(
             candidate=candidate,
             verdict="failed",
@@ -92,7 +93,7 @@ class Candidates:
     """A judge of candidates, one after another, with one running sandbox per set of frameworks.
 
     Attributes:
-        options: how to judge. If there is no token, one is drawn, which all candidates share.
+        options: how to judge. If they have no token, one is drawn, which all candidates share.
         expectations: a cache of expected values.
         sandboxes: the running sandboxes, by the names of the frameworks that they have imported.
     """
@@ -186,7 +187,7 @@ class Candidates:
                 workers[-1].close()
 
     def _concluded(self, judging: Judging, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
-        """Return the verdict, which says "failed" so far, with what the judging has shown."""
+        """Return `verdict`, which is given as "failed", updated with the results of the judging."""
         options = self.options
         calls = sorted({call for worker in workers for call in worker.calls})
         tricks = dict(judging.violations)
@@ -220,7 +221,10 @@ class Candidates:
 
 
 def divided(spec: str) -> tuple[str, str]:
-    """Split FILE or FILE:NAME into the file and the name, which is "" if there is none."""
+    """Split FILE or FILE:NAME into the file and the name, which is "" if there is none.
+
+    A colon separates a name only after ".py".
+    """
     file, colon, name = spec.rpartition(":")
     if colon and file.endswith(".py"):
         return file, name
@@ -228,14 +232,14 @@ def divided(spec: str) -> tuple[str, str]:
 
 
 def _shown(place: str) -> str:
-    """Return a path as text that can be encoded."""
+    """Return a path as text that can be encoded in UTF-8; other bytes in it are escaped."""
     return os.fsencode(place).decode("utf-8", "backslashreplace")
 
 
 def read(spec: str) -> tuple[str, str, str]:
-    """Split FILE or FILE:NAME; return the file, its text, and the name, which may be "".
+    """Read the file in FILE or FILE:NAME; return its path, its text, and the name, or "".
 
-    Bytes of the file's name that are not UTF-8 are escaped.
+    Bytes of the path that are not UTF-8 are escaped.
 
     Raises:
         NotAnAdapter: the file cannot be read, is too large, or is no Python text.
@@ -253,7 +257,9 @@ def read(spec: str) -> tuple[str, str, str]:
 
 
 def found(places: Iterable[str]) -> list[str]:
-    """Return the places, FILE or FILE:NAME, with each folder replaced by its Python files.
+    """Return `places` (FILE, FILE:NAME or folder), each folder replaced by the .py files in it.
+
+    Files in subfolders are not included.
 
     Raises:
         NotAnAdapter: a place does not exist, or a folder contains no Python file.
@@ -277,7 +283,7 @@ def judged(
 ) -> Iterator[Verdict]:
     """Yield the verdict on each candidate as soon as it is reached.
 
-    All candidates get the same problems, so that their scores can be compared.
+    All candidates get problems from the same token, so that their scores can be compared.
 
     Args:
         places: files, FILE:NAME, or folders.
@@ -373,7 +379,7 @@ def judge(
     framework: str = "",
     limits: Limits | None = None,
 ) -> Verdict:
-    """Judge an untrusted kernel in a sandbox, on problems that nobody can foresee.
+    """Judge an untrusted kernel in a sandbox, on problems drawn anew unless `token` is given.
 
         verdict = judge("attempt.py:attention")
         verdict.verdict, verdict.score    # ('wrong', 0.61)
@@ -382,8 +388,8 @@ def judge(
         candidate: FILE, or FILE:NAME of a function in it.
         level: "core" for use in a loop that improves a kernel, "full" before it is merged.
         chapters: the chapters of cases to include; empty for all but "feature".
-        dtypes: the dtypes to test; empty for float32 and both half precisions or, at level "full",
-            for all.
+        dtypes: the dtypes to test, as far as the candidate supports them; empty for float32 and
+            both half precisions or, at level "full", for all.
         gradients: whether gradients count.
         own_work: whether a candidate that calls an existing attention function is a cheat.
         blind: whether to withhold hints that a search could exploit to fit candidates.

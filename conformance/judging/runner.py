@@ -1,11 +1,11 @@
 """The program that calls a candidate in a sandbox: it receives problems and returns plain arrays.
 
-It imports nothing from the suite, and knows neither expected values nor any problem except the
-current one. Its replies are never trusted: the controller checks their form and compares their
-numbers. Its reports on the candidate's behaviour are reliable only if the candidate is an ordinary
-Python program; see docs/judge.md.
+It imports nothing from the suite, and receives one problem at a time, without expected values. Its
+replies are never trusted: the controller checks their form and compares their numbers. Its reports
+on the candidate's behaviour are reliable only if the candidate is an ordinary Python program; see
+docs/judge.md.
 
-The first process imports the framework and waits. For each candidate it forks a child, which gives
+The first process imports the frameworks and waits. For each candidate it forks a child, which gives
 up its privileges before it imports the candidate.
 """
 
@@ -56,14 +56,15 @@ READY_NAMES = re.compile(r"^(?!_?register).*(attention|(^|_)(mha|sdpa)(_|$))")
 LIBRARIES = re.compile(
     r"(torch\.(nn|_higher_order_ops|_refs|_decomp|_meta_registrations)|jax|tensorflow|keras|flax)\b"
 )
-"""Functions of these libraries are ready attentions if their names say so. The compiler of torch
-has functions of such names too, which look for attention in whatever it compiles."""
+"""The libraries whose functions count as existing attention functions if `READY_NAMES` matches the
+names. The compiler of torch is not among them: it has functions with such names that look for
+attention in whatever is compiled."""
 
 READY_METHODS = {
     ("torch.nn.modules.activation", "forward"),
     ("torch.nn.modules.transformer", "forward"),
 }
-"""Methods that compute attention, by module and name."""
+"""Methods that compute attention, as pairs of a module and a name."""
 
 SUSPICIOUS = {
     "gc.get_objects": "looks through the garbage collector",
@@ -95,7 +96,11 @@ def send(channel, head, arrays=()):
 
 
 def receive(channel):
-    """Return the JSON part of the next message and the bytes after it; None at the end."""
+    """Return the JSON part of the next message and the bytes after it; None if the channel closed.
+
+    Raises:
+        ValueError: the message is too large, or its first part is not JSON.
+    """
     head = _exactly(channel, HEADER.size)
     if head is None:
         return None
@@ -389,7 +394,7 @@ def stand_in():
 
 
 def recorded(value):
-    """Return a declared value in a form that JSON can hold; raise `TypeError` if there is none."""
+    """Return a declared value in a form that JSON can hold; raise `TypeError` for other types."""
     if isinstance(value, Said):
         return {"kind": value.kind, "args": recorded(value.args), "named": recorded(value.named)}
     if isinstance(value, (list, tuple)):
@@ -420,10 +425,10 @@ def only(module):
 
 
 def declaration(function, name):
-    """Return a function's declaration, its parameter names, and its declared or guessed framework.
+    """Return a function's name, parameter names, framework, masks and further declarations.
 
-    Without a declaration, "masks" is None, and the framework is guessed from the modules that the
-    candidate has imported; it is "" if none of them is a framework.
+    If the function has no declaration, "masks" is None, and the framework is the first of torch,
+    jax and numpy from which its module has imported a module; "" if there is none.
     """
     # A function made by jax.jit has neither code nor globals; the wrapped function has.
     wrapped = getattr(function, "__wrapped__", None)
@@ -478,7 +483,10 @@ class Host:
                 self._ask(head, body)
 
     def blame(self, kind, text):
-        """Record that the candidate did something that a kernel must not do."""
+        """Record that the candidate did something that a kernel must not do.
+
+        A repetition is not recorded, nor are more than 20 violations in all.
+        """
         if (kind, text) not in self.violations and len(self.violations) < 20:
             self.violations.append((kind, text))
 
@@ -534,7 +542,7 @@ class Host:
         self._send({"declared": said})
 
     def _watch_threads(self):
-        """Install the profile function in the threads that the candidate starts as well."""
+        """Wrap the functions that start threads, so that every new thread sets `_profile`."""
 
         def watched(start):
             def begin(function, *more, **named):
@@ -617,7 +625,10 @@ class Host:
             gc.enable()
 
     def _called(self, head, natives):
-        """Call the candidate; return its results and gradients by name."""
+        """Call the candidate; return two dictionaries, of its results and of gradients.
+
+        The names are "output" and "weights", and "gradient.query" and so on.
+        """
         inputs = ("query", "key", "value")
         wanted = head["wanted"]
         variables = {n: a for n, a in natives.items() if not n.startswith("cotangent")}
@@ -693,7 +704,12 @@ class Host:
 
 
 def strided(framework, native, how):
-    """Return the same numbers as a view of a larger array, like `strided` of the bridges."""
+    """Return the same numbers as a view of a larger array.
+
+    If `how` is "gaps", each number is stored twice in a row. Otherwise, the view is a slice along
+    the axes between the first and the last (along all if there are fewer than three), surrounded by
+    NaN, True or 1. This is what `Framework.strided` does.
+    """
     sizes = tuple(native.shape)
     dtype = str(native.dtype)
     filler = True if "bool" in dtype else 1 if "int" in dtype else float("nan")
@@ -713,7 +729,10 @@ def strided(framework, native, how):
 
 
 def surrounded(framework, native, by):
-    """Return the same numbers, contiguous, between guards that hold `by`."""
+    """Return the same numbers as a contiguous view, with 4096 numbers `by` on either side.
+
+    For an array that is not floating-point, they are `bool(by)`.
+    """
     if "float" not in str(native.dtype):
         by = bool(by)
     count = int(np.prod(native.shape))
@@ -767,17 +786,22 @@ DENIED = {
         (279, 447),
     ),
 }
-"""For each architecture: its audit number; the numbers of mmap, prlimit64, sched_setaffinity, clone
-and clone3, which are not refused in every case; of system calls that are refused, apart from those
-that start processes or programs if these are allowed; and of further ones that are refused unless
-processes are allowed."""
+"""For each architecture, its audit number and three groups of numbers of system calls.
+
+The first group is mmap, prlimit64, sched_setaffinity, clone and clone3, for which there are special
+rules. The second is refused, except that calls that start processes or programs are not refused if
+processes are allowed. The third is refused only if processes are not allowed.
+"""
 
 
 def refuse_system_calls(processes):
-    """Install a system call filter that denies network access, new programs, and other processes.
+    """Install a filter of system calls that denies sockets, new programs, new processes and more.
 
     If `processes` is true, the candidate may start processes and programs, as a kernel that calls a
-    compiler must.
+    compiler must. `DENIED` lists the calls.
+
+    Raises:
+        OSError: there is no list for this architecture, or the filter cannot be installed.
     """
     machine = platform.machine()
     if machine not in DENIED:
@@ -839,7 +863,7 @@ def limit(limits):
 
 
 def be_a_child(channel, head):
-    """Give up all privileges, and serve one candidate."""
+    """Close other files, set the limits in `head`, filter system calls, and serve one candidate."""
     os.environ.clear()
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):

@@ -4,11 +4,12 @@
 a read-only file system without the suite and one temporary folder in memory. A process in it has
 imported the framework and forks a child for each candidate. The child gives up system calls and
 sets limits on its resources before it imports the candidate. With `limits` there is such a child,
-but there are no namespaces: verdicts list what this does not prevent, and it is never used unless
+but there are no namespaces: verdicts list what `limits` does not prevent, and it is used only if
 the user chooses it.
 
 A `Worker` exchanges messages with such a child. The form of every message from it is checked. The
-contents are not trusted: they are only compared with expected numbers, which it never receives.
+contents are not trusted: numbers are only compared with expected ones, which the child never
+receives.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ LACKS: dict[str, tuple[str, ...]] = {
         "other processes of the user can be seen and killed",
     ),
 }
-"""What each kind of isolation does not prevent, in the words of a verdict."""
+"""What each kind of isolation does not prevent, as verdicts say it."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,14 @@ class Limits:
     """The resources that one candidate may use.
 
     Attributes:
-        start: seconds for importing the candidate; also for starting the sandbox.
+        start: seconds for importing the candidate, and for starting the sandbox or a process in it.
         item: seconds for one problem.
         seconds: elapsed seconds for everything that one process of the candidate does; the limit
             on the CPU time of the process is 10 seconds higher.
         memory: MiB in addition to what its framework takes.
         file: MiB of one file and, under bubblewrap, of all temporary files.
-        processes: 0 if it may start no process, which a filter enforces; otherwise the maximum
-            number of processes and threads of its user.
+        processes: 0 if the candidate may start no process, which a filter enforces; otherwise the
+            maximum number of processes and threads of its user.
     """
 
     start: float = 60.0
@@ -166,12 +167,12 @@ def _walls(memory: int) -> list[str]:
 
 
 class Sandbox:
-    """A process that has imported the frameworks, and forks a child for each candidate.
+    """A process, started when needed, that imports frameworks and forks a child per candidate.
 
     Args:
         isolation: "bubblewrap" or "limits".
         limits: the resources that each candidate may use.
-        warm: modules that are imported once, for all candidates.
+        warm: modules to import once, for all candidates; those that are missing are skipped.
     """
 
     def __init__(self, isolation: str, limits: Limits, warm: Sequence[str] = ()) -> None:
@@ -227,7 +228,7 @@ class Sandbox:
             raise ConformanceError("the sandbox for candidates did not start")
 
     def fork(self) -> socket.socket:
-        """Fork a process for a candidate, and return a channel to it.
+        """Fork a process for a candidate, and return a channel to this process.
 
         Raises:
             ConformanceError: no process can be forked, not even after restarting the sandbox.
@@ -248,8 +249,9 @@ class Sandbox:
     def bury(self) -> str:
         """End the candidate's process and all that it started; return how the process had ended.
 
-        That is the name of a signal, or "" if the process exited, was still running or got SIGKILL.
-        If the sandbox does not answer, end it and return `SANDBOX_LOST`.
+        The result is the name of a signal, or "" if the process exited, was still running or got
+        SIGKILL, or if the sandbox is not running. If the sandbox does not answer, end it and return
+        `SANDBOX_LOST`. Under `limits`, only the process group of the candidate's process is ended.
         """
         if self._control is None:
             return ""
@@ -266,7 +268,7 @@ class Sandbox:
         return SANDBOX_LOST
 
     def _reply(self, size: int, seconds: float) -> bytes:
-        """Return the next bytes from the runner; none if it does not send all of them in time."""
+        """Return the next `size` bytes from the runner; b"" if they do not all arrive in time."""
         assert self._control is not None
         try:
             return _exactly(self._control, size, time.monotonic() + seconds)
@@ -274,7 +276,7 @@ class Sandbox:
             return b""
 
     def close(self) -> None:
-        """End all processes of the sandbox."""
+        """Kill the sandbox's process and, under bubblewrap, all others in the sandbox."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -291,10 +293,10 @@ class Sandbox:
 
 
 def _exactly(channel: socket.socket, size: int, until: float) -> bytes:
-    """Return the next bytes from a channel.
+    """Return the next `size` bytes from a channel.
 
     Raises:
-        TimeoutError: they did not arrive until this time of `time.monotonic`.
+        TimeoutError: they did not arrive by the time `until`, on the clock of `time.monotonic`.
         OSError: the channel is closed.
     """
     data = bytearray()
@@ -319,7 +321,10 @@ class Refused(ConformanceError):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """An exception that a candidate raised: its type, text, and line."""
+    """An exception that a candidate raised: its type, its text, and its line in the file.
+
+    `place` is "" if the exception was not raised under a line of the candidate's file.
+    """
 
     kind: str
     text: str
@@ -338,7 +343,10 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A reply of a worker: arrays, a declaration or an exception, and the observed behaviour."""
+    """A reply of a worker: arrays, a declaration or an exception, and the observed behaviour.
+
+    `id` is that of the request; `violations` and `calls` are as in `Worker`.
+    """
 
     id: str
     violations: list[tuple[str, str]] = []
@@ -353,8 +361,8 @@ class Worker:
 
     Attributes:
         violations: forbidden behaviour of the candidate, as pairs of a kind and a sentence.
-        calls: the names of existing attention functions that it called.
-        lost: how its process was lost; "" while it is alive.
+        calls: the names of existing attention functions that the candidate was seen to call.
+        lost: how the process was lost; "" while it can be used.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -395,6 +403,8 @@ class Worker:
     ) -> tuple[Raised | None, dict[str, Array], dict[str, str]]:
         """Send a problem; return the exception or None, and the arrays and dtypes by name.
 
+        If there is an exception, there are no arrays. `head` describes the call and its `arrays`.
+
         Raises:
             Lost: the process ended, hung, or sent an invalid reply.
         """
@@ -419,7 +429,7 @@ class Worker:
         return None, found, {one.name: one.dtype for one in reply.arrays}
 
     def close(self) -> None:
-        """End the process and everything that it started."""
+        """End the process and what it started, as `Sandbox.bury` does."""
         self._channel.close()
         self._sandbox.bury()
 

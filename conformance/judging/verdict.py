@@ -1,9 +1,10 @@
 """The verdict on a candidate, and the score computed from its right answers.
 
 The score is a weighted mean over all problems of the task, with weights that depend only on the
-task and on the dtypes that the framework has, and not on a candidate's declarations. A candidate
-that is right wherever another one of the same framework is therefore never scores less, unless it
-cheats. A problem that a candidate does not support does not count as right.
+task and on the dtypes that the framework has, and not on a candidate's declarations. Therefore, if
+a candidate is right on every problem on which another candidate of the same framework is right, it
+never scores less, unless it cheats. A problem that a candidate does not support does not count as
+right.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import msgspec
 from conformance.records.findings import CaseResult
 
 Ruling = Literal["right", "wrong", "cheat", "failed"]
-"""`failed`: the candidate cannot be imported or judged, or supports no problem of the task."""
+"""The verdict in a word. "failed": the candidate cannot be imported or judged, or supports no
+problem of the task, or too few of chapter "plain"."""
 
 WEIGHTS: Mapping[str, float] = {
     "plain": 5,
@@ -35,7 +37,7 @@ OTHERWISE = 1.0
 """The weight of other chapters."""
 LEAST_PLAIN = 0.3
 """The share of right outputs in chapter "plain" below which the score is 0, because the candidate
-computes no attention. Some problems are easy: with one key, a constant is right."""
+then computes no attention. Easy problems do not show that: with one key, every weight is 1."""
 OF_OUTPUT = 0.6
 """The share of a problem's points for its output, if gradients count; the rest is for them."""
 
@@ -47,14 +49,14 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
         requirement: the id of the requirement that is not met.
         cause: the mistake that explains it, in a sentence; "" if none is known.
         detail: what deviates.
-        case, dtype: the problem, which the token determines.
+        case, dtype: the id of the case without grid, and the dtype.
         sizes: batch, query, key, heads, kv_heads, head and value_head.
-        array, index: the worst element.
+        array, index: the array and the index of the worst element; "" and () if there is none.
         got, want: the actual and the expected value of that element, as text.
-        ratio: the error of that element in units of rounding noise.
-        allowed: the largest ratio that a right answer may have.
-        where: the part of the array that is wrong, unless all of it is.
-        advice: what to change, if the cause is known.
+        ratio: the error of that element in units of rounding noise σ; None if not compared.
+        allowed: the largest ratio that a right answer may have; None if not compared.
+        where: the part of the array that is wrong; "" if all of it is, or the part is unknown.
+        advice: what to change; "" if the cause is not known.
         reproduce: a command that poses this problem again.
     """
 
@@ -91,7 +93,7 @@ class Trick(msgspec.Struct, frozen=True):
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """How the candidate was isolated, and what that does not prevent."""
+    """How the candidate was isolated (`by`), and what that does not prevent (`lacks`)."""
 
     by: str
     lacks: tuple[str, ...] = ()
@@ -109,12 +111,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         isolation: how the candidate was isolated.
         why: why it failed or is a cheat, or how its process was lost; "" otherwise.
         asked: the number of items: problems, each counted once per dtype and mode.
-        chapters: the numbers of right, wrong and unsupported items, by chapter; empty if withheld.
-        accuracy: by dtype, the accuracy class that every output reached, or "" if there is none;
+        chapters: the numbers of right, wrong and unsupported items, by chapter; empty if withheld
+            or if nothing was asked.
+        accuracy: by dtype, the least accurate class of any output, or "" if an output is wrong;
             empty if withheld.
-        causes: the first deviations with their causes; empty if withheld, or if a process was lost.
+        causes: the first deviations with their causes; empty if withheld, for a cheat, or if a
+            process was lost.
         tricks: the behaviour that marks it as a cheat.
-        calls: the existing attention functions that it called.
+        calls: the existing attention functions that it was seen to call.
         seconds: how long judging it took.
     """
 
@@ -140,7 +144,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Marks:
-    """Which parts of a result are supported and right."""
+    """Whether the output of an item is supported, and whether output and gradients are right."""
 
     supported: bool
     output: bool
@@ -151,7 +155,11 @@ BAD = ("deviates", "error", "crashed", "timed-out", "not-run")
 
 
 def marked(result: CaseResult) -> Marks:
-    """Return which parts of a result are supported and right."""
+    """Return whether an output is supported, and whether it and the gradients are right.
+
+    The output is right if it conforms, and no other requirement, except on gradients, is violated.
+    Gradients are right if those of the inputs conform, and no requirement on gradients is violated.
+    """
     by_requirement = {finding.requirement: finding.verdict for finding in result.findings}
     bad = [name for name, verdict in by_requirement.items() if verdict in BAD]
     output = by_requirement.get("output.equals-definition")
@@ -168,7 +176,9 @@ def scored(asked: Mapping[tuple[str, str, str], Iterable[Marks]], *, gradients: 
     """Return the score for the marks of each (chapter, case, dtype) of a task.
 
     A problem that is posed in several modes or sizes is right only if it is right in all of them. A
-    problem that was not posed has no marks, and does not count as right.
+    problem that was not posed has no marks, and does not count as right. The score is 0 if less
+    than `LEAST_PLAIN` of the outputs in chapter "plain" are right. `gradients` tells whether
+    gradients count.
     """
     points: dict[str, list[float]] = {}
     plain: list[bool] = []

@@ -1,4 +1,4 @@
-"""Attention over up to a million tokens: exact values to compare every element with."""
+"""Attention over up to a million tokens: problems, calls, and comparison with exact values."""
 
 from conformance.long.calling import call
 from conformance.long.checking import check

@@ -1,9 +1,10 @@
 """Call an implementation on long sequences, be it a function of heads or a whole layer.
 
 An implementation may also take masks as structure, see `AtLength`. For any other, a mask that it
-cannot express by a flag becomes an array, which is supported only if it is small. The inputs are
-created once, as `[batch heads length head]`, and results are read in slices, so that no second copy
-of them is needed.
+cannot express by a flag becomes an array, which must be small or have a single row; a layer gets
+causal masks only. The inputs are created once,
+as `[batch heads length head]`, and results are read in slices, so that no second copy of them is
+needed.
 
 A layer gets projections that pass the heads on unchanged. Products with 0 and 1 are exact in every
 precision, so the layer returns the attention of these heads. If it takes only one input for query,
@@ -32,23 +33,24 @@ from conformance.frameworks.base import Natives, Request
 from conformance.long.problem import EVERYTHING, Heads, LongProblem, Visibility, heads_of
 
 DENSE = 2**26
-"""The most pairs of a query and a key for which a mask is passed as an array."""
+"""The most pairs of a query and a key for which a mask with several rows is passed as an array."""
 
 SHORT = 10.0
-"""The most seconds of a first call that compiles for which a second call tells the compile time."""
+"""The most seconds that a first call may take to be repeated, to find out how long it compiled."""
 
 _INPUTS = ("query", "key", "value")
 
 
 @runtime_checkable
 class AtLength(Protocol):
-    """An implementation that takes masks as structure, and returns gradients with the output."""
+    """An implementation that takes masks as structure, and may return gradients with the output."""
 
     def at_length(self, heads: Heads) -> Mapping[str, np.ndarray]:
         """Return the "output" and any gradients of "query", "key" and "value", as NumPy arrays.
 
-        "log_total" `[batch heads query]`, the logarithm of each normaliser, may be among them, and
-        so may "sinks" `[heads]`, the gradient of the sinks.
+        The axes are `[batch heads length head]`. The dictionary may also hold "log_total"
+        `[batch heads query]`, the logarithm of each normaliser, and "sinks" `[heads]`, the gradient
+        of the sinks.
         """
         ...
 
@@ -105,7 +107,8 @@ def call(
 def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:
     """Return an action's result, the seconds that it takes, and the extra seconds of a first call.
 
-    The latter are 0 if the action does not compile, or takes too long to be repeated.
+    The action is repeated to measure the extra seconds. They are 0 if `compiles` is False, or if
+    the first call takes more than `SHORT` seconds, so that it is not repeated.
     """
     started = time.perf_counter()
     result = action()
@@ -275,7 +278,10 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
 
 
 def _shape(heads: Heads, *, shared: bool = False, bias: bool = False) -> Shape:
-    """Return the shape of a layer that attends over these heads; over three if `shared`."""
+    """Return the shape of a layer that attends over these heads.
+
+    If `shared`, it has three heads, as many as a single input holds side by side.
+    """
     batch, count, queries, size = heads.query.shape
     kv_heads, keys, value_size = heads.value.shape[1:]
     if shared:
@@ -343,7 +349,10 @@ def _checked(
 
 
 def _stand_in(heads: Heads) -> Problem:
-    """Return a `Problem` with these sizes, whose inputs are zeros that take almost no memory."""
+    """Return a `Problem` with the sizes, scale, causal flag, sinks and soft cap of these heads.
+
+    Its inputs and weights are zeros that take almost no memory.
+    """
     shape = _shape(heads)
     batch, _, queries, _ = shape.logits
     sizes = shape.input_shapes() | {"cotangent": (batch, queries, shape.output_width)}
@@ -357,11 +366,11 @@ def _stand_in(heads: Heads) -> Problem:
 def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:
     """Return the arguments for masks, causal flags and features.
 
-    Padding becomes a mask with one row for all queries; other masks become whole arrays if they are
-    small enough.
+    A causal mask is passed by the flag if possible. Padding alone becomes a mask with one row for
+    all queries; other masks become whole arrays, which have at most `DENSE` pairs.
 
     Raises:
-        Unsupported: a mask would have to be an array that is too large.
+        Unsupported: a mask would have to be a larger array, or there is no argument for it.
     """
     flag, (batch, _, queries, keys) = adapter.masks.causal, given.shape.logits
     flagged = flag is not None and flag.needs is None and flag.expresses(given)

@@ -1,11 +1,12 @@
 """Compare answers to long problems with exact values, and locate the worst element.
 
-`check` compares every element, block by block; `check_sampled` compares those of sampled rows and
-of the gradients of keys and values; and `missed` counts the rows of a retrieval that are wrong.
+`check` compares every element, block by block; `check_sampled` compares sampled rows of the output,
+and all elements of gradients; and `missed` counts the rows of a retrieval that are wrong.
 
-For each array, this computes the largest |error|/σ and its place, the rms of error/σ, the signed
-bias Σ(error/σ)/√N, and the gain Σ(error·want/σ²)/√Σ(want/σ)². The gain is like the bias, but adds
-up errors in the direction of the expected values, such as those of a normaliser that is too small.
+For each array, the first two compute the largest |error|/σ and its place, the rms of error/σ, the
+signed bias Σ(error/σ)/√N, and the gain Σ(error·want/σ²)/√Σ(want/σ)². The gain is like the bias, but
+adds up errors in the direction of the expected values, such as those of a normaliser that is too
+small.
 """
 
 from __future__ import annotations
@@ -146,12 +147,15 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """The gain, which is the bias in the direction of the expected values."""
+        """The gain, which is the bias in the direction of expected values; 0 if these are all 0."""
         return self.along / math.sqrt(self.size) if self.size else 0.0
 
     @property
     def excess(self) -> float:
-        """The largest statistic relative to its limit; the array conforms if this is at most 1."""
+        """The largest statistic relative to its limit; the array conforms if this is at most 1.
+
+        In arrays with fewer than `FEWEST` elements, only the largest error counts.
+        """
         parts = [self.largest / LIMIT]
         if self.count >= FEWEST:
             groups = min(self.groups, self.rows)
@@ -182,17 +186,18 @@ class Checked:
     def decisive(self, promised: str = "") -> Mapping[str, Tally]:
         """Return the tallies that decide the verdict, by array.
 
-        They are those of the promised accuracy class, or else of the least accurate class.
+        They are those of the promised accuracy class or, if this is "" or was not compared, those
+        of the least accurate class that was.
         """
         return self.tallies[promised if promised in self.tallies else list(self.tallies)[-1]]
 
     def conforms(self, promised: str = "") -> bool:
-        """Return whether every array is within its limits in the decisive class."""
+        """Return whether every array is within its limits in the class that `decisive` takes."""
         return all(tally.excess <= 1 for tally in self.decisive(promised).values())
 
     @property
     def reached(self) -> str:
-        """The most accurate class in which every array is within its limits, or ""."""
+        """The most accurate class compared in which all arrays are within their limits, or ""."""
         return next((name for name in self.tallies if self.conforms(name)), "")
 
 
@@ -249,7 +254,10 @@ def check(
 
 
 def _pieces(length: int, count: int, size: int) -> list[slice]:
-    """Return slices that divide the length into at most `count` pieces of whole blocks."""
+    """Return slices that divide the length into at most `count` pieces of whole blocks.
+
+    Only the last block of the last piece may have fewer than `size` rows.
+    """
     step = max(size, -(-length // (count * size)) * size)
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
@@ -263,7 +271,7 @@ class _Found:
         self._groups = batch * heads * max(1, classes)
         self.tallies: dict[str, dict[str, Tally]] = {}
         self.sinks: defaultdict[tuple[str, int], Any] = defaultdict(float)
-        """By class and head, the sums of some queries; see `Noise.of_sinks`."""
+        """By class and head, the sums over the queries so far; see `Noise.of_sinks`."""
 
     def of(self, accuracy: str, array: str) -> Tally:
         """Return the tally of an array in an accuracy class; it is created on first use."""
@@ -352,7 +360,7 @@ def check_sampled(
     """Compare the chosen rows of the output, and all of dQ, dK and dV, with expected values.
 
     The inputs are those of `generic`, with a cotangent of 0 except in the chosen rows, so dQ is
-    exactly 0 elsewhere.
+    exactly 0 elsewhere. Gradients that were not returned are left out. `tile` is as in `check`.
     """
     started = time.perf_counter()
     dtype, arrays = dtype_of(heads.dtype), answered.arrays

@@ -6,7 +6,8 @@ reached are reported as such.
 
 The cost of a problem is predicted from the same problem at the lengths before: time, from the
 number of pairs and tokens; and memory, beyond the estimate of `needed`, from the number of pairs.
-Thus an implementation that holds all logits is not called if they do not fit into memory.
+Thus an implementation whose calls at shorter lengths show that it holds all logits is not called if
+they do not fit into memory.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ from conformance.records.long import Outcome, Seen, Step
 from conformance.text import message
 
 FEW = 64
-"""The length of the shorter side of problems that are long on one side only."""
+"""The length of the shorter side of problems that are long on one side only, unless it is 1 or
+`LAST`."""
 
 LAST = 16
-"""The number of queries of problems of the last queries."""
+"""The number of queries in problems whose queries are the last ones of a causal sequence."""
 
 QUERIES = {"retrieval": FEW, "one query": 1, "last queries": LAST, "few queries": FEW}
-"""The number of queries of each problem that has few queries but all keys.
+"""The number of queries of problems that have few queries but all keys, by name of the problem.
 
-For 1 and for 16 queries, kernels split the keys and merge the partial results. The 16 queries are
-the last ones of a causal sequence, so only the last of them sees every key.
+For 1 and for 16 queries, kernels may split the keys and merge the partial results. The 16 queries
+are the last ones of a causal sequence, so only the last of them sees every key.
 """
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -59,13 +61,14 @@ WRAP = 2**31
 wraps."""
 
 BEYOND = "beyond 2^31"
-"""The name of the problem of retrieval from as many heads as hold more than `WRAP` elements."""
+"""The name of the retrieval problem with so many heads that keys have more than `WRAP` elements."""
 
 BEYOND_FROM = 2**20
-"""The least length at which `BEYOND` takes no more heads than models have, and is posed."""
+"""The least length at which `BEYOND` is posed; at shorter ones, it would take more heads than
+models have."""
 
 PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
-"""The problems of one length, in the order in which they are posed."""
+"""The problems of one length, in order; `BEYOND` is posed from the length `BEYOND_FROM` on."""
 
 STRUCTURED = ("window", "packed")
 """Further problems for implementations that take masks as structure."""
@@ -107,16 +110,20 @@ class Sizes:
 
     @classmethod
     def of(cls, geometry: Geometry | None, head_size: int | None, tile: int | None) -> Sizes:
-        """Return the given sizes or, in place of None, those of a geometry.
+        """Return the given sizes or, in place of None or 0, those of a geometry.
 
-        Without a geometry, None means a head size of 64 and an `UNKNOWN` tile.
+        These are its first head size and its tile of keys. Without a geometry, a head size of 64
+        and an `UNKNOWN` tile take their place.
         """
         head, keys = (geometry.head_sizes[0], geometry.tiles[1]) if geometry else (64, UNKNOWN)
         return cls(head_size or head, tile or keys)
 
 
 def lengths(first: int, last: int) -> list[int]:
-    """Return lengths from first to last in steps of a factor of 4; the last step may be smaller."""
+    """Return lengths from first to last in steps of a factor of 4; the last step may be smaller.
+
+    If `last` does not exceed `first`, return only `last`.
+    """
     count = max(0, math.ceil(math.log(last / first, 4) - 1e-9))
     return [*(first * 4**step for step in range(count)), last]
 
@@ -146,7 +153,10 @@ def heads_beyond(keys: int, head_size: int) -> int:
 
 
 def largest(memory: int, head_size: int, dtype: str) -> int:
-    """Return the length of the longest whole sequence that fits into an amount of memory."""
+    """Return the length of the longest whole sequence for which `memory` bytes suffice.
+
+    This inverts the estimate of `needed`. The result is 0 if the memory is too small for any.
+    """
     return max(0, int((memory - 2**28) / (_ARRAYS_AT_ONCE * (head_size + 4) * _wide(dtype))))
 
 
@@ -158,8 +168,9 @@ def _wide(dtype: str) -> int:
 def mode_of(adapter: Adapter, dtype: str) -> Mode:
     """Return the mode in which an implementation is called on long sequences.
 
-    A mode that is compiled as users would compile it is preferred to one that computes gradients,
-    and that to one that returns no weights, which would be an array of all pairs.
+    Among the modes for this dtype, or all modes if there is none, prefer one that is compiled as
+    users would compile it; among equals, one that computes gradients; and then one that returns no
+    attention weights, because these would be an array of all pairs.
     """
 
     def merit(mode: Mode) -> tuple[bool, bool, bool]:
@@ -327,7 +338,10 @@ class Ladder:
         return self._limits.seconds - (time.perf_counter() - self._started)
 
     def _left(self, number: int) -> float:
-        """Return the predicted seconds for a problem and all after it, at most the time left."""
+        """Return the predicted seconds for a problem and those after it, at most the time left.
+
+        `number` is the index of the problem in the plan. Problems beyond the limits take no time.
+        """
         found = sum(
             self._cost(step).foreseen(step, self._rate)[0] * self._heads(step)
             for step, _ in self._plan[number:]
@@ -418,7 +432,7 @@ class Ladder:
 
 
 def array_name(name: str) -> str:
-    """Return how messages refer to an array."""
+    """Return "gradient of" and the name of an array; only the name for "output" and "log_total"."""
     return name if name in ("output", "log_total") else f"gradient of {name}"
 
 
@@ -438,7 +452,7 @@ def _finite(number: float) -> float:
 
 
 def _place(tally: Tally) -> str:
-    """Return a text that says where the worst element of an array lies, and what it is."""
+    """Return a text with the place and value of the worst element of an array, or "" if none."""
     if tally.worst is None:
         return ""
     worst = tally.worst
@@ -450,7 +464,7 @@ def _place(tally: Tally) -> str:
 
 
 def _sees(step: Step) -> Visibility:
-    """Return the mask of a problem; packed sequences have random lengths."""
+    """Return the mask of a problem; packed sequences have random lengths, the same every time."""
     if step.problem in ("causal", "sinks", "soft cap"):
         return Visibility(causal="top-left")
     if step.problem.startswith("last queries"):

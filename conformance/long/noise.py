@@ -30,8 +30,8 @@ UNKNOWN = 0
 """The tile of an implementation that does not declare how many terms it sums up at once."""
 
 _USUAL = (64, 1024)
-"""The tiles of a small kernel and of a library's matrix product, of which the larger result is used
-for `UNKNOWN`. Errors are smallest with as many tiles as terms in a tile."""
+"""The tiles of a small kernel and of a library's matrix product, of which `UNKNOWN` means the one
+that gives the larger variance: errors are smallest with as many tiles as terms in a tile."""
 
 _COLUMNS = 4096
 """The number of columns that `sampled_head` processes at once."""
@@ -49,10 +49,11 @@ def models(dtype: DType) -> list[AccuracyClass]:
 
 
 def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
-    """Return two factors of the variance of a sum: of its terms' squares, and of its own square.
+    """Return two factors for the variance of a sum: of its terms' squares, and of its own square.
 
     With T tiles of t terms, the squares of all partial sums add up to (T + t)/2 times the sum of
-    squares, plus T/3 + t/3T times the square of the sum.
+    the terms' squares, plus T/3 + t/3T times the square of the sum. For an `UNKNOWN` tile, each
+    factor is the larger one of the tiles `_USUAL`.
 
     Args:
         number: the number of terms of each sum.
@@ -72,7 +73,8 @@ class Variances:
 
     Attributes:
         name: the name of the accuracy class.
-        tensor, logits, probability: the variance for each of the three kinds of intermediates.
+        tensor, logits, probability: the variance for each of these kinds of intermediates, as in
+            `conformance.definition.arithmetic.Kind`.
         sums: the variance for an accumulator.
         final: the variance for a result, which is rounded to the dtype.
     """
@@ -91,7 +93,7 @@ class Variances:
     def sigma(self, variance: Array, values: Array) -> Array:
         """Return σ of results, `[rows size]`, with their final rounding added.
 
-        Before that, each variance is averaged with the mean of its row.
+        Before the final rounding is added, each variance is averaged with the mean of its row.
         """
         variance = (variance + _total(variance) / max(1, variance.shape[1])) / 2
         return np.sqrt(self._factor * (variance + self.final * values**2))
@@ -236,7 +238,10 @@ class Noise(Variances):
         return np.array([-weights @ row, each.sum(), variance + weights**2 @ of_row])
 
     def sinks(self, summed: Array) -> tuple[Array, Array]:
-        """Return the gradient of a sink and its σ, `[1 1]` each, from sums over all queries."""
+        """Return the gradient of a sink and its σ, `[1 1]` each.
+
+        `summed` is the sum of the results of `of_sinks` over all queries.
+        """
         number, of_squares, variance = summed
         batch, _, length = self.problem.query_class.shape
         squares, square = terms(batch * length, self.tile)
@@ -258,9 +263,9 @@ class Noise(Variances):
         return block.log_total[:, None], np.sqrt(self._factor * np.where(seen, errors, 0.0))
 
     def of_columns(self, block: Columns, extra: int) -> tuple[Array, Array]:
-        """Return σ of the gradients of a block of keys, `[keys head]`, and of their values.
+        """Return σ of the gradients of a block of keys, and σ of the gradients of their values.
 
-        The shape of the latter is `[keys value_head]`. `extra` is the index in the heads' `extra`
+        The shapes are `[keys head]` and `[keys value_head]`. `extra` is the index in `Head.extra`
         where the numbers of this accuracy class begin; see `extras`.
         """
         parts = [self._of_part(block, part, extra) for part in block.parts]
@@ -327,6 +332,8 @@ def sampled_head(
     heads: Heads, head: int, chosen: np.ndarray, of: Variances, tile: int
 ) -> dict[str, tuple[Array, Array]]:
     """Return the expected output and gradients of a head of `generic`, each with its variance.
+
+    Only the first batch entry is considered.
 
     The model is that of `Noise`, except that every error is independent, as no two logits are
     equal. The cost is O(rows · length · head size).

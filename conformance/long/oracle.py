@@ -36,7 +36,11 @@ smaller ones more in Python."""
 
 
 def transposed(first: Index, last: Index, keys: int) -> tuple[Index, Index]:
-    """Return the interval of queries that see each key: begin and end, `[keys]` each, sorted."""
+    """Return the interval of queries that see each key: begin and end, `[keys]` each, sorted.
+
+    `first` and `last` give the interval of keys that each query sees. Neither `last` nor the end
+    belongs to its interval.
+    """
     columns = np.arange(keys)
     begin = np.searchsorted(last, columns, side="right")
     end = np.searchsorted(first, columns, side="right")
@@ -66,9 +70,9 @@ class Around:
 def surroundings(first: Index, last: Index, rows: slice, size: int) -> Iterator[Around]:
     """Yield all rows in blocks of at most `size`, each with its columns in blocks of `size`.
 
-    A block ends early where the ends of the intervals jump, as between packed sequences, so that at
-    most six blocks of columns are edges. Such long jumps are few, so there are O(length / size)
-    blocks.
+    A row sees the columns from `first` to `last` - 1, which are given for every row. A block ends
+    early where the ends of the intervals jump, as between packed sequences, so that at most six
+    blocks of columns are edges. Such long jumps are few, so there are O(length / size) blocks.
     """
     start = rows.start
     while start < rows.stop:
@@ -117,9 +121,9 @@ class Sums:
         self._first = self._last = 0
 
     def over(self, blocks: tuple[int, int]) -> Array:
-        """Return the sums `[classes numbers]` over blocks first to last - 1.
+        """Return the sums `[classes numbers]` over blocks `blocks[0]` to `blocks[1] - 1`.
 
-        Neither `first` nor `last` may decrease from call to call.
+        Neither number may decrease from call to call.
         """
         first, last = blocks
         if first >= self._last:
@@ -137,7 +141,7 @@ class Sums:
         return one_hot(self._classes[columns], self._count) @ self._numbers(columns)
 
     def _add(self, numbers: Array) -> None:
-        """Add with Knuth's TwoSum: the carry collects the rounding errors of the total."""
+        """Add numbers to the total by Knuth's TwoSum; its rounding errors go to the carry."""
         total = self._total + numbers
         back = total - self._total
         self._carry += (self._total - (total - back)) + (numbers - back)
@@ -244,7 +248,7 @@ class Rows(_Block):
         cotangent: dO `[rows value_head]`.
         count, dotted, squares: n, dO·S and Σ_{j∈c} |V_j|² `[rows key_classes]`.
         inner: S, n and Σ|V|² `[key_classes value_head+2]` over the whole blocks of columns that all
-            rows see, or None.
+            rows see; None if there is no such block.
         values, of_columns: V and the classes of the columns at the edges.
     """
 
@@ -315,7 +319,8 @@ class Part:
         dotted: V·G − H `[keys query_classes]`.
         extra: the head's `extra`, summed over the queries of each class
             `[keys query_classes extra]`.
-        inner: G, H and sums of `extra` over the whole blocks of queries that see all keys, or None.
+        inner: G, H and sums of `extra` over the whole blocks of queries that see all these keys;
+            None if there is no such block.
         numbers: w dO, w D and `extra` of the queries at the edges.
         of_queries: the classes of the queries at the edges.
     """
@@ -371,7 +376,7 @@ class _Transposed:
         self.sums = Sums(head.query_class, len(head.queries), size, self.numbers, width)
 
     def numbers(self, of: slice) -> Array:
-        """Return w dO, w D and `extra` of a slice of queries."""
+        """Return w dO, w D and `extra` of a slice of queries, `[queries value_head+1+extra]`."""
         head = self.head
         weight = head.weight[of][:, None]
         return np.hstack([weight * head.cotangent(of), weight * head.row[of, None], head.extra[of]])

@@ -43,7 +43,8 @@ Stored = npt.NDArray[np.floating]
 """float64 if the dtype of the problem is float64, or else float32, to halve the memory."""
 
 WIDEST = 600.0
-"""The largest difference allowed between two logits of a query: no exponential then underflows."""
+"""The largest difference allowed between two logits of a query, including a finite sink: then no
+exponential underflows in float64."""
 
 WRAPS = tuple(2**power for power in (7, 8, 12, 15, 16, 17, 18, 19, 20))
 """Positions at which an index, or its product with another size, may wrap."""
@@ -52,7 +53,7 @@ _SPREAD = 0x9E3779B1
 """An odd number whose multiples differ in many bits."""
 
 _RANDOM = 64
-"""The number of rows sampled at random, in addition to those at the edges of tiles."""
+"""The number of rows drawn at random, in addition to those at the edges of tiles."""
 
 _CHUNK = 2**22
 """The most random numbers to draw and round at once."""
@@ -72,7 +73,7 @@ class Visibility:
         key_lengths: the number of keys of each batch entry; keys beyond it are padding.
 
     Raises:
-        WrongShape: a number is negative, or the two tuples of `members` differ in length.
+        WrongShape: a number is negative, or the two tuples of `members` have different lengths.
     """
 
     causal: Causal | None = None
@@ -119,7 +120,7 @@ class Visibility:
         return first, np.maximum(last, first)
 
     def dense(self, batch: int, queries: int, keys: int) -> BoolArray:
-        """Return the mask as an array `[batch 1 query key]`, for short sequences."""
+        """Return the mask as an array `[batch 1 query key]`, True where a query sees a key."""
         columns = np.arange(keys)
         both = [self.intervals(entry, queries, keys) for entry in range(batch)]
         visible = [(columns >= first[:, None]) & (columns < last[:, None]) for first, last in both]
@@ -191,7 +192,7 @@ class LongProblem:
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Batch, heads, query length, key/value heads, key length."""
+        """The batch, heads, query length, key/value heads and key length, in this order."""
         return *self.query_class.shape, *self.key_class.shape[1:]  # type: ignore[return-value]
 
     @property
@@ -201,7 +202,7 @@ class LongProblem:
 
     @property
     def factor(self) -> float:
-        """The factor of the logits."""
+        """The factor of the logits: `scale`, or 1/√head if that is None."""
         return 1.0 / math.sqrt(self.queries.shape[-1]) if self.scale is None else self.scale
 
     @property
@@ -214,14 +215,17 @@ class LongProblem:
         return self.factor * self.queries[head] @ self.keys[head // self.group].T
 
     def logits(self, head: int) -> Array:
-        """Return the logits of a head as a table `[query_classes key_classes]`."""
+        """Return the logits of a head after any cap, `[query_classes key_classes]`."""
         logits = self.uncapped(head)
         if self.soft_cap is None:
             return logits
         return self.soft_cap * np.tanh(logits / self.soft_cap)
 
     def slope(self, head: int) -> Array:
-        """Return the derivative of the cap `[query_classes key_classes]`, 1 without a cap."""
+        """Return the derivative of capped by uncapped logits, `[query_classes key_classes]`.
+
+        It is 1 without a cap.
+        """
         if self.soft_cap is None:
             return np.ones((self.queries.shape[1], self.keys.shape[1]))
         return 1.0 - np.tanh(self.uncapped(head) / self.soft_cap) ** 2
@@ -331,7 +335,8 @@ def draw(
 def _frequencies(classes: int, keys: int) -> np.ndarray:
     """Return the probability of each class of keys.
 
-    Half of the classes are equally common; each of the others is rarer than the one before it.
+    Half of the classes, rounded up, are equally common. The others are rarer, unless there are only
+    few keys, and each of them is at most as common as the one before it.
     """
     common = classes - classes // 2
     rarest = math.log2(max(keys, 2) / 4)
@@ -343,7 +348,10 @@ def _frequencies(classes: int, keys: int) -> np.ndarray:
 def _key_classes(
     random: np.random.Generator, frequency: np.ndarray, shape: tuple[int, int, int]
 ) -> Classes:
-    """Return random classes of keys, with the rarest class around `WRAPS` and at both ends."""
+    """Return random classes of keys, `[batch kv_heads key]`, with the last class at some positions.
+
+    These are the positions in `WRAPS`, those before them, and both ends.
+    """
     drawn = np.searchsorted(np.cumsum(frequency)[:-1], random.random(shape, dtype=np.float32))
     found = drawn.astype(np.uint8)
     keys = shape[-1]
@@ -353,7 +361,7 @@ def _key_classes(
 
 
 def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Stored:
-    """Return normally distributed numbers rounded to `dtype`."""
+    """Return numbers from N(0, 1) rounded to `dtype`."""
     wide = _wide(dtype.name)
     numbers: Stored = np.empty(math.prod(shape), wide)
     for start in range(0, numbers.size, _CHUNK):
@@ -396,7 +404,10 @@ def generic(
     sees: Visibility = EVERYTHING,
     seed: int = 0,
 ) -> Heads:
-    """Return normal inputs of one batch entry, with a cotangent of 0 except in the chosen rows."""
+    """Return inputs of one batch entry from N(0, 1), with a cotangent of 0 except in chosen rows.
+
+    `chosen` are the indices of these rows.
+    """
     random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)
 
     def rounded(*sizes: int) -> np.ndarray:
@@ -417,7 +428,10 @@ def generic(
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """Inputs, and the position of the key that each query looks for, `[batch heads query]`."""
+    """A retrieval problem: its inputs, and the positions that its queries look for.
+
+    `sought` is the position of the key that each query looks for, `[batch heads query]`.
+    """
 
     heads: Heads
     sought: np.ndarray
@@ -436,8 +450,8 @@ def retrieval(
 ) -> Retrieval:
     """Return a retrieval problem of one batch entry, whose queries look for random positions.
 
-    The first of several queries looks for the first key, and the last query for the last key that
-    it can see.
+    The last query looks for the last key that it can see and, if there are several queries, the
+    first looks for the first key. `causal` adds a top-left causal mask.
 
     Raises:
         Unsupported: the head is too small to hold a position in binary.

@@ -1,1 +1,1 @@
-"""Convert masks and weights from one convention to another."""
+"""Convert masks, windows, soft caps and weights from one convention to another."""

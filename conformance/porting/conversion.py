@@ -3,7 +3,8 @@
 A row of a table only moves elements, so a conversion does not change any bit, in any dtype. No
 framework is imported. Sizes that the tensors do not determine must be given; for example, torch's
 stacked matrix has the same shape for 2 and for 4 heads. All other sizes are checked, and one error
-lists everything that is wrong.
+lists all tensors that are missing, unexpected or not finite, and those with wrong shapes as far as
+these can be identified.
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ def convert(
     and key heads are reordered, so that the same components are paired. This also happens if
     rotation is an option of the layer: weights that were trained with rotary embeddings need the
     new order, and without rotation the order does not matter, as long as queries and keys share it.
+    Nothing is reordered if an argument of either layer selects how components are paired.
 
-    Parameters of features, such as the factors of a query/key norm or sinks, are converted if the
-    target has them too. They may be missing from `tensors`.
+    Parameters of features, such as the factors of a query/key norm or sinks, may be missing from
+    `tensors`. If they are given, they are converted, and the target must have them too.
 
     Args:
         tensors: arrays that NumPy can read, by the native names of the source's parameter table,
-            such as "in_proj_weight" `[3·width width]`; they must be exactly those of the table.
+            such as "in_proj_weight" `[3·width width]`; they must be exactly those of the table,
+            except for parameters of features.
         source: the implementation that the tensors are from: an adapter's name ("torch-mha"), its
             title with or without the part in brackets, or path/to/file.py:NAME.
         target: the implementation that the result is for, in the same form.
@@ -81,7 +84,8 @@ def convert(
 
     Raises:
         UnknownName: there is no such implementation; the message suggests similar names.
-        WrongShape: `heads`, `kv_heads` or `rotary_size` is not a possible number.
+        WrongShape: `heads` or `kv_heads` is below 1, or `rotary_size` is odd, negative or larger
+            than the head size.
         WrongTensors: tensors are missing, unexpected, misshapen or not finite (all are listed), or
             NumPy cannot read one.
         Untranslatable: an implementation has no parameter table, the sizes cannot be determined, or
@@ -191,10 +195,12 @@ def built_without_biases(target: str, shape: Shape) -> str:
 def layer(spec: str) -> Layer:
     """Return the layer with this name, title or path.
 
+    If several implementations have this name and the same tables, return the first of them.
+
     Raises:
         UnknownName: there is no such implementation.
-        Untranslatable: it has no weights of its own, it declares no parameter table, or several
-            implementations have this name and different tables.
+        Untranslatable: the implementation has no weights of its own or declares no parameter table,
+            or several implementations have this name and different tables.
     """
     adapters = find(spec)
     layers = [adapter for adapter in adapters if isinstance(adapter, Layer)]
@@ -259,7 +265,8 @@ def _of_features(
 ) -> dict[str, Tensor]:
     """Return the target's parameters of features by native name, given `tensors` by canonical name.
 
-    `order` is as `_order_of_components` returns it.
+    `order` is as `_order_of_components` returns it. Raise `WrongTensors` if the tensors do not fit
+    the source, and `Untranslatable` if the target has no place for one.
     """
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
     wrong = f"these are not the weights of {source.name}"
@@ -308,6 +315,8 @@ def _order_of_components(
     """Return the index in the source's heads of each component `[head]` of the target's heads.
 
     Return None if both layers pair the same components, or if `pairs_of` is None for one of them.
+    Raise `WrongShape` if `rotary_size` is impossible, and `Untranslatable` if the size is odd but
+    pairs have to be reordered.
     """
     size = head_size if rotary_size is None else rotary_size
     if not 0 <= size <= head_size or (size % 2 and rotary_size is not None):
@@ -335,7 +344,11 @@ def _written(
     target: ParameterTable,
     order: np.ndarray | None,
 ) -> dict[str, Tensor]:
-    """Return the target's tensors by native name, converted by way of the canonical layout."""
+    """Return the target's tensors by native name, converted by way of the canonical layout.
+
+    `order` is as `_order_of_components` returns it. Raise `Untranslatable` if weights of different
+    dtypes belong in one tensor.
+    """
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for row in source.rows:
@@ -357,7 +370,10 @@ def _written(
 
 
 def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> ParameterTable:
-    """Return the target's table for the first of these shapes that the target supports."""
+    """Return the target's table for the first of these shapes that the target supports.
+
+    Raise `Untranslatable` if the target supports none, or if its table lacks a place for a weight.
+    """
     refusal = f"{target.name} cannot have these weights of {source.name}"
     reason = f"no {shapes[0].score} score"
     for shape in shapes if shapes[0].score in target.scores else ():
@@ -380,7 +396,7 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
 
 
 def _widths(shape: Shape) -> str:
-    """Return a text that lists the widths, or "" if all are equal, as most layers require."""
+    """Return a text that lists the widths, or "" if all are equal, as many layers require."""
     widths = {name.removesuffix("_width"): getattr(shape, name) for name in WIDTHS}
     if len(set(widths.values())) == 1:
         return ""
@@ -417,10 +433,10 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
 
 @lru_cache(maxsize=64)
 def tables(layer: Layer) -> tuple[Rows, ...]:
-    """Return every distinct table that the layer declares for some shape.
+    """Return every distinct table that the layer declares for the shapes that are tried.
 
     A table may depend on which widths are equal, on the number and the size of key/value heads, on
-    biases, on the score and on shared inputs, so the function tries shapes that differ in these.
+    biases, on the score and on shared inputs, so small shapes that differ in these are tried.
     """
     if type(layer).parameters_for is Layer.parameters_for:
         return (tuple(layer.parameters),)
@@ -433,7 +449,10 @@ def tables(layer: Layer) -> tuple[Rows, ...]:
 
 @lru_cache(maxsize=2)
 def _small_shapes(additive: bool) -> tuple[Shape, ...]:
-    """Return small shapes that differ in everything on which a table may depend."""
+    """Return small shapes that differ in everything on which a table may depend.
+
+    If `additive` is true, there are also shapes with the additive score.
+    """
     widths = ((8, 8, 8, 8), (8, 6, 6, 8), (8, 6, 7, 8), (8, 8, 7, 8), (6, 8, 8, 8), (7, 6, 5, 9))
     scores = [("score",), ()] if additive else [()]
     every: list[Shape] = []
@@ -447,7 +466,11 @@ def _small_shapes(additive: bool) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
-    """Return, for a size, another size that equals it in all shapes that the layer supports."""
+    """Return, for the name of a size, the name of another size that the layer requires to be equal.
+
+    "kv_heads" is compared with "heads", and "value_head_size" with "head_size", in all small shapes
+    that the layer supports. Pairs that differ in one of them are missing from the result.
+    """
     equal = {"kv_heads": "heads", "value_head_size": "head_size"}
     possible = []
     for shape in _small_shapes("additive" in layer.scores):
@@ -462,7 +485,10 @@ def _always_equal(layer: Layer) -> dict[str, str]:
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without its rows for biases, or for the score, if no tensor is one."""
+    """Return the table without its rows for biases if no tensor holds one; likewise for the score.
+
+    `there` holds the native names of the tensors.
+    """
     held = {name for row in table if row.native in there for name in row.names}
     biases = {name for row in table for name in row.names if name.endswith("_bias")}
     dropped = (set() if held & biases else biases) | ({"score"} - held)
@@ -470,7 +496,7 @@ def _asked(table: Rows, there: Collection[str]) -> Rows:
 
 
 def native_shape(row: Parameter, sizes: Mapping[str, int]) -> list[int]:
-    """Return the shape of a native parameter, given the sizes by name."""
+    """Return the shape of the native parameter of a row, given the sizes by name."""
     return [
         sum(math.prod(sizes[name] for name in product) for product in sums[0])
         for sums in _axes(row)
@@ -524,9 +550,10 @@ class _Reading:
         return sorted(set(self.tensors) - {row.native for row in self.rows})
 
     def sizes(self, without: Collection[Parameter] = ()) -> dict[str, int] | None:
-        """Return the sizes that the tensors determine, or None if they contradict each other.
+        """Return the sizes that the tensors determine, with those given, or None if they conflict.
 
-        Rows in `without` are left out. Sizes that remain unknown are missing from the result.
+        They also conflict if the heads cannot share the key/value heads evenly. Rows in `without`
+        are left out. Sizes that remain unknown are missing from the result.
         """
         sizes = {self.equal.get(name, name): size for name, size in self.given.items()}
         if any(sizes[self.equal.get(name, name)] != size for name, size in self.given.items()):
@@ -548,7 +575,10 @@ class _Reading:
         return None if sizes.get("heads", 0) % sizes.get("kv_heads", 1) else sizes
 
     def _tell(self, size: int, products: Sum, sizes: dict[str, int]) -> bool:
-        """Add the size that an axis determines to `sizes`; return False on a contradiction."""
+        """Add the size that an axis determines to `sizes`; return False only on a contradiction.
+
+        `size` is the size of the axis, and `products` is a formula for it.
+        """
         factors: Counter[tuple[str, ...]] = Counter()
         for product in products:
             names = [self.equal.get(name, name) for name in product]
@@ -576,7 +606,10 @@ class _Reading:
         return None
 
     def unknown(self, sizes: Mapping[str, int]) -> ConformanceError:
-        """Return the error that tells the user which size to give."""
+        """Return the error that tells the user which size to give.
+
+        This is the number of heads or, if `sizes` contains it, the number of key/value heads.
+        """
         field = "kv_heads" if "heads" in sizes else "heads"
         divides = f", which divides {self.joined}" if field == "heads" and self.joined else ""
         return Untranslatable(
@@ -597,7 +630,8 @@ class _Reading:
     def misshapen(self) -> list[str]:
         """Return a text with the expected shape for each tensor that does not fit the others.
 
-        These are the fewest tensors (at most 3) without which all others fit.
+        These are the fewest tensors (at most 3) without which all others fit. The result is [] if
+        all tensors fit, or if more than 3 would have to be left out.
         """
         present = [row for row in self.rows if row.native in self.tensors]
         for count in range(min(len(present), 4)):
@@ -618,7 +652,11 @@ class _Reading:
 
 
 def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]) -> ParameterTable:
-    """Return the source's table for the shape that the tensors imply."""
+    """Return the source's table for the shape that the tensors imply.
+
+    `given` holds the sizes that the user gave. Raise `Untranslatable` if a size is unknown, and
+    `WrongTensors` if the tensors are not those of the source.
+    """
     equal = _always_equal(source)
     readings = [
         _Reading(source, _asked(table, tensors), tensors, given, equal) for table in tables(source)
@@ -656,7 +694,10 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint that lists prefixes of the layer's tensors in the file, or ""."""
+    """Return a hint that lists prefixes of tensors in a file that have native names of the layer.
+
+    At most three prefixes are listed, and `prefix` is not. If there is no other, return "".
+    """
     natives = {row.native for table in tables(whose) for row in table}
     prefixes = {
         name.removesuffix(native)

@@ -67,8 +67,9 @@ def translate(
         batch: the batch size; required only if the target's mask needs it and `mask` does not
             determine it, or if `mask` could be read in several ways.
         heads: the number of heads; required in the same case.
-        query: the length of the query; required in the same case.
-        key: the length of key and value; required in the same case.
+        query: the length of the query; required in the same case, and if a window becomes a mask
+            or the target aligns windows differently.
+        key: the length of key and value; required in the same cases as `query`.
         causal: for windows, whether both implementations also receive a causal mask.
 
     Returns:
@@ -126,7 +127,11 @@ def _given(sizes: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _argument(spec: str) -> MaskArgument:
-    """Return the mask argument that a text of the form IMPLEMENTATION:ARGUMENT names."""
+    """Return the mask argument that a text of the form IMPLEMENTATION:ARGUMENT names.
+
+    Raise `UnknownName` if there is no such argument, and `Untranslatable` if it is a causal flag,
+    or if several implementations have this name and declare the argument differently.
+    """
     implementation, colon, name = spec.rpartition(":")
     if not colon:
         offered = {f"{spec}:{name}" for it in find(spec) for name in it.masks.by_name}
@@ -149,7 +154,10 @@ def _argument(spec: str) -> MaskArgument:
 
 
 def _numeric(spec: str) -> Window | SoftCap | None:
-    """Return the window or soft cap that IMPLEMENTATION:ARGUMENT names, or None."""
+    """Return the window or soft cap that IMPLEMENTATION:ARGUMENT names; None for other arguments.
+
+    Raise `Untranslatable` if several implementations declare the argument differently.
+    """
     implementation, colon, name = spec.rpartition(":")
     found = [
         declared
@@ -182,7 +190,12 @@ def _array(mask: Any) -> np.ndarray:
 def _with_all_axes(
     array: np.ndarray, argument: MaskArgument, name: str, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array as `[batch heads query key]`, and all sizes that are then known."""
+    """Return the array as `[batch heads query key]`, and all sizes that are then known.
+
+    Raise `WrongShape` if no layout of the argument fits, and `Untranslatable` if several fit and
+    give different results, or if the sizes of joined axes are unknown. `name` is the argument's
+    name in messages.
+    """
     reasons, readings = [], []
     for layout in argument.layouts:
         try:
@@ -208,7 +221,11 @@ def _with_all_axes(
 def _read(
     array: np.ndarray, layout: str, broadcasts: bool, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array, read in a layout, as `[batch heads query key]`, and the known sizes."""
+    """Return the array, read in a layout, as `[batch heads query key]`, and the known sizes.
+
+    Raise `WrongShape` if the array does not fit the layout. If `broadcasts` is true, any axis that
+    is not joined with others may have size 1.
+    """
     parts = layouts.parse(layout)
     if array.ndim != len(parts):
         raise WrongShape(f"{len(parts)} axes, the mask has {array.ndim}")
@@ -221,7 +238,11 @@ def _read(
 
 
 def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
-    """Add to `sizes` what the size of an array axis, in which `axes` are joined, determines."""
+    """Add to `sizes` what the size of an array axis, in which `axes` are joined, determines.
+
+    Raise `WrongShape` if it contradicts the known sizes, and `Untranslatable` if more than one of
+    the joined sizes is unknown and `size` is not 1.
+    """
     unknown = [axis for axis in axes if axis not in sizes]
     product = math.prod(sizes[axis] for axis in axes if axis in sizes)
     told = " x ".join(axes)
@@ -243,7 +264,10 @@ def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
 
 
 def _laid_out(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes) -> np.ndarray:
-    """Return the elements in the first of the target's layouts that can represent them."""
+    """Return the elements in the first of the target's layouts that can represent them.
+
+    Raise `Untranslatable` if there is no such layout, or if a size that it needs is unknown.
+    """
     layout, held = next(_layouts(elements, argument), ("", elements))
     if not layout:
         raise Untranslatable(_why_not(elements, argument, name))
@@ -303,7 +327,8 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
     """Return what a mask means for the source, as an array of the same shape.
 
     The result is boolean, with True where a query may attend to a key, or it holds the numbers that
-    are added to the logits.
+    are added to the logits. Raise `Untranslatable` if the meaning is not declared, or if the mask
+    holds NaN, or infinity that the argument does not add.
     """
     if array.dtype == np.bool_:
         if argument.true is None:
@@ -331,7 +356,11 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
 
 
 def _added(array: np.ndarray, name: str) -> np.ndarray:
-    """Return the numbers that are added to the logits, or booleans if they are only 0 and -inf."""
+    """Return the numbers of a mask that is added to the logits, or booleans for only 0 and -inf.
+
+    The booleans are True for 0, where a query may attend. Raise `Untranslatable` for integers and
+    for +inf.
+    """
     if array.dtype.kind not in "fV":
         raise Untranslatable(
             f"{name} adds numbers to the logits, and the mask holds integers, which look like "
@@ -383,7 +412,12 @@ def _of_number(
     *,
     causal: bool,
 ) -> Any:
-    """Return the value or mask with the same meaning for the target."""
+    """Return the value or mask for the target with the meaning that a value has for the source.
+
+    `feature` and `other` are the declarations of the arguments `source` and `target`. `causal` says
+    whether both implementations also receive a causal mask. Raise `Untranslatable` if the target
+    cannot express the meaning.
+    """
     if isinstance(feature, SoftCap):
         if not isinstance(other, SoftCap):
             raise Untranslatable(f"{target} is no soft cap, and a mask cannot be one")
@@ -422,7 +456,11 @@ def _window_mask(
     target: str,
     sizes: Sizes,
 ) -> np.ndarray:
-    """Return the window as a mask for the argument, in booleans or in numbers as it declares."""
+    """Return a window as a mask for `argument`, in booleans or numbers as the argument declares.
+
+    `limits` are the numbers of keys before and after the query's position; None means no limit.
+    Raise `Untranslatable` if the lengths are unknown or the argument cannot express the window.
+    """
     missing = [axis for axis in ("query", "key") if axis not in sizes]
     if missing:
         raise Untranslatable(f"a mask needs the lengths: give {' and '.join(missing)}")
@@ -444,7 +482,7 @@ def _window_mask(
 
 
 def _shown() -> dict[str, np.ndarray]:
-    """Return the masks to choose from, by name, as `[batch heads query key]`; True attends."""
+    """Return the website's masks by name, as `[batch heads query key]`; True means attends."""
     query, key = np.arange(SHOWN_SIZES["query"])[:, None], np.arange(SHOWN_SIZES["key"])
     causal = key <= query
     # The second batch entry has two keys fewer.
@@ -471,10 +509,11 @@ def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any
 
     Returns:
         A dictionary that can be written as JSON. Arguments whose declarations differ only in the
-        name are of one kind and share results. `answers[mask][kind]` has two items: the mask for
-        this kind of source, and a list with the converted mask for each kind of target, which is
-        empty if the source cannot express the mask. Each mask is given as an index into `arrays`
-        or, if there is none, as −1 − i, where i is the index of an error message in `problems`.
+        name are of one kind and share results. In the item "answers", `answers[mask][kind]` is a
+        list of two items: the mask for this kind of source, and a list with the converted mask for
+        each kind of target, which is empty if the source cannot express the mask. Each mask is
+        given as an index into the item "arrays" or, if the conversion fails, as −1 − i, where i is
+        the index of an error message in the item "problems".
     """
     kinds: dict[MaskArgument, int] = {}
     listed = [
@@ -510,7 +549,10 @@ def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any
 
 
 def _written(array: np.ndarray) -> Sequence[Any]:
-    """Return the array as nested lists, with None for -inf, which JSON cannot represent."""
+    """Return the array as nested lists that JSON can represent.
+
+    Infinity and NaN become None, and booleans become 0 and 1.
+    """
     if array.dtype.kind != "f":
         return array.astype(int).tolist()  # type: ignore[no-any-return]
     return np.where(np.isfinite(array), array.astype(object), np.array(None)).tolist()  # type: ignore[no-any-return]

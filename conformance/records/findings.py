@@ -1,7 +1,7 @@
 """The results of one case: findings of requirements, and entries of convention cards.
 
-Statements in them are phrases, ids with arguments, whose English text is in `conformance.words`.
-Errors are numbers in units of the rounding noise σ.
+Statements that programs compare are phrases: ids with arguments, whose English text is in
+`conformance.words`. Errors are numbers in units of the rounding noise σ.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return bool(self.id)
 
     def __str__(self) -> str:
-        """Return the id with its arguments sorted by name; equal phrases have equal texts."""
+        """Return the id, followed in parentheses by the arguments, if any, sorted by name."""
         if not self.arguments:
             return self.id
         listed = (f"{name}={_text(value)}" for name, value in sorted(self.arguments.items()))
         return f"{self.id}({', '.join(listed)})"
 
     def name(self, argument: str) -> str:
-        """Return the argument if it is a string, or ""."""
+        """Return the argument with this name; "" if it is missing or not a string."""
         value = self.arguments.get(argument, "")
         return value if isinstance(value, str) else ""
 
     def part(self, argument: str) -> Phrase:
-        """Return the argument if it is a phrase, or the empty phrase."""
+        """Return the argument with this name; the empty phrase if it is missing or not a phrase."""
         value = self.arguments.get(argument, "")
         return value if isinstance(value, Phrase) else NOTHING
 
@@ -55,7 +55,7 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return Phrase(self.id, self.arguments | arguments)
 
     def parts(self, argument: str) -> list[Part]:
-        """Return the argument if it is a list, or []."""
+        """Return the argument with this name; [] if it is missing or not a list."""
         value = self.arguments.get(argument, [])
         return value if isinstance(value, list) else []
 
@@ -90,7 +90,7 @@ Verdict = Literal[
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 VERIFIED: frozenset[str] = frozenset({"conforms", "deviates", "observed", "error"})
-"""The verdicts that are results about the implementation."""
+"""The verdicts of checks that were carried out: the implementation answered or raised an error."""
 
 NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable", "not-run"})
 """The verdicts of items that were planned but could not be checked."""
@@ -99,7 +99,7 @@ BAD = ("deviates", "error", "timed-out", "crashed")
 """The verdicts that fail a run, from least to most severe."""
 
 WRONG = frozenset({"deviates", "error"})
-"""The verdicts that are evidence of something wrong."""
+"""The verdicts that are evidence of a wrong answer: it deviates, or an error was raised."""
 
 RUN = "run"
 """The value of `Finding.requirement` for items without an outcome: the process died or hung, the
@@ -118,7 +118,8 @@ STORED = "file"
 def without_place(detail: str) -> str:
     """Return a finding's line of text without the place at which an exception was raised.
 
-    Places differ between versions of a library even if the exception is the same.
+    A text that does not end with such a place is returned unchanged. Places differ between versions
+    of a library even if the exception is the same.
     """
     return re.sub(r" \(at [^()]*\)$", "", detail)
 
@@ -161,9 +162,9 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     Attributes:
         detail: a line of text for readers.
-        value: the observed value of a characteristic.
-        cause: the known mistake that explains a deviation.
-        where: the part of an array that deviates, unless all of it does.
+        value: the observed value of a characteristic, or `NOTHING`.
+        cause: the known mistake that explains a deviation, or `NOTHING`.
+        where: the part of an array that deviates; `NOTHING` if all of it does, or if it is unknown.
         made_by: the origin of the deviation, if the suite supplies the projections: "kernel" if the
             kernel also deviates without them, or else "projections"; "" if this is unknown.
     """
@@ -189,7 +190,7 @@ MAKERS = {
 def gravity(finding: Finding) -> tuple[float, float]:
     """Return the worst error relative to its limit, and the rms, by which to sort deviations.
 
-    Both are 0 for a finding without figures.
+    A limit of 0 counts as 1. Both numbers are 0 for a finding without figures.
     """
     figures = finding.figures
     if figures is None:
@@ -207,7 +208,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One observed convention.
 
     Attributes:
-        subject: what was examined, such as "mask.meaning" with an argument and a form.
+        subject: what was examined, such as "mask.meaning" with a mask argument and an encoding.
         value: the observed convention, such as "mask.blocks".
         evidence: text that describes the inputs and the observation.
         declared: the adapter's declaration, to be compared with `value`, or `NOTHING`.
@@ -280,7 +281,7 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, eq=F
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all findings; "unsupported" if there is none."""
+        """The worst verdict of all findings; "unsupported" if there are no findings."""
         verdicts = {finding.verdict for finding in self.findings}
         return next((verdict for verdict in GRAVITY if verdict in verdicts), "unsupported")
 
@@ -289,7 +290,7 @@ GRAVITY: tuple[Verdict, ...] = (
     *("crashed", "timed-out", "error", "deviates", "not-run", "unavailable", "conforms"),
     *("observed", "unsupported"),
 )
-"""The verdicts, worst first: the first that occurs decides."""
+"""All verdicts, worst first; an item has the first of them that any of its findings has."""
 
 
 def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
@@ -304,7 +305,7 @@ def item_id(implementation: str, case: str, dtype: str, device: str, mode: str) 
 
 
 def count(verdicts: Iterable[str]) -> dict[str, int]:
-    """Return the number of each verdict, in a fixed order, without zeros."""
+    """Return the number of each verdict that occurs, in the order of `VERDICTS`."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
@@ -323,7 +324,7 @@ UNDERFLOW = {
     "bfloat16": 2.0**-126,
     "float16": 2.0**-24,
 }
-"""The absolute error of a result that underflows, by dtype in the order of reports. It is the
+"""The absolute error that underflow may cause, by dtype in the order of reports. It is the
 smallest normal number where hardware flushes subnormals (float32, bfloat16), and the spacing of
 subnormals elsewhere (float16, float64)."""
 
@@ -342,8 +343,9 @@ ACCURACY = {
 def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
     """Return (got - want) / noise, the error of each element in units of its noise σ.
 
-    The ratio is 0 where the error is at most `underflow`, and infinite where an element that should
-    be exact (σ = 0) is not, or where one is NaN. All arrays have the same shape.
+    The ratio has the sign of the error. It is 0 where |error| is at most `underflow`, and infinite
+    where an element that should be exact (σ = 0) is not, or where the ratio would be NaN. All
+    arrays have the same shape.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         error = got - want

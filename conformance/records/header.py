@@ -1,7 +1,8 @@
 """The header of a record: the cases and requirements of a run, and the implementations examined.
 
-With the findings, it contains everything that a report needs, so that a record can be read years
-later, without the suite that wrote it, its adapters or any framework.
+With the results and the arrays stored beside them, it contains everything that a report needs, so
+that a record can be read years later, without the suite that wrote it, its adapters or any
+framework.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class MaskInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         axes: the layouts that it accepts, preferred first, such as "(batch heads) query key".
         true: what True means, "attends" or "blocks"; None if booleans are not accepted.
         number: what a number means, such as "added"; None if numbers are not accepted.
-        broadcasts: whether an axis that is not joined with others may also have size 1.
+        broadcasts: whether an axis may also have size 1, unless it is joined with others by
+            parentheses in `axes`.
     """
 
     name: str
@@ -40,7 +42,8 @@ class CausalInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         name: the name of the argument in the implementation.
-        alignment: "top-left" or "bottom-right"; "" if lengths must be equal.
+        alignment: the corner of the mask `[query key]` through which its diagonal goes, "top-left"
+            or "bottom-right"; "" if there must be as many queries as keys.
         needs: a mask argument that must nevertheless hold the causal mask, or "".
     """
 
@@ -55,7 +58,7 @@ class WeightsInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         returned: "per head" or "averaged".
         option: the option that the adapter passes to get them per head, or "".
-        otherwise: what is returned without this option.
+        otherwise: what is returned without this option; "" if there is no option.
     """
 
     returned: str
@@ -64,12 +67,12 @@ class WeightsInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A row of a parameter table: a native parameter made of canonical weights.
+    """A row of a parameter table: a parameter of a layer, made of the suite's weights.
 
     Attributes:
         native: the parameter's name in the implementation.
-        sources: names of canonical weights, separated by spaces.
-        pattern: einops pattern from canonical to native axes.
+        sources: the suite's names of these weights, separated by spaces.
+        pattern: the einops pattern from the suite's axes to those of the parameter.
         stack: the axis along which several sources are concatenated, or None.
     """
 
@@ -268,7 +271,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
         deselected: the number of items that options such as pytest's -k excluded.
         cases: the description of each case of the run, by id.
         requirements: the requirements of the suite, in the order of a report.
-        topics: the descriptions of the suite's experiments, in the order of a card.
+        topics: the descriptions of the run's experiments, in the order of a card.
         known: the entries of the baseline with which the run was compared.
         revisions: a digest of the code of each requirement and experiment, by id, and of the
             package "causes".
@@ -298,7 +301,10 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def processor() -> str:
-    """Return the model of this machine's processor, which is a part of `Provenance.machine`."""
+    """Return the model of this machine's processor, or its architecture if no model is known.
+
+    It is a part of `Provenance.machine`.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

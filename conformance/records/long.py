@@ -1,8 +1,8 @@
 """The record of how one implementation was tested on sequences of increasing length.
 
-Reading it does not require an adapter. A baseline applies to its deviations as to those of a run:
-each problem has the case id `long/PROBLEM/QUERIESxKEYS`, so that a baseline lists its known
-deviations together with those of the catalogue's cases.
+Reading such a record does not require an adapter. A baseline applies to its deviations as to those
+of a run: each problem has the case id `long/PROBLEM/QUERIESxKEYS`, so that a baseline lists known
+deviations on long problems together with those on the catalogue's cases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         array: "output", "log_total", or "query", "key", "value" or "sinks" for the gradient with
             respect to that input.
-        largest, rms, bias, gain: as in `conformance.long.checking`; at most `findings.INFINITE`.
+        largest, rms, bias, gain: the statistics that `conformance.long.checking` defines; an
+            infinite one is stored as `findings.INFINITE`.
         excess: the largest quotient of one of these errors and its limit; the array conforms if
             `excess` is at most 1.
     """
@@ -56,7 +57,8 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         problem: its name, such as "causal" or "few queries".
         why: the reason if nothing was compared, such as the text of an exception, or "".
         detail: a sentence about the worst element, or about rows that are not equal bit for bit.
-        seen: the statistics of each array; empty for retrieval, and if nothing was compared.
+        seen: the statistics of each array; [] if nothing was compared, and for problems of
+            retrieval, whose rows are compared bit for bit.
         reached: the most accurate class whose limits all arrays meet, or "".
         called, own: the seconds that the implementation took, and those that the suite took.
         first: additional seconds that only the first call with a shape takes, such as compiling.
@@ -83,7 +85,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     @property
     def case(self) -> str:
-        """The id of the problem that is used in place of a case id, such as "long/full/64x64"."""
+        """The id of the problem, used instead of a case id, such as "long/full/64x64"."""
         return f"{PREFIX}{self.problem.replace(' ', '-')}/{self.queries}x{self.keys}"
 
     @property
@@ -126,8 +128,8 @@ class Reach:
     Attributes:
         most: the greatest length at which a problem with as many queries as keys conforms, below
             the length of `first`; 0 for none.
-        beside: the same for all problems, including those with only a few queries or a few keys,
-            which reach greater lengths.
+        beside: the greatest such length of any problem, including those with only a few queries or
+            a few keys, which reach greater lengths; 0 for none.
         first: the shortest problem that deviates or fails, or None.
         missing: the problems that were not reached.
         refused: the problems that the implementation does not support.
@@ -142,7 +144,7 @@ class Reach:
 
     @property
     def compared(self) -> bool:
-        """Whether anything was compared."""
+        """Whether there are problems that conform, deviate or raise an error."""
         return bool(self.most or self.beside or self.first)
 
 
@@ -195,9 +197,10 @@ def as_record(climb: Climb) -> Record:
 
 
 def _findings(step: Step) -> list[Finding]:
-    """Return one finding for the output and one for the gradients, each on the worst array.
+    """Return a finding for the output and one for the gradients, each about the worst array.
 
-    If there are no statistics, return one finding for the output.
+    If there are no statistics for one of the two, its finding is left out. If there are none at
+    all, or an error was raised, return only a finding for the output.
     """
     if step.verdict == "error":
         return [Finding(_OUTPUT, "error", step.why)]
@@ -218,5 +221,9 @@ def _findings(step: Step) -> list[Finding]:
 
 
 def read_climb(path: Path) -> Climb:
-    """Return the record in a file; raise `BrokenRecord` if it is not one of long sequences."""
+    """Return the record of a test on long sequences in a file.
+
+    Raises:
+        BrokenRecord: the file cannot be read, is too large, or is not such a record.
+    """
     return read_document(path, Climb, SCHEMA, MOST_BYTES, "record of an examination at length")

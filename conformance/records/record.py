@@ -2,10 +2,10 @@
 
 During a run, results are appended to a journal in the same folder, one line each, so that an
 interrupted run keeps its results. A safetensors file in the same folder holds arrays: outputs, so
-that implementations can be compared with each other, and attention weights that deviate.
+that implementations can be compared with each other, and attention weights for drawings.
 
 An exploration has a record too: how many problems were tried in each mode, and what was found. Each
-finding is one class of deviations. Its smallest problem is saved as a case file beside the record.
+finding is a class of deviations, whose smallest problem is saved in a case file beside the record.
 The next exploration continues the record, so that the same deviation remains one finding.
 """
 
@@ -50,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         complete: whether every planned item was examined.
         exchange: the name of the file of arrays in the record's folder, or "".
-        digest: the SHA-256 of that file.
+        digest: the SHA-256 of that file, or "".
     """
 
     header: Header
@@ -71,7 +71,8 @@ _UNREADABLE = (
     *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError),
     *(KeyError, TypeError, AttributeError),
 )
-"""The exceptions that a damaged file may raise; those in the second line come from schema 1."""
+"""The exceptions that a damaged file may raise; those in the second line are
+raised by the conversion of records of schema 1."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -182,7 +183,7 @@ def finish(
 
     Args:
         record: the path of the record.
-        missing: results for the items that were not examined.
+        missing: results for the items that were not examined; without any, the record is complete.
         order: all item ids, in an order that does not depend on the timing of workers.
         keep: a function that returns whether to keep an array, given its name "item id|array".
     """
@@ -196,8 +197,8 @@ def finish(
 def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
     """Write a record and its arrays, and remove its journal if there is one.
 
-    The arrays are given by "item id|array". The result is the record, completed by the name of the
-    file of arrays and its digest.
+    The arrays are given by "item id|array". The result is the record with the name and the digest
+    of the file of arrays. If there are no arrays, both are "" and no such file is written.
     """
     exchange = digest = ""
     if arrays:
@@ -229,13 +230,16 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_document(path: Path, document: msgspec.Struct) -> None:
-    """Write a record of another kind as indented JSON, so that version control shows changes."""
+    """Write a record other than that of a run as indented JSON, and create its folder.
+
+    The indentation lets version control show changes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
 def read_document(path: Path, kind: type[T], schema: str, most: int, called: str) -> T:
-    """Return a record of another kind.
+    """Return a record other than that of a run from a file.
 
     Args:
         path: its file.
@@ -335,7 +339,7 @@ def _checked(path: Path, record: Record) -> Record:
 
 
 def read_arrays(path: Path, record: Record) -> dict[str, Array]:
-    """Return the arrays stored beside the record at `path`, by "item id|array".
+    """Return the arrays stored beside the record at `path`, by "item id|array"; {} if none are.
 
     Raises:
         BrokenRecord: the file of arrays is missing or damaged, belongs to another record, or is not
@@ -415,7 +419,11 @@ def _bounded(path: Path) -> bytes:
 
 
 def _text(path: Path) -> bytes:
-    """Return the JSON text of a record file, decompressed if its name ends with .gz."""
+    """Return the JSON text of a record file, decompressed if its name ends with .gz.
+
+    Raises:
+        BrokenRecord: the file cannot be read, is too large, or is damaged.
+    """
     content = _bounded(path)
     if path.suffix != ".gz":
         return content
@@ -435,7 +443,7 @@ def _text(path: Path) -> bytes:
 # Records of explorations
 
 EXPLORATION = "mha-conformance/exploration/1"
-"""The schema of these records."""
+"""The schema of records of explorations."""
 
 
 class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -487,10 +495,11 @@ class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_exploration(path: Path) -> Exploration:
-    """Return the record in a file.
+    """Return the record of an exploration in a file.
 
     Raises:
-        BrokenRecord: the file cannot be read, is too large, or is not a record of an exploration.
+        BrokenRecord: the file cannot be read, is too large, is not a record of an exploration, or
+            contains a name that is not one of its case files.
     """
     found = read_document(path, Exploration, EXPLORATION, 2**20, "record of an exploration")
     for one in found.found:

@@ -137,7 +137,7 @@ def _or_text(phrase: Phrase | None, text: str) -> Phrase:
 
 
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for the sentence of a value in a card entry.
+    """Return the phrase for `text`, the sentence of a value in a card entry.
 
     `experiment` is the name of the experiment, and `about` the id of the entry's subject.
     """
@@ -169,7 +169,10 @@ _AROUND = (
         "{text}, or with another number than that",
     ),
 )
-"""Optional additions before or after the sentence of a cause, the outermost first."""
+"""Optional additions before or after the sentence of a cause, the outermost first.
+
+Each has the name of the phrase's argument, a pattern to parse the addition, and a template.
+"""
 
 
 def _cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase | None:
@@ -205,7 +208,7 @@ def _cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase | None:
 
 @cache
 def _place(text: str) -> Phrase | None:
-    """Parse a sentence that says which part of an array deviates."""
+    """Parse a sentence about which part of an array deviates; return None if none matches."""
     place = _read(text, "where")
     if place is not None or ", " not in text:
         return place
@@ -332,7 +335,11 @@ def _number(text: str) -> float | None:
 
 
 def _layouts(separator: str) -> Reader:
-    """Return a reader of text such as "[batch, 1] [key]", which it parses as ["batch 1", "key"]."""
+    """Return a reader of layouts in brackets, joined by `separator`.
+
+    With the separator " ", it parses "[batch, 1] [key]" as ["batch 1", "key"]. It returns None for
+    text of another form.
+    """
 
     def layouts(text: str) -> Argument | None:
         items = re.findall(r"\[([^\[\]]+)\]", text)

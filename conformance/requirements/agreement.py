@@ -1,9 +1,10 @@
 """Requirements that equivalent calls give equal answers, whether or not these are correct.
 
 The calls differ in the mode, in the encoding of the mask, in the memory layout, in the dropout
-probability of a mode without dropout, or in which arguments need a gradient; or one call is
-repeated on the same objects, and must change neither these nor the process. Several checks skip
-frameworks that compile, because their derivatives are functions and their arrays are immutable.
+probability of a mode without dropout, in which arguments need a gradient, in the number of backward
+passes, or in what their arguments held before. Other checks repeat one call on the same objects; it
+must change neither these objects nor the process. Several checks skip frameworks that compile,
+because there derivatives are functions and arrays are immutable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.requirement import judge, requirement
 
 MASKED = ("edge/fully-masked-row/*",)
-"""Cases with a fully masked query, whose output is a convention that must not vary."""
+"""Patterns for the ids of cases with a fully masked query. The definition leaves its output open,
+but all calls to one implementation must give the same."""
 
 LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
     "gaps": "laid out with gaps",
@@ -33,9 +35,11 @@ LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
 
 
 def _equal(name: str, ex: Examination, one: Answer, other: Answer, said: str) -> Finding:
-    """Return the finding on the arrays that two answers have in the same shape.
+    """Return the finding on whether two answers are equal, up to the noise of both.
 
-    Weights are left out if `ex.answer` has none. Raise `Unsupported` if there is no common array.
+    Arrays that only one answer has are left out, as are arrays whose shapes differ from each other
+    or from the shape in the expectation, and weights if `ex.answer` has none. If no array remains,
+    raise `Unsupported`. `said` describes a deviation, as in `judge`.
     """
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None:
@@ -62,7 +66,7 @@ def _equal(name: str, ex: Examination, one: Answer, other: Answer, said: str) ->
 )
 def modes(ex: Examination) -> Finding | None:
     """Compare the answer in this mode, array by array, with that in the adapter's first mode.
-    Arrays that only one of the two answers has are left out."""
+    Arrays that only one of the two answers has, or that have different shapes, are left out."""
     first = ex.adapter.modes[0]
     if ex.mode.name == first.name:
         return None
@@ -78,10 +82,10 @@ def modes(ex: Examination) -> Finding | None:
     cases=MASKED,
 )
 def spellings(ex: Examination) -> Finding | None:
-    """Compare the answers for different encodings of the mask, the causal mask and the bias. Each
-    encoding that the adapter's declarations allow (boolean or additive, in one argument or two, by
-    the causal flag or as an explicit mask) is compared with the first one, up to a maximum
-    number."""
+    """Compare the answers for different encodings of the mask, the causal mask and the bias. The
+    adapter's declarations determine the encodings (boolean or additive, in one argument or two, by
+    the causal flag or as an explicit mask). Up to 7 of them, or 3 if calls are compiled, are
+    compared with the preferred one, until one deviates."""
     if not ex.varies_arguments:
         return None
     every = _spellings(ex)
@@ -99,7 +103,10 @@ def spellings(ex: Examination) -> Finding | None:
 
 
 def _spellings(ex: Examination) -> list[Spelling]:
-    """Return encodings of the mask, up to a maximum number, with the preferred one first."""
+    """Return up to 8 encodings of the masks, or 4 if calls are compiled, the preferred one first.
+
+    The list is empty if the adapter cannot express the problem.
+    """
     most = 4 if ex.adapter.compiles else 8
     key = ("spellings", id(ex.adapter), ex.case.id, ex.dtype)
     return ex.bench.answers.get(
@@ -121,9 +128,9 @@ def _changed(name: str, lines: tuple[str, ...]) -> Finding:
 def unchanged(ex: Examination) -> Finding | None:
     """Call the implementation twice on the same objects, and look for changes in them. Inputs,
     masks, parameters and the gradient of the output must hold the same numbers as before, and must
-    not have new attributes. If `mask.spellings-agree` is checked with the case too, and calls are
-    not compiled, this is repeated for each encoding of the mask that it compares, unless the
-    implementation refuses the encoding."""
+    not have new attributes. If the case also serves `mask.spellings-agree`, and calls are not
+    compiled, the other encodings of the mask that the latter compares are passed too, until a
+    change is found. An encoding for which the implementation raises an exception is skipped."""
     if not ex.calls_eagerly:
         return None
     changed = ex.side_effects().changed
@@ -161,8 +168,8 @@ def repeats(ex: Examination) -> Finding | None:
 )
 def surroundings(ex: Examination) -> Finding | None:
     """Call the implementation twice, and compare the state of the process before and after. This
-    state consists of random generators, the framework's settings, the environment and the current
-    directory."""
+    state consists of random generators, the settings of NumPy's error handling and of the
+    framework, the environment and the current directory."""
     return _changed(surroundings.id, ex.side_effects().surroundings) if ex.calls_eagerly else None
 
 
@@ -175,8 +182,8 @@ def surroundings(ex: Examination) -> Finding | None:
 )
 def frozen(ex: Examination) -> Finding | None:
     """Compute gradients for one argument at a time, and then for none at all. The arguments are the
-    inputs, the bias, and all parameters together. Output and gradients must equal those of a call
-    with gradients for all arguments."""
+    inputs, the bias, and all parameters together. The output and the gradients that are asked for
+    must equal those of a call with gradients for all arguments, and none of them may be missing."""
     if ex.adapter.compiles or not ex.answer.gradients:
         return None
     problem = ex.problem
@@ -275,7 +282,10 @@ def dropout_off(ex: Examination) -> Finding | None:
 
 
 def _other(ex: Examination) -> Problem:
-    """Return the problem with different numbers in the inputs, the mask and the bias."""
+    """Return the problem with different numbers in the inputs, the mask and the bias.
+
+    Raise `Unsupported` for a causal problem that has neither a mask nor a bias.
+    """
     problem, random = ex.problem, ex.case.random("earlier")
     inputs = {
         name: problem.format.round(random.standard_normal(getattr(problem, name).shape))

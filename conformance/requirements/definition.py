@@ -1,6 +1,7 @@
 """Requirements that output, gradients and attention weights equal the definition's.
 
-The dtypes of output and gradients must be those of the inputs.
+Others are that the output and the input gradients have the dtype of the inputs, that returned
+weights sum to one, that those of blocked keys are 0, and that the output is made of these weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from conformance.requirements.requirement import Check, judge, requirement
 def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said: str) -> Finding:
     """Return the finding on whether arrays equal those of an expectation.
 
-    If every array fits, the finding names the most accurate class whose limits all of them meet.
+    If every array fits, the finding names the most accurate class within whose limit every element
+    is. `said` describes a deviation, as in `judge`.
     """
     comparisons = against(expectation, arrays)
     accuracy = ""
@@ -34,7 +36,11 @@ def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said:
 
 
 def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | None:
-    """Return the finding on the gradients of the arrays `names`; a missing one is a deviation."""
+    """Return the finding on the gradients of the arrays `names`; a missing one is a deviation.
+
+    Return None if the mode has no gradients or `names` is empty. Raise `Unsupported` if the
+    implementation has no gradients in any mode.
+    """
     if not ex.mode.gradients or not names:
         return None
     gradients = ex.answer.gradients
@@ -55,8 +61,8 @@ def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | No
     of_answer=True,
 )
 def output(ex: Examination) -> Finding:
-    """Compare every element of the output with the float64 reference. The difference must not
-    exceed the rounding noise of a correct implementation in this dtype."""
+    """Compare every element of the output with the float64 reference. The differences must be
+    within limits that follow from the rounding noise of a correct implementation in this dtype."""
     arrays = {"output": ex.answer.output}
     return _judged(output.id, ex.expectation, arrays, "the output is not the definition's")
 
@@ -199,7 +205,11 @@ def dtype(ex: Examination) -> Finding:
 
 
 def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
-    """Return a check that calls `check` with the returned weights, in modes that return any."""
+    """Return a check that calls `check` with the returned weights.
+
+    It returns None in modes without weights, and raises `Unsupported` if the answer has none
+    although the mode should return them.
+    """
 
     @functools.wraps(check)
     def with_weights(ex: Examination) -> Finding | None:

@@ -1,8 +1,9 @@
 """Define `Examination`, which calls one implementation with one case.
 
-It caches answers and expectations. The same call, which computes output, weights and all gradients,
-serves every check that needs them. The expectation for a problem in a dtype serves all
-implementations and modes.
+Answers and expectations are cached. One call, which computes the output, and weights and gradients
+if the mode has them, serves all checks that need the answer to the case in this mode. All modes
+share the expectation for a problem in a dtype, and so do all implementations with gradients, and
+all without.
 """
 
 from __future__ import annotations
@@ -44,20 +45,23 @@ class Raised(Exception):
 
     @property
     def told(self) -> str:
-        """The type of the exception and the first line of its message."""
+        """The name of the exception's type, and the first line of its message."""
         lines = text_of(self.original).strip().splitlines() or [""]
         return f"{type(self.original).__name__}: {lines[0]}"
 
 
 class Memory:
-    """A cache of the most recently used results; exceptions are cached too."""
+    """A cache of the `size` most recently used results, some of which may be exceptions."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make()`, cached under the key; exceptions are raised again."""
+        """Return the result of `make()`, cached under the key.
+
+        If `make()` raises an exception, it is cached too, and raised again by later calls.
+        """
         if key in self._known:
             self._known.move_to_end(key)
         else:
@@ -86,9 +90,9 @@ class Workbench:
     """Caches that several examinations share, and the function that computes expectations.
 
     Attributes:
-        decided: findings of requirements that depend only on the answer.
-        answers: answers, and other results of calls.
-        explained: known mistakes that explain answers.
+        decided: findings on requirements with `Requirement.of_answer`.
+        answers: answers, and other results that several checks need.
+        explained: the known mistakes that explain wrong answers.
         expectations: expectations for problems.
     """
 
@@ -151,8 +155,9 @@ class Examination:
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
         """Return the expectation for `problem()`, a variant of the case's problem.
 
-        It is cached under `variant`, the name of the variant, which is "" for the problem of the
-        case itself. Its σ is that of the accuracy class that the adapter promises.
+        The expectation is cached under `variant`, the name of the variant, which is "" for the
+        problem of the case itself; `problem` is called only if nothing is cached. Its σ is that of
+        the accuracy class that the adapter promises, or else of the least accurate class.
         """
         gradients = self.adapter.has_gradients
         key = (self.case.id, self.dtype, variant, gradients)
@@ -210,9 +215,10 @@ class Examination:
 
     @cached_property
     def answer_identity(self) -> Hashable:
-        """A key that two modes share if their answers are equal bit for bit and have equal dtypes.
+        """A key that two modes share only if their answers are equal bit for bit.
 
-        Two modes never share a key if only one of them has gradients, or only one returns weights.
+        The dtypes of the answers must be equal too, and either both modes or none must have
+        gradients, and likewise return weights.
         """
         digest = hashlib.blake2b(repr(sorted(self.answer.dtypes.items())).encode())
         for name, array in self.answer.arrays().items():
@@ -223,7 +229,7 @@ class Examination:
     def exchanged(self) -> dict[str, Array]:
         """Return the output, its reference and its noise, for comparing implementations.
 
-        Return {} if the case has not been answered yet.
+        Return {} if no answer to the case is cached, for example because the call failed.
         """
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None:
@@ -234,7 +240,7 @@ class Examination:
     def pictured(self) -> dict[str, Array]:
         """Return the attention weights, their reference, their noise and a mask, for drawing.
 
-        The mask is 1 where a key is blocked. Return {} if there is no answer with weights yet.
+        The mask is 1 where a key is blocked. Return {} if no answer with weights is cached.
         """
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None or answer.weights is None:
@@ -261,7 +267,7 @@ class Examination:
             problem: the problem.
             spelling: the encoding of the problem's mask; None for the adapter's preferred encoding.
             mode: the mode; None for that of the examination.
-            manner: further fields of `Call`.
+            manner: further fields of `Call`, such as `strided`.
 
         Raises:
             Raised: if the implementation raised an exception.
@@ -277,7 +283,11 @@ class Examination:
         return self._checked(answer, problem)
 
     def _checked(self, answer: Answer, problem: Problem) -> Answer:
-        """Return the answer, checked; without gradients if the implementation has none."""
+        """Return the answer, or raise `WrongShape` if it does not fit the problem.
+
+        Gradients are removed if the implementation has none. If the case has a defined answer, and
+        the problem has features, `without_masked_rows` is applied.
+        """
         check_answer(answer, problem)
         if self.case.defined and problem.features:
             answer = without_masked_rows(answer, problem)
@@ -286,15 +296,15 @@ class Examination:
     def ask_rewritten(self, earlier: Problem) -> Answer:
         """Return the answer to the case in a call with arrays that have been overwritten in place.
 
-        Before that, the arrays hold the numbers of the problem `earlier`, and are passed to another
-        call.
+        Before they are overwritten, the arrays hold the numbers of the problem `earlier`, and are
+        passed to a first call.
         """
         with _theirs():
             answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
         return self._checked(answer, self.problem)
 
     def side_effects(self, spelling: Spelling | None = None) -> SideEffects:
-        """Return the side effects of two calls on the same objects, cached.
+        """Return the side effects and the answers of two calls on the same objects, cached.
 
         `spelling` is the encoding of the mask; None for the adapter's preferred encoding.
         """
@@ -331,7 +341,8 @@ def _theirs() -> Iterator[None]:
 def check_answer(answer: Answer, problem: Problem) -> None:
     """Raise `WrongShape` unless the names and shapes of the answer's arrays fit the problem.
 
-    They must be NumPy arrays of real numbers. Weights and gradients may be missing.
+    The answer must be an `Answer` with NumPy arrays of real numbers, integers or booleans. Weights
+    and gradients may be missing.
     """
     if not isinstance(answer, Answer):
         raise WrongShape(f"returned {type(answer).__name__}, not an Answer")
@@ -351,7 +362,10 @@ def check_answer(answer: Answer, problem: Problem) -> None:
 
 @lru_cache(maxsize=64)
 def _shapes(problem: Problem, averaged: bool) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of all arrays of an answer; `averaged` is whether weights have no heads."""
+    """Return, by name, the shapes of all arrays that an answer to the problem may have.
+
+    `averaged` is whether weights are averaged over heads, so that they have no axis of heads.
+    """
     shape, inputs = problem.shape, problem.shape.input_shapes()
     per_head, mean = shape.logits, (shape.batch, shape.query_length, shape.key_length)
     shapes: dict[str, tuple[int, ...]] = {
@@ -367,7 +381,7 @@ def _shapes(problem: Problem, averaged: bool) -> Mapping[str, tuple[int, ...]]:
 
 
 def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
-    """Return the answer with fixed rows for queries that are fully masked in some head.
+    """Return the answer with predetermined rows for queries that are fully masked in some head.
 
     The output of such a query becomes the output bias, or 0 without one. Its weights become 0 in
     the heads that mask it, and in all heads if they are averaged. Lengths and segments may leave a
@@ -386,7 +400,7 @@ def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
 
 
 def averaged_over_heads(expectation: Expectation) -> Expectation:
-    """Return the expectation, and its noise, with weights averaged to `[batch query key]`."""
+    """Return the expectation with weights averaged over heads, `[batch query key]`, and their σ."""
 
     def averaged(per_head: Array) -> Array:
         return np.sqrt((per_head**2).sum(axis=1)) / per_head.shape[1]

@@ -1,11 +1,11 @@
 """Requirements that answers are invariant under changes that must not affect them.
 
-Each check calls the implementation with two problems and compares the answers. The problems differ
-in blocked keys, in the order of keys, in other batch entries, or by a shift of the logits; or they
-are two ways to pose one problem: a window that includes all keys has no effect, a packed sequence
-gets the same answer as on its own, and decoding in steps with a KV cache gives the same as a single
-pass. The checks use the reference only for the size of the noise, so they do not report again what
-other requirements find, and do not depend on any interpretation of conventions.
+Each check calls the implementation with two or more problems and compares the answers. The problems
+differ in blocked keys, in the order of keys, in other batch entries, or by a shift of the logits;
+or they are ways to pose one problem: a window that includes all keys has no effect, a packed
+sequence gets the same answer as on its own, and decoding in steps with a KV cache gives the same as
+a single pass. The checks use the reference only for the size of the noise, so an answer that is
+wrong in the same way for all of these problems is not reported here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _between(ex: Examination, name: str, one: Array, other: Array, noise: Array)
 
 
 def _rows(ex: Examination, name: str, one: Array, other: Array, rows: BoolArray) -> Comparison:
-    """Compare an array of two answers only in the rows where `rows` `[batch length]` is True."""
+    """Compare the array `name` of two answers only where `rows` `[batch length]` is True."""
     same = np.where(rows[..., None], other, one)
     return _between(ex, name, one, same, ex.expectation.sigma[name])
 
@@ -54,18 +54,22 @@ def with_other_content(problem: Problem, tokens: BoolArray, random: np.random.Ge
 
 
 def _influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
-    """Return the queries `[batch query]` whose output may depend on the tokens `[batch key]`."""
+    """Return True for queries `[batch query]` whose output may depend on `tokens` `[batch key]`."""
     seen: BoolArray = np.any(problem.allowed_in_full() & tokens[:, None, None, :], axis=(1, 3))
     return seen | tokens if problem.shape.sharing == "self" else seen
 
 
 def _unseen(problem: Problem) -> BoolArray:
-    """Return which keys `[batch key]` are blocked for all queries in all heads."""
+    """Return True for keys `[batch key]` that are blocked for all queries in all heads."""
     return np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
 
 
 def _blocked_tokens(problem: Problem) -> BoolArray:
-    """Return the keys that are `_unseen`; if there are none, the most hidden key of each entry."""
+    """Return True for the keys `[batch key]` that are `_unseen`.
+
+    If the whole batch has none, return True in each entry for the key that most queries may not
+    attend to in any head.
+    """
     never = _unseen(problem)
     if never.any():
         return never
@@ -150,8 +154,9 @@ def key_order(ex: Examination) -> Finding:
     why="A mask or a tile of a neighbouring entry goes unnoticed while entries are equal.",
 )
 def batch_entries(ex: Examination) -> Finding:
-    """Replace the inputs and masks of all batch entries except the last. The output and the input
-    gradients of the last entry must stay the same up to rounding noise."""
+    """Replace the inputs of all batch entries except the last, and their masks if there is one for
+    each entry. The output and the input gradients of the last entry must stay the same up to
+    rounding noise."""
     problem, last = ex.problem, ex.problem.shape.batch - 1
     random = ex.case.random("batch")
     inputs = {}
@@ -180,8 +185,8 @@ def batch_entries(ex: Examination) -> Finding:
     why="A softmax ignores it; one that does not subtract the row's maximum may not.",
 )
 def logit_shift(ex: Examination) -> Finding:
-    """Add an integer between -3 and 3 to each row of the additive bias. The output must stay the
-    same up to rounding noise."""
+    """Add an integer between -3 and 3 to each row of the additive bias, which is first rounded so
+    that the sum is exact. The output must stay the same up to rounding noise."""
     problem = ex.problem
     if problem.attn_bias is None:
         raise Unsupported("no additive bias to shift")
@@ -204,7 +209,7 @@ SHIFT = 64
 
 
 def _applies(ex: Examination, feature: str) -> bool:
-    """Return whether the adapter declares the feature, and varying it is worth its cost."""
+    """Return whether the adapter declares the feature, and `ex.varies_arguments` is True."""
     return ex.varies_arguments and any(feature in each.covers for each in ex.adapter.features)
 
 
@@ -213,7 +218,8 @@ def _same(
 ) -> Finding:
     """Return the finding on whether two problems get equal answers, up to the noise of `other`.
 
-    The expectation for `other` is cached under `variant`.
+    The expectation for `other` is cached under `variant`. `said` describes a deviation, as in
+    `judge`.
     """
     noise = ex.expected(variant, lambda: other).sigma
     first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
@@ -228,7 +234,11 @@ def _judged(
     noise: Mapping[str, Array],
     said: str,
 ) -> Finding:
-    """Return the finding on the arrays that both answers have in the same shape as their noise."""
+    """Return the finding on whether the arrays that two answers have in common are equal.
+
+    Arrays of `one` whose shape is not that of their noise are left out. `said` describes a
+    deviation, as in `judge`.
+    """
     compared = [
         _between(ex, array, values, other[array], noise[array])
         for array, values in one.items()
@@ -313,7 +323,7 @@ def no_slopes(ex: Examination) -> Finding | None:
 )
 def shift(ex: Examination) -> Finding | None:
     """Shift the positions of all queries and keys by 64. The answer must be the same up to rounding
-    noise. This checks only implementations that declare an argument for positions."""
+    noise. Only implementations that declare an argument for positions are checked."""
     if not _applies(ex, "positions"):
         return None
     problem = ex.problem
@@ -324,15 +334,16 @@ def shift(ex: Examination) -> Finding | None:
 
 
 def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray) -> Problem:
-    """Return the problem with these batch entries, queries `[query]` and keys `[key]` only.
+    """Return the problem with only some batch entries, queries and keys.
 
-    It must have no segments, positions or lengths. If query and key are one array, the same tokens
-    must be kept of both, or `Unsupported` is raised.
+    `queries` `[query]` and `keys` `[key]` are True for the tokens to keep. The problem must have no
+    segments, positions or lengths. If query and key are one array, the same tokens must be kept of
+    both, or `Unsupported` is raised.
     """
     shape = problem.shape
 
     def cut(array: Any, *axes: BoolArray | None) -> Any:
-        """Return the kept part of an array; axes of size 1 stay as they are."""
+        """Return the kept part of an array, in which an axis of size 1 stays; None for None."""
         if array is None:
             return None
         array = array[entries] if array.shape[0] > 1 else array
@@ -372,8 +383,8 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
     cases=("feature/segments/*", "feature/segments-causal/*", "feature/segments-with-*"),
 )
 def members(ex: Examination) -> Finding | None:
-    """Pass each packed sequence of the last batch entry separately. Its output and the gradients
-    of its inputs must equal those of the packed batch up to rounding noise."""
+    """Pass each packed sequence of the last batch entry that has keys separately. Its output and
+    the gradients of its inputs must equal those of the packed batch up to rounding noise."""
     segments, answer = ex.problem.segments, ex.answer.arrays()
     if segments is None or not _applies(ex, "segments"):
         return None
@@ -401,7 +412,10 @@ def members(ex: Examination) -> Finding | None:
 
 
 def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> dict[str, BoolArray]:
-    """Return, by the names of output and input gradients, the rows `[length]` of these tokens."""
+    """Return booleans `[length]` that mark the rows of these tokens, by the name of the array.
+
+    The arrays are the output and the input gradients.
+    """
     of_inputs = {"query": queries, "key": keys, "value": keys}
     inputs = {f"gradient.{name}": of_inputs[name] for name in problem.shape.distinct_inputs()}
     return {"output": queries, **inputs}
@@ -421,9 +435,9 @@ def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> di
 )
 def steps(ex: Examination) -> Finding | None:
     """Pass the queries in several steps, as in decoding with a KV cache. The first step has one
-    query, and each further step has the next two; the keys of a step are those up to the position
-    of its last query. The outputs must equal those of a single pass, and the gradients must add up
-    to its gradients, both up to rounding noise."""
+    query, and each further step has the next two, or the one that is left; the keys of a step are
+    those up to the position of its last query. The outputs must equal those of a single pass, and
+    the gradients must add up to its gradients, both up to rounding noise."""
     problem = ex.problem
     ragged = (problem.query_lengths, problem.key_lengths, problem.segments, problem.positions)
     if any(each is not None for each in ragged) or not ex.varies_arguments:
@@ -450,7 +464,7 @@ def steps(ex: Examination) -> Finding | None:
 
 
 def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
-    """Yield the queries `[query]` and the keys `[key]` of each step of `steps`, as booleans."""
+    """Yield booleans for each step of `steps`: its queries `[query]` and its keys `[key]`."""
     queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
     cached, start = len(keys) - len(queries), 0
     while start < len(queries):

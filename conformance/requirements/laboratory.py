@@ -4,18 +4,18 @@ An experiment passes native arrays to mask arguments, in any dtype and shape, wi
 
 The output of a laboratory's problems *is* the attention weights. The input of each key contains the
 index of the key as a one-hot vector, and the value projection copies only that: the value of key j
-is the unit vector e_j. The context of a query is then
+is the unit vector e_j. The context of a query, its weighted sum of values, is then
 
     sum_j p_j e_j = (p_1, ..., p_keys)
 
-and the output projection is the identity, so the output lists these weights head by head. All of
-these are products with 0 and 1, so nothing is rounded. Queries and keys are computed from the
-remaining components of the inputs, as in any attention. Components of the output that hold no
-weight are equal to the output bias.
+and the output projection is the identity, so the output lists these weights head by head. The
+value and output projections only multiply by 0 and 1, so they round nothing. Queries and keys are
+computed from the remaining components of the inputs, as in any attention. Components of the output
+that hold no weight are equal to the output bias, or 0 without one.
 
 An experiment thus sees the weights that were really applied, after dropout, even if the
-implementation returns none. Its conclusions need no reference: a blocked key has weight 0, and the
-effect of a mask is found by comparison with the implementation's own weights without the mask.
+implementation returns none. Conclusions about masks need no reference: a blocked key has weight 0,
+and the effect of a mask is found by comparison with the implementation's own weights without it.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ Outcome = Seen | Refused
 
 
 class NoAnswer(ConformanceError):
-    """Raised if there is no answer without a mask, with which other answers could be compared."""
+    """Raised if a call without a mask, with which other calls are compared, gives no answer."""
 
 
 @dataclass
@@ -229,10 +229,10 @@ class Laboratory:
         adapter: the adapter of the implementation.
         dtype, device, mode: those with which the implementation is called by default.
         only: the names of the mask arguments to examine; empty for all of them.
-        case: a shape whose sharing, score, biases and numbers of heads every problem uses; None for
-            those that suit the implementation.
-        fixed_sharing: which inputs are the same array; None for as few as the implementation
-            supports.
+        case: a shape whose sharing, score, biases and numbers of heads problems have by default;
+            None for those that suit the implementation.
+        fixed_sharing: which inputs are the same array if there is no `case`; None for as few as the
+            implementation supports.
     """
 
     adapter: Adapter
@@ -248,8 +248,9 @@ class Laboratory:
     def sharing(self) -> Sharing:
         """Which inputs are the same array.
 
-        This is the sharing of `case`, else `fixed_sharing`, else the first that the implementation
-        supports of none, key and value, and all three; if it supports no such inputs, it is none.
+        The sharing is that of `case`, or else `fixed_sharing`. Without these, it is the first of
+        "separate", "memory" and "self" that the adapter supports, or "separate" if it supports none
+        of them.
         """
         if self.case is not None:
             return self.case.sharing
@@ -282,7 +283,10 @@ class Laboratory:
                 yield dataclasses.replace(self, dtype=dtype, _plain={})
 
     def has(self, dtype: str) -> bool:
-        """Return whether the adapter and its framework support a dtype on this device."""
+        """Return whether the adapter and its framework support a dtype on this device.
+
+        A call that fails for another reason than `Unsupported` counts as support.
+        """
         if not self._expresses(self.problem(dtype=dtype)):
             return False
         try:
@@ -307,8 +311,9 @@ class Laboratory:
     def sizes(self, **sizes: int) -> Sizes:
         """Return sizes with the given values, and defaults for the others.
 
-        In self-attention, the two lengths are equal. The number of heads is that of the case by
-        default. Without a case, the sizes are adapted to those that the implementation declares.
+        In self-attention, both lengths are `key`, or else `query`, or else 5. The number of heads
+        is that of the case by default. Without a case, the sizes are adapted to those that the
+        adapter declares.
         """
         if self.sharing == "self":
             length = sizes.get("key", sizes.get("query", 5))
@@ -318,7 +323,11 @@ class Laboratory:
         return self._declared(Sizes(**sizes), equal=self.sharing == "self")
 
     def _declared(self, sizes: Sizes, *, equal: bool) -> Sizes:
-        """Return the nearest sizes that the implementation declares; lengths of 0 remain 0."""
+        """Return allowed sizes near those that are wanted; lengths of 0 remain 0.
+
+        With a case, or if the adapter declares no sizes, return the sizes unchanged. `equal` is
+        whether both lengths must be equal.
+        """
         geometry = self.adapter.geometry
         if geometry is None or self.case is not None:
             return sizes
@@ -337,7 +346,8 @@ class Laboratory:
     ) -> Problem:
         """Return the readout problem of these sizes.
 
-        Arguments that are not given get values that suit the case or else the implementation.
+        Arguments that are not given are those of the laboratory: `sizes()`, `sharing`, `biased` and
+        `dtype`; the scale is then the default of the score.
         """
         score: Score = "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive"
         sizes = sizes or self.sizes()
@@ -353,7 +363,11 @@ class Laboratory:
         return made if scale is None else made.replace(scale=scale)
 
     def _group(self, heads: int) -> int:
-        """Return how many query heads share a key/value head: as in the case or as declared."""
+        """Return how many query heads share a key/value head.
+
+        The number is that of the case, or else one that the adapter declares; 1 if it declares
+        none, or none that divides `heads`.
+        """
         if self.case is not None:
             return self.case.heads // self.case.kv_heads
         if self.adapter.geometry is None:
@@ -378,14 +392,18 @@ class Laboratory:
     ) -> Outcome:
         """Call the implementation with a problem and only these native mask arguments.
 
+        The outcome is `Refused` if there is no answer of the right shape.
+
         Args:
             problem: the problem, whose mask, bias and causal flag are not used.
             natives: the array for each mask argument, by name, in the dtype to pass (float64 stands
                 for the dtype of the inputs), and a bool for the causal flag. A `Spelling` also
                 specifies which arguments are parameters.
-            gradients: whether the caller needs gradients.
+            gradients: whether the caller needs gradients; if not, they are computed only if calls
+                without gradients may use another algorithm.
             mode: a mode that replaces the laboratory's.
-            manner: further fields of `Call`.
+            manner: further fields of `Call`; with any, the outcome is `Refused` for an adapter
+                without a bridge.
         """
         if manner and self.bridge is None:
             reason = "this adapter hands on NumPy arrays as they are"
@@ -401,8 +419,8 @@ class Laboratory:
     def answer(self, problem: Problem, *, compiled: bool = False) -> Answer | Refused:
         """Return the answer to any problem; its mask, bias and causal flag are not passed.
 
-        No gradients are computed. Set `compiled` to have the call compiled as a whole. With sizes
-        that are used for the first time, this takes less time than compiling each operation.
+        No gradients are computed. Set `compiled` to have the call compiled as a whole, which takes
+        less time than compiling each operation if its sizes are used for the first time.
         """
         mode = dataclasses.replace(self.mode, gradients=False)
         return self._run(problem, None, mode, {"compiled": compiled})
@@ -460,7 +478,7 @@ class Laboratory:
 
     @property
     def bridge(self) -> Any:
-        """The framework's bridge; None if the adapter has none, as it takes NumPy arrays itself."""
+        """The adapter's bridge to a framework; None if the adapter takes NumPy arrays itself."""
         return getattr(self.adapter, "bridge", None)
 
     def plain(
@@ -483,7 +501,10 @@ class Laboratory:
         raise NoAnswer(f"without any mask: {found.told}")
 
     def unmasked(self, seen: Seen) -> Array:
-        """Return the weights `[batch heads query key]` for the same problem without any mask."""
+        """Return the weights `[batch heads query key]` for the same problem without any mask.
+
+        They are those of the readout problem with the same sizes, dtype and scale, see `plain`.
+        """
         problem = seen.problem
         return self.plain(Sizes(*problem.shape.logits), problem.dtype, problem.scale).applied
 
@@ -554,7 +575,10 @@ def is_our_own(error: BaseException, adapter: Adapter) -> bool:
 
 
 def _called(summary: traceback.FrameSummary) -> str:
-    """Return the name of the function that was being called in this frame, or ""."""
+    """Return the name of the function that was being called in this frame.
+
+    Return "" if the source is not available, or the failing expression is not a call by name.
+    """
     first, last = summary.lineno, summary.end_lineno
     if first is None or last is None or summary.colno is None:
         return ""

@@ -67,8 +67,8 @@ class Form:
     Attributes:
         phrase: the phrase that names the form, such as "form.zero-one" with a dtype.
         values: the values, which are repeated and shuffled in each row. With a finite number in
-            addition to −inf, "added" differs from "blocks"; with 0.25 in addition to 1, "nonzero"
-            differs from "above ½"; and with 2, both of these differ from "is 1".
+            addition to −inf, "added" differs from "blocks"; with 0.25 in addition to 1, "attends"
+            differs from "attends above ½"; and with 2, both differ from "attends where 1".
         dtype: a NumPy dtype, or "own" for the dtype of the implementation's inputs.
     """
 
@@ -110,7 +110,8 @@ FORMS = (
     LEAST,
     _form("zero-infinite", 0, INFINITE, -0.75, dtype=HALF),
 )
-"""The forms to try in a float32 problem; the last one has another floating dtype, float16."""
+"""The forms to try in the laboratory's dtype, which is normally float32. The last form has another
+floating dtype, float16."""
 
 
 def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
@@ -139,7 +140,7 @@ def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
     """Return the forms that can block a key, for inputs in this dtype.
 
     They are booleans, 0 and 1, 0 and −inf, 0 and a large negative number (−1e9, or −1e4 in
-    float16), and 0 and the most negative number of the dtype.
+    float16), and 0 and the most negative number of the dtype. The last three also contain −0.75.
     """
     if dtype == "float32":
         return BOOL, ZERO_ONE, ZERO_INFINITE, LARGE, LEAST
@@ -148,9 +149,10 @@ def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
 
 
 def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
-    """Return a random mask of this form, in which no axis can be mistaken for another.
+    """Return a random mask of this form, whose rows normally differ, to tell its axes apart.
 
-    All rows differ if there are enough permutations of the values, whose order depends on `seed`.
+    Rows are equal only if `arrange` finds no order in which all differ, for example because there
+    are too few permutations of the values. The order depends on `seed`.
 
     Returns:
         The mask as `[batch heads query key]`, with size 1 for each axis that the argument's first
@@ -202,7 +204,7 @@ REJECTED, UNEXPLAINED = Phrase("mask.rejected"), Phrase("mask.unexplained")
 
 
 def meaning(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
-    """Return the meaning of the mask `fed` that predicts the weights applied in the answer `seen`.
+    """Return the first meaning of the mask `fed` that predicts the weights applied in `seen`.
 
     `fed` has four axes, `[batch heads query key]`, each of which may have size 1. If no meaning
     fits, the result is `BLOCKS_EVERYTHING` if all rows look fully masked, or else `UNEXPLAINED`.
@@ -226,7 +228,8 @@ READINGS: dict[Phrase, Callable[[Array], BoolArray]] = {
     BLOCKS: lambda fed: fed == 0,
     BLOCKS_WHERE_ONE: lambda fed: fed != 1,
 }
-"""For each meaning, a function that returns where a mask allows attention; the simplest first."""
+"""For each meaning, a function that returns True where a mask allows attention. A simple meaning
+precedes those that differ from it only in numbers other than 0 and 1."""
 
 BLOCKING = (BLOCKS, BLOCKS_WHERE_ONE)
 ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
@@ -267,13 +270,19 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
 
 
 def among(plain: Array, visible: BoolArray) -> Array:
-    """Return the weights `plain` renormalised over the visible keys; NaN if a query has none."""
+    """Return the weights `plain` renormalised over the keys where `visible` is True.
+
+    The weights of a query without visible keys are NaN.
+    """
     with np.errstate(all="ignore"):
         return _normal(plain * visible)
 
 
 def added_to(plain: Array, added: Array) -> Array:
-    """Return what the weights `plain` become if `added` is added to the logits; −inf blocks."""
+    """Return what the weights `plain` become if `added` is added to the logits; −inf blocks.
+
+    The weights of a query for which all keys are blocked are NaN.
+    """
     with np.errstate(all="ignore"):
         return _normal(plain * np.exp(added - added.max(axis=-1, keepdims=True)))
 
@@ -281,8 +290,9 @@ def added_to(plain: Array, added: Array) -> Array:
 def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = True) -> bool:
     """Return whether the weights are those of a mask that leaves only these keys visible.
 
-    The weights of fully masked queries are not compared with any prediction; with `changed`, they
-    must at least differ from those without a mask. `visible` is `[batch heads query key]`.
+    Where a head masks a query fully, its weights are not compared with any prediction. If all heads
+    mask the query fully, its weights must at least differ from those without a mask, unless
+    `changed` is False. `visible` is `[batch heads query key]`, True for the keys.
     """
     rows = np.asarray(visible.any(axis=-1, keepdims=True))
     # NaN in one head spreads to the query's whole output, so the other heads show it too.
@@ -306,7 +316,7 @@ def _same(one: Array, other: Array) -> bool:
 
 
 def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
-    """Return which queries `[batch query]` have weights that differ from those without a mask."""
+    """Return True for queries `[batch query]` whose weights a mask has changed in some head."""
     noise = lab.noise(seen.problem)
     with np.errstate(invalid="ignore"):
         near = np.abs(seen.applied - lab.unmasked(seen)) <= 12 * noise
@@ -319,8 +329,8 @@ def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
 def triangles(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
     """Yield each known effect of a causal flag, with the keys that it leaves visible.
 
-    The keys are given as a pattern `[1 1 query key]`. Correct effects come first. If several
-    effects have the same pattern, only the first of them is included.
+    The pattern `[1 1 query key]` is True where a key is visible. Correct effects come first. If
+    several effects have the same pattern, only the first of them is included.
     """
     queries, keys = shape.query_length, shape.key_length
     aligned = {Phrase("causal.top-left"): 0, Phrase("causal.bottom-right"): keys - queries}
@@ -407,7 +417,7 @@ def declaration(argument: MaskArgument, form: Form) -> Phrase:
 
 
 def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of the mask `fed`, with the first query's mask and weights as evidence."""
+    """Return the meaning of the mask `fed`, and evidence: the first query's mask and weights."""
     arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
     row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
     evidence = f"entry 0, head 0, query 0: fed {row}, weights {weights}, without it {without}"
@@ -415,7 +425,10 @@ def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 
 
 def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of a mask without a key axis, with the queries it changed as evidence."""
+    """Return the meaning of a mask without a key axis, and evidence.
+
+    The evidence is a text that lists the queries of batch entry 0 whose weights the mask changed.
+    """
     changed = rows_changed(lab, seen)
     marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
     rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"
@@ -434,8 +447,8 @@ def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
     """Return the meaning of the argument, inferred from the queries that the first token affects.
 
-    Return `UNEXPLAINED` if no meaning predicts which queries these are, if it is doubtful whether
-    some query is affected, or if a call gives no answer.
+    Return `UNEXPLAINED` if no meaning predicts which queries are affected, if it is doubtful
+    whether some query is, or if a call gives no answer.
     """
     problem = lab.problem()
     shape = problem.shape
@@ -471,9 +484,10 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
 
 
 def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
-    """Return each mask argument with each form that it is declared to take, and the card entry.
+    """Return each mask argument with the forms that it is declared to take, and the card entries.
 
-    The result is cached. Raise `Unsupported` if the adapter cannot express the case.
+    Only three forms are tried: booleans, 0 and 1, and 0 and −inf. The result is cached. Raise
+    `Unsupported` if the adapter cannot express the case.
     """
 
     def look() -> list[tuple[MaskArgument, Form, Entry]]:
@@ -505,9 +519,9 @@ def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
     why="`True` attends in one library and blocks in the next; a wrong guess costs a week.",
 )
 def polarity(ex: Examination) -> Finding | None:
-    """Pass an array to each mask argument, in each form that the argument is declared to take. The
-    output of the problem is the attention weights. The meaning that predicts these weights must be
-    the declared one."""
+    """Pass an array to each mask argument: booleans, 0 and 1, and 0 and −inf, as far as the adapter
+    declares that the argument takes them. The output of the problem is the attention weights. The
+    meaning that predicts these weights must be the declared one."""
     if not ex.adapter.mask_arguments:
         raise Unsupported("no mask arguments are declared")
     if not ex.varies_arguments:

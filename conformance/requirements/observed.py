@@ -21,7 +21,10 @@ WHERE = (0, 1)
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
-    """Return the finding on whether a declaration agrees with the value, whose text is `seen`."""
+    """Return a finding that conforms if `agrees`, which is whether the declaration is observed.
+
+    Otherwise the finding deviates, and its text shows the declaration and `seen`.
+    """
     if agrees:
         return Finding(name, "conforms", value=value)
     detail = f"the adapter declares {declared!r}, observed {seen!r}"
@@ -67,7 +70,7 @@ def fully_masked_row(ex: Examination) -> Finding:
 
 
 def _beside(answer: Answer) -> Phrase:
-    """Return a phrase on NaN in the gradients and in the outputs of the entry's other queries."""
+    """Return a phrase on NaN in the gradients, and in outputs of other queries of batch entry 0."""
     gradients = Phrase("beside.gradients", {"value": Phrase("gradients.finite")})
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
     if lost:
@@ -134,7 +137,11 @@ def returned_weights(ex: Examination) -> Finding | None:
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:
-    """Return whether two outputs differ by at most four times the limit of the noise, or 1/1000."""
+    """Return whether no element of two outputs differs by more than a tolerance.
+
+    The tolerance is four times the limit for noise, from the rms of σ over the expected output, or
+    1/1000 of the rms of the expected output if that is larger. NaN is never near.
+    """
     noise = np.sqrt(np.mean(ex.expectation.sigma["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
     with np.errstate(invalid="ignore"):

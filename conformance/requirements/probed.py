@@ -2,8 +2,8 @@
 
 The first requirement is that the entries agree with the adapter's declaration. For others, a `Rule`
 derives the verdict from the entries on certain subjects. The requirements "conventions.*" compare
-entries with each other. The last requirement of this module needs none: it is that an
-implementation accepts the sizes that it declares.
+entries with each other. The last requirement of this module is decided by cases after all: it is
+that an implementation accepts the sizes that it declares.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def visible_nan(ex: Examination) -> None:
     why="Asking for the weights, or switching to evaluation, would change what a mask means.",
 )
 def same_in_modes(ex: Examination) -> None:
-    """Compare the entries of experiments in this mode with those in the adapter's first mode. Two
+    """Compare entries of some experiments in this mode with those in the adapter's first mode. Two
     entries are compared if both have an answer, or if one mode refuses an argument that the other
     ignores. This is decided by experiments, not by cases."""
 
@@ -161,7 +161,8 @@ class Rule:
         experiment: the name of the experiment.
         subjects: the ids of the subjects whose entries count; empty for all entries.
         conforms: the ids of an entry's value that mean "conforms".
-        deviates: the ids that mean "deviates"; all others mean "unsupported".
+        deviates: the ids that mean "deviates", unless the entry agrees with a declaration.
+            Ids in neither list mean "unsupported".
     """
 
     requirement: str
@@ -171,7 +172,7 @@ class Rule:
     deviates: tuple[str, ...]
 
     def verdict(self, entry: Entry) -> Verdict:
-        """Return the verdict on an entry; one that agrees with a declaration cannot deviate."""
+        """Return the verdict on an entry; one that agrees with a declaration never deviates."""
         if entry.value.id in self.deviates:
             return "conforms" if entry.declared and entry.agrees else "deviates"
         return "conforms" if entry.value.id in self.conforms else "unsupported"
@@ -233,7 +234,8 @@ _WORST_FIRST: tuple[Verdict, ...] = ("deviates", "unsupported", "conforms")
 def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     """Yield a finding for each requirement that the entries of an experiment decide.
 
-    `experiment` is the experiment's name. Requirements without applicable entries are left out.
+    `experiment` is the experiment's name. Requirements without applicable entries are left out, as
+    are those that `compared` and `between_modes` decide.
     """
     for rule in _RULES:
         about = [
@@ -261,7 +263,8 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
 
 _UNANSWERED = ("refused", "cannot-be-asked", "another-shape", "malformed-answer", "mask.rejected")
 ONE_FOR_ALL = ("masks", "masked-rows", "causal", "pairs", "leaks", "degenerate-sizes")
-"""Experiments whose entries must be the same in every mode and for shared inputs."""
+"""The names of the experiments whose entries must be the same in all modes, and for shared inputs,
+except for entries that are not `_is_judged`."""
 
 _FINITE = ("form.zero-large", "form.zero-least")
 _MAY_BE = ("row.mean-of-values", "row.unmasked")
@@ -287,7 +290,10 @@ def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -
 
 
 def _pairs(entries: Iterable[Entry], telling: str) -> Pairs:
-    """Yield pairs of entries of which only the second one's subject has the argument `telling`."""
+    """Yield pairs of comparable entries, of which only the second has an argument in its subject.
+
+    `telling` is the name of the argument. Without it, `_about` makes their subjects equal.
+    """
     known = {_about(entry.subject): entry for entry in entries if not _has(entry, telling)}
     for entry in entries:
         about = _about(entry.subject, telling)
@@ -300,9 +306,10 @@ def _has(entry: Entry, argument: str) -> bool:
 
 
 def _about(subject: Phrase, without: str = "") -> Phrase:
-    """Return a subject without an argument, so that those of comparable entries are equal.
+    """Return a subject without the argument `without`, so that comparable entries have equal ones.
 
-    For fully masked queries, the mask's dtype is left out too if it is the inputs' or float32.
+    For fully masked queries, all details of the mask's form are left out too if the dtype of the
+    mask is that of the inputs or float32.
     """
     form = subject.part("form")
     own = subject.name("inputs_in")
@@ -324,7 +331,11 @@ def _is_finite(subject: Phrase) -> bool:
 
 
 def _encodings(entries: Iterable[Entry]) -> Pairs:
-    """Yield pairs of answers for fully masked queries that should agree for all encodings."""
+    """Yield pairs of answers for fully masked queries that must agree, though encodings differ.
+
+    The first of a pair is the first answer on its subject, whatever the encoding. An answer for a
+    large finite number is left out where it may legitimately differ.
+    """
     first: dict[Phrase, Entry] = {}
     for entry in entries:
         if entry.value.id in _UNANSWERED:
@@ -365,14 +376,17 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _both_answer(one: Phrase, other: Phrase) -> bool:
-    """Return whether both values are answers, or one a refusal of what the other ignores."""
+    """Return whether both values are answers, or one is a refusal and the other "ignored"."""
     ids = {one.id, other.id}
     refused, ignored = ids & {"refused", "mask.rejected"}, ids & {"causal.ignored", "mask.ignored"}
     return ids.isdisjoint(_UNANSWERED) or bool(refused and ignored)
 
 
 def _told(entry: Entry) -> Phrase:
-    """Return the value of an entry without what depends on which arrays the call returns."""
+    """Return the value of an entry without details that depend on which arrays a mode returns.
+
+    For example, a NaN that reaches only weights or gradients, not the output, counts as hidden.
+    """
     value = entry.value
     if value.id == "leak.reaches" and Phrase("place.output") not in value.parts("places"):
         return Phrase("leak.hidden")
@@ -380,7 +394,10 @@ def _told(entry: Entry) -> Phrase:
 
 
 def compared(entries: Sequence[Entry]) -> Finding:
-    """Return the finding on whether the entries of an experiment agree with the declarations."""
+    """Return the finding on whether the entries of an experiment agree with the declarations.
+
+    The verdict is "observed" if nothing is declared about any of them.
+    """
     wrong = [entry for entry in entries if not entry.agrees]
     if not wrong:
         declared = any(entry.declared for entry in entries)
@@ -404,7 +421,8 @@ def declared_row(declared: str) -> Phrase:
 def returned_weights(adapter: Adapter, returned: str) -> Phrase:
     """Return, as the value of an entry, how the implementation itself returns attention weights.
 
-    `returned` is how the adapter returns them: "per head", "averaged" or "none".
+    `returned` is how the adapter returns them: "per head", "averaged" or "none". The two differ if
+    the adapter gets weights per head by setting `weights_option`.
     """
     if returned == "per head" and adapter.weights_option:
         otherwise = Phrase(f"weights.{adapter.weights_otherwise}")
@@ -451,7 +469,11 @@ def taken(ex: Examination) -> Finding | None:
 
 
 def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
-    """Return whether other sizes are accepted for its kind of shape, or no shape in any dtype."""
+    """Return whether the refusal of the case seems to be due to the sizes of its shape.
+
+    That is so if another shape of the same kind is accepted in this dtype, or if no shape of any
+    kind is accepted in any dtype.
+    """
     if any(_takes(ex, shape, ex.dtype) for shape in _of_its_kind(ex, geometry)):
         return True
     every = [shape for each in _families(ex, geometry) for shape in each.values()]
@@ -460,7 +482,10 @@ def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
 
 
 def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]:
-    """Yield the shapes by case family for each grid of the declared sizes, without "far"."""
+    """Yield, for each grid of the declared sizes, the shapes of the case families by their names.
+
+    The family "far" and families with a score that the adapter does not support are left out.
+    """
     for grid in geometry.grids(layer=not ex.adapter.projections_supplied):
         yield {
             name: grid.shape(name, small)
@@ -470,7 +495,11 @@ def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]
 
 
 def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
-    """Yield shapes that differ from the shape of the case only in their sizes."""
+    """Yield shapes that differ from the shape of the case only in their sizes.
+
+    Sharing, biases and score are the same, and so is whether heads share key/value heads, and
+    whether value heads have another size.
+    """
 
     def kind(shape: Shape) -> tuple[object, ...]:
         differ = shape.value_head_size != shape.head_size

@@ -1,7 +1,8 @@
 """Define `Requirement`: one sentence, the reason why it matters, and the check that decides it.
 
 A check receives an `Examination` (one implementation and one case), and returns a `Finding`, or
-None if the requirement does not apply. It never handles the arrays of a framework.
+None if the requirement does not apply. It raises `Unsupported` if the implementation lacks what the
+requirement is about. A check never handles the arrays of a framework.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ class Requirement:
     Attributes:
         id: a stable name, "chapter.sentence".
         sentence: what is required.
-        check: the function that decides it.
-        why: what goes wrong for users if it is not satisfied.
+        check: the function that decides whether the requirement is satisfied. For a requirement
+            that only experiments decide, it returns None.
+        why: what goes wrong for users if the requirement is not satisfied.
         level: "must", "should", or "observed" for a characteristic that the definition leaves open.
-        every_case: whether it is checked with every case that has a defined answer. It is always
-            checked with cases that name it in `Case.serves` or match `cases`.
-        cases: patterns for ids of cases, such as "mask/key-padding/*". Use this to check it with
-            existing cases, because a change of `Case.serves` would change their hashes.
+        every_case: whether the requirement is checked with every case that has a defined answer.
+            Otherwise, it is checked only with cases that name it in `Case.serves` or match `cases`.
+        cases: patterns for ids of cases, such as "mask/key-padding/*". Use them to check the
+            requirement with existing cases, whose hashes a change of `Case.serves` would change.
         of_answer: whether the finding depends only on the answer to the case, so that modes whose
-            answers are bitwise equal share it.
+            answers are bitwise equal share the finding.
         revision: a number to increase whenever the same answer may lead to another finding, so that
             earlier findings are not reused.
     """

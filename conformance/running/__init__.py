@@ -12,8 +12,8 @@ from typing import Any
 LEVELS = ("core", "full", "large")
 """The levels of a run, from which `--level` chooses one.
 
-They are the cases marked `core`, all cases and experiments, and the cases marked `core` or `large`
-at the sizes for which kernels are written.
+"core" runs the cases marked `core`, "full" runs all cases and experiments, and "large" runs the
+cases marked `core` or `large` at the sizes for which kernels are written.
 """
 
 DEVICES = ("cpu", "gpu")

@@ -1,8 +1,9 @@
 """Run the suite in another project's tests: `parametrize_with_checks` and `assert_conforms`.
 
 A check is one case or experiment in one dtype and mode. Cases that an adapter declares as
-unsupported are not collected; a check that turns out to be unsupported when it is run is skipped,
-with the reason. One additional check for each implementation fails if nothing could be verified.
+unsupported are left out. A check that verifies nothing when it is run, for example because the
+implementation is unavailable, does not fail; pytest skips it, with the reason. In addition, each
+implementation fails if none of its checks verified anything.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     import pytest
 
 SHOWN_IN_FULL = 2
-"""The most failures that `assert_conforms` shows in full, and the most reasons that are given if
-nothing was verified."""
+"""The maximum number of failures that `assert_conforms` shows in full, and of reasons that are
+given if nothing was verified."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +103,16 @@ def parametrize_with_checks(
         implementations: adapter classes or instances, functions decorated with
             `attention_function`, or arguments of `mha-conformance run`: names, files, modules.
         level: "core" for the cases marked `core`, normally in float32 and bfloat16, which takes
-            some seconds; "full" for all cases in all dtypes, and the experiments; "large" for the
-            cases marked `core` or `large`, at the sizes for which kernels are written.
+            some seconds; "full" for all cases in all dtypes of the adapter, and the experiments;
+            "large" for the cases marked `core` or `large`, at the sizes for which kernels are
+            written, normally in float32 and bfloat16.
         cases: parts of case ids, beginnings of experiment ids, or wildcard patterns for either. The
-            cases and experiments that they select replace those of level "core" or "full".
+            cases and experiments that they select replace those of level "core" or "full"; at level
+            "large", cases are selected from those of the level.
         dtypes: the dtypes to use instead of those of the level.
         device: "cpu" or "gpu".
         known: the reasons for known deviations, by parts or patterns of the ids of checks. Checks
-            with these ids are run as strict xfails: they fail if they do not deviate.
+            with matching ids are run as strict xfails: they fail if they do not deviate.
 
     Raises:
         ConformanceError: the arguments are invalid, or there is nothing to check.
@@ -136,9 +139,9 @@ def assert_conforms(
     device: str = "cpu",
     known: Mapping[str, str] | None = None,
 ) -> None:
-    """Run all checks of one implementation; raise `AssertionError` if one fails.
+    """Run all checks of one implementation; raise `AssertionError` if any of them fails.
 
-    The other arguments are those of `parametrize_with_checks`.
+    `level`, `cases`, `dtypes`, `device` and `known` are as for `parametrize_with_checks`.
 
     Raises:
         AssertionError: a check fails, a known deviation is gone, or nothing could be verified.
@@ -216,7 +219,10 @@ def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
 
 
 def _id(row: Row) -> str:
-    """Return the id of a row's check, without the device "cpu" and without the only mode."""
+    """Return the id of a row's check.
+
+    The device is left out if it is "cpu", and the mode if the adapter has only one.
+    """
     parts = [row.adapter.name, row.asked.id, row.dtype]
     parts += [row.device] if row.device != "cpu" else []
     parts += [row.mode.name] if len(row.adapter.modes) > 1 else []
@@ -236,7 +242,10 @@ def _validate(known: Mapping[str, str], ids: Sequence[str]) -> None:
 
 
 def _check(bench: Bench, row: Row, known: str) -> None:
-    """Check a row, whose deviation is expected if `known` has a reason, in the current test."""
+    """Examine a row in the current test, which passes, fails, is skipped or xfails accordingly.
+
+    `known` is the reason why the row is known to deviate, or "" if it must not deviate.
+    """
     __tracebackhide__ = True
     import pytest
 
@@ -256,7 +265,10 @@ def _check(bench: Bench, row: Row, known: str) -> None:
 
 
 def _verify(bench: Bench, rows: Sequence[Row]) -> None:
-    """Raise `AssertionError` if no row could be verified."""
+    """Raise `AssertionError` if no row could be verified.
+
+    The first unavailable row ends the search for a verified one.
+    """
     __tracebackhide__ = True
     verdicts: list[str] = []
     reasons: dict[str, None] = {}
@@ -275,7 +287,10 @@ def _verify(bench: Bench, rows: Sequence[Row]) -> None:
 
 
 def _fails(result: CaseResult) -> bool:
-    """Return whether a check fails: an error, crash or timeout, or an unmet "must"."""
+    """Return whether a check with this result fails.
+
+    It fails if there is an error, crash or timeout, or if a requirement of level "must" is not met.
+    """
     return result.verdict in ("error", "crashed", "timed-out") or any(
         finding.verdict == "deviates" and is_must(finding) for finding in result.findings
     )

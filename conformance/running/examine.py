@@ -75,8 +75,9 @@ def examine(
             restrict the run to them; empty for all cases and experiments of the level.
         dtypes: the dtypes to use; empty for all of the level.
         modes: the names of the modes to use; empty for all.
-        level: "full"; "core" for the cases marked `core`, in float32 and bfloat16; or "large" for
-            the cases marked `core` or `large`, at the sizes for which kernels are written.
+        level: "full" for all cases and experiments; "core" for the cases marked `core`, in float32
+            and bfloat16; or "large" for the cases marked `core` or `large`, at the sizes for which
+            kernels are written.
         device: "cpu" or "gpu".
 
     Returns:
@@ -149,7 +150,10 @@ def resolve(given: Implementation) -> tuple[Adapter, str]:
 
 
 def _global_name(given: Any) -> tuple[Any, str]:
-    """Return the module in which an object is a global variable, and its name; or None and ""."""
+    """Return the module that defines an object, and the name of its global variable for the object.
+
+    Return None and "" if there is no such variable.
+    """
     inner = getattr(given, "_function", given)
     module = sys.modules.get(getattr(inner, "__module__", ""))
     for name, value in vars(module).items() if module is not None else ():
@@ -191,10 +195,11 @@ class Outcome:
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """A dictionary for each finding, that is, for each requirement checked on each item.
+        """A dictionary for each finding: what an item showed about one requirement.
 
         `max_ratio` is the largest error of `array` in units of its rounding noise σ, and `limit`
-        its allowed maximum; both are None if nothing was measured.
+        its allowed maximum; both are None if nothing was measured. If an item has no outcome,
+        `requirement` is "run", and `detail` says why.
         """
         return [_row(result, finding) for result in self.results for finding in result.findings]
 
@@ -202,7 +207,7 @@ class Outcome:
     def worst(self) -> dict[str, Any] | None:
         """The worst finding, as a dictionary like those in `findings`.
 
-        It is None if no finding deviates or is an error.
+        The value is None if no item has the verdict "deviates" or "error".
         """
         result, _ = worst(self.results)
         if result is None:
@@ -272,7 +277,7 @@ class Outcome:
         return path
 
     def __str__(self) -> str:
-        """Return counts and unmet requirements as the text that `mha-conformance run` prints."""
+        """Return counts, unmet requirements and reasons as `mha-conformance run` prints them."""
         lines = [
             line
             for one in self.record.header.implementations
@@ -336,7 +341,7 @@ def _requirements() -> dict[str, RequirementInfo]:
 
 
 class _Suite:
-    """The requirements of this version of the suite, and what its cases and experiments ask."""
+    """A source of requirements and of the questions of cases and experiments, for messages."""
 
     def requirement(self, name: str) -> RequirementInfo | None:
         return _requirements().get(name)
@@ -370,7 +375,8 @@ def is_must(finding: Finding) -> bool:
 def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
     """Yield lines about an implementation: counts, unmet requirements, items not verified.
 
-    If `reasons` is true, they include the reasons why items are unsupported.
+    If `reasons` is true, the lines include the reasons why items are unsupported. If the call fails
+    in every supported item, there are only the counts and the most frequent errors.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
@@ -397,9 +403,10 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 
 
 def _call_failed(result: CaseResult) -> bool:
-    """Return whether the call itself failed: with an error, and with nothing that was measured.
+    """Return whether the call itself failed: an item has an error, and nothing was measured.
 
-    Findings of an experiment on the arguments, such as "rejected", may then deviate.
+    Unsupported findings are ignored. Findings that deviate without figures are allowed, because an
+    experiment may observe that an argument is rejected.
     """
     answered = [one for one in result.findings if one.verdict != "unsupported"]
     return any(one.verdict == "error" for one in answered) and all(
@@ -411,7 +418,10 @@ SIZES = "  If it takes some sizes only, its adapter declares them: docs/adapters
 
 
 def unmet(results: Iterable[CaseResult]) -> list[tuple[RequirementInfo, list[Finding]]]:
-    """Return the requirements that are not met, each with its findings that deviate or failed."""
+    """Return the requirements that are not met, each with its findings that deviate or are errors.
+
+    The requirements are in the order of a report.
+    """
     wrong: dict[str, list[Finding]] = defaultdict(list)
     for result in results:
         for finding in result.findings:
@@ -428,11 +438,11 @@ def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
 
 
 def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
-    """Return the item to show in full, and the number of items that deviate or failed.
+    """Return the item to show in full, and the number of items that deviate or are errors.
 
     The item to show is chosen by these criteria, in this order: a requirement of level "must", a
-    case rather than an experiment, a known cause, and a large deviation. It is None if no item
-    deviates or failed.
+    case rather than an experiment, a known cause, and a large deviation. It is None if the number
+    is 0.
     """
 
     def weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
@@ -447,7 +457,7 @@ def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
 
 
 def heading(name: str, of: int) -> str:
-    """Return the heading of the item that is shown in full; `of` is the number of items."""
+    """Return the heading of the item that is shown in full, the worst of `of` items."""
     return f"{name}, {f'the worst of {of} items' if of > 1 else 'the item'} in full:"
 
 
@@ -482,8 +492,8 @@ class Missed(msgspec.Struct, frozen=True):
     Attributes:
         requirement: the id of the requirement.
         level: the level of the requirement.
-        findings: the number of findings that deviate or failed, by verdict.
-        cause: the text of the most frequent cause, or "".
+        findings: the number of findings that deviate or are errors, by verdict.
+        cause: the text of the most frequent cause, or "" if none is known.
     """
 
     requirement: str
@@ -500,7 +510,8 @@ class Examined(msgspec.Struct, frozen=True):
         spec: its name on the command line.
         items: the number of its items, by verdict.
         missed: the requirements that it does not meet.
-        not_verified: the number of items that could not be verified, by reason.
+        not_verified: the number of items that crashed, timed out, were unavailable or were not run,
+            by reason.
     """
 
     name: str
@@ -517,8 +528,8 @@ class Summary(msgspec.Struct, frozen=True):
         schema: `SCHEMA`.
         implementations: the summary of each implementation.
         planned: the number of planned items; `missing` of them were not examined.
-        selection: the options that restricted the run, or "".
-        record: the path of the record, or "".
+        selection: the options that restricted or extended the run, or "".
+        record: the path of the record, or "" if none was written.
         exit_code: the exit code of the command.
     """
 

@@ -1,8 +1,8 @@
 """Run each implementation in a separate process, with limits of time and memory.
 
 If a process dies, hangs or uses too much memory, only one item is lost, and the next item gets a
-new process. A supervisor returns a journal line for every item, whatever happens. This module is
-imported only if an implementation is isolated.
+new process. A supervisor returns a journal line for every item, even if the process is lost. This
+module is imported only if an implementation is isolated, or an experiment may end its process.
 
 Existing process pools do not suffice. Pebble does not notice a process that exits with code 0 (it
 waits for the timeout) and does not limit memory. With loky and the standard library's pool, a
@@ -77,13 +77,13 @@ class Limits:
     """The limits of one process.
 
     Attributes:
-        item: seconds for one item.
+        item: seconds for one item, and as many again for finding the causes of its deviations.
         start: seconds for the import of the implementation and its framework, and as many again
             for its declaration.
         memory: MiB of resident memory, including child processes. Address space would be easier
             to limit, but JAX, TensorFlow and CUDA reserve far more of it than they use.
-        deaths: the number of consecutive lost processes after which the remaining items are
-            skipped, so that the run ends in reasonable time.
+        deaths: the number of processes lost in a row after which the remaining items are skipped,
+            so that the run ends in reasonable time.
     """
 
     item: float = 60.0
@@ -93,7 +93,7 @@ class Limits:
 
 
 class Supervisor:
-    """A supervisor that runs one implementation in a process, and restarts a process that died."""
+    """A supervisor that runs one implementation in a process, and replaces a process that died."""
 
     def __init__(self, spec: str, device: str, limits: Limits) -> None:
         self.spec, self.device, self.limits = spec, device, limits
@@ -107,7 +107,8 @@ class Supervisor:
     def start(self) -> None:
         """Start a process and import the implementation in it, unless this was already done.
 
-        Any other failure than the following one is reported by `declare`.
+        If the import fails in another way than below, nothing is raised: `declare` and `examine`
+        report the failure.
 
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.
@@ -117,7 +118,10 @@ class Supervisor:
             raise NotAnAdapter(self._ended.reason)
 
     def _started(self) -> Ended | None:
-        """Start a process if there is none; return None, or why there still is none."""
+        """Start a process and import the implementation, unless this was done or has failed before.
+
+        Return None, or the reason why there is no process.
+        """
         if self._ended is not None or self._process is not None:
             return self._ended
         self._process = Process(self.spec, self.device, self.limits.memory)
@@ -131,7 +135,7 @@ class Supervisor:
     def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
         """Return the implementation's declaration and the modes planned for each case and dtype.
 
-        If the process could not be started or was lost, the declaration says why.
+        If the process could not be started or was lost, `ended` in the declaration is the reason.
 
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.
@@ -171,7 +175,8 @@ class Supervisor:
     def examine(self, row: Row, place: int) -> bytes:
         """Examine a row in the process, and return its journal line.
 
-        `place` is the position of the row in the run, or -1 if its weights must not be recorded.
+        `place` is the position of the row in the run, or -1 if its weights must not be recorded. If
+        the process is lost, the line has a verdict such as "crashed", and the reason.
         """
         if self._ended is None and isinstance(row, Inquiry) and row.asked.apart:
             return encode_line(self.inquire(row), {})
@@ -199,8 +204,9 @@ class Supervisor:
     def inquire(self, inquiry: Inquiry) -> CaseResult:
         """Return the result of an experiment whose questions are answered one by one.
 
-        If the process is lost, only the current question remains unanswered. If it is lost at
-        `Limits.deaths` questions in a row, the remaining ones are not asked.
+        If the process is lost at a question, the question's entry says so, and a new process gets
+        the next one. If `Limits.deaths` processes in a row are lost, the remaining questions are
+        not asked. If the questions cannot even be listed, the result has no entries.
         """
         listed = self._question(inquiry, -1)
         if isinstance(listed, Ended):
@@ -226,9 +232,10 @@ class Supervisor:
         return inquiry.concluded(settled(entries)) if entries else listed
 
     def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
-        """Return the result of a question, or how its process was lost; -1 lists all questions.
+        """Return the result of the question with this number, or how the process was lost.
 
-        Afterwards, the process is used only for questions.
+        If `number` is -1, the result has an entry without a value for each question. Afterwards,
+        the process is used only for questions.
         """
         failure = self._started()
         if failure is not None:
@@ -240,13 +247,16 @@ class Supervisor:
         return answer if isinstance(answer, Ended) else decode_line(answer.line)[0]
 
     def close(self) -> None:
-        """Kill the process and all processes that it started, and forget this supervisor."""
+        """Kill the process, with its process group if possible, and forget this supervisor."""
         self._clear()
         atexit.unregister(self.close)
         _SUPERVISORS.pop(self.spec, None)
 
     def _examined(self, request: Examine, row: Row) -> Examined | Ended:
-        """Return the response to a request about this row; one about another item is a crash."""
+        """Return the response of the process to a request about a row, or `Ended` if it is lost.
+
+        A response about another item is treated as a crash.
+        """
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
         if isinstance(answer, Checked):
@@ -264,7 +274,11 @@ class Supervisor:
         return answer
 
     def _received(self, answer: Any) -> Any:
-        """Return a response after discarding the process if the response is `Ended`."""
+        """Return the response unchanged, after discarding the process if the response is `Ended`.
+
+        Raises:
+            RuntimeError: the response reports an error of the suite.
+        """
         if isinstance(answer, Mistaken):
             raise RuntimeError(f"in the process of {self.spec}:\n{answer.traceback}")
         if isinstance(answer, Ended):
@@ -286,7 +300,8 @@ def _file_of(asked: Case | Experiment) -> str:
 def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
     """Yield a function for `Session.apart`; at the end, kill the processes that the function used.
 
-    `spec` is the implementation's name on the command line, or "" if it has none.
+    `spec` is the implementation's name on the command line. If it is "", no other process can
+    import the implementation, so the function returns the verdict "unsupported".
     """
     with contextlib.ExitStack() as stack:
 
@@ -304,7 +319,8 @@ def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
 def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
     """Return the supervisor of an implementation.
 
-    An existing supervisor is reused if it has the same device and limits, and closed otherwise.
+    An existing supervisor is reused if it has the same device and limits; otherwise, it is closed
+    and replaced.
     """
     supervisor = _SUPERVISORS.get(spec)
     if supervisor is None or (supervisor.device, supervisor.limits) != (device, limits):
@@ -389,10 +405,11 @@ class Process:
         return self.receive(seconds, Response)
 
     def receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
-        """Return the next message, or `Ended` if the process died or exceeded its limits.
+        """Return the next message, or `Ended` if the process died or had to be killed.
 
-        `kinds` are the types that the message may have, and `to` says what it responds to, such as
-        "to its import", for the reason in `Ended`.
+        The process is killed if it sends nothing within `seconds`, sends something other than a
+        message, or uses too much memory. `kinds` are the types that the message may have. `to` says
+        what the message responds to, such as "to its import", for the reason in `Ended`.
         """
         sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
         now = time.monotonic()
@@ -432,7 +449,10 @@ class Process:
             return 0.0
 
     def _ask_where(self) -> None:
-        """Make the process print its stack, and wait up to half a second until it has."""
+        """Make the process print its stack, and wait for the stack for up to half a second.
+
+        Do nothing if the system has no signal for it.
+        """
         if STACK_SIGNAL is None or self._process.pid is None:
             return
         self._printed.read()
@@ -452,7 +472,7 @@ class Process:
         return Ended(verdict, reason)
 
     def close(self) -> None:
-        """Kill the process and all processes that it started."""
+        """Kill the process and, on systems with process groups, the rest of its group."""
         self._channel.close()
         self._printed.close()
         if self._process.pid is None:
@@ -496,7 +516,7 @@ def _without_main() -> Iterator[None]:
 KEPT = 64 * 2**10
 """The number of bytes kept from the end of the output: enough for a stack and a line before it."""
 AT_ONCE = 2**20
-"""The most bytes that `Printed.read` reads at once, because a process may print endlessly."""
+"""The number of bytes after which `Printed.read` stops, because a process may print endlessly."""
 
 
 class Printed:
@@ -511,7 +531,10 @@ class Printed:
         os.set_blocking(channel.fileno(), False)
 
     def read(self) -> bool:
-        """Read all available output without blocking; return False if the pipe is closed."""
+        """Read available output, at most about `AT_ONCE` bytes, without blocking, and keep its end.
+
+        Return False if the pipe is closed, and True otherwise.
+        """
         taken = 0
         while taken < AT_ONCE:
             try:
@@ -533,7 +556,7 @@ class Printed:
 
     @property
     def text(self) -> str:
-        """The end of the output so far."""
+        """The last bytes of the output so far, at most `KEPT`, as text."""
         self.read()
         return self._end.decode(errors="replace")
 
@@ -563,8 +586,9 @@ def died(code: int | None) -> str:
 def last_words(text: str, spec: str) -> str:
     """Return a text with the innermost line of the stack and the line printed last, if known.
 
-    `text` is the output of the process that runs the implementation `spec`, including its stack if
-    it printed one.
+    Lines of the stack in the implementation's own file are preferred. The result is "" if neither
+    is known. `text` is the output of the process that runs the implementation `spec`, including its
+    stack if it printed one.
     """
     dump = _DUMP.search(text)
     printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")

@@ -44,7 +44,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
-"""The signal on which a process prints its stack, even if Python hangs; None without signals."""
+"""The signal on which a process prints its stack, even if Python hangs; None on Windows."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -74,7 +74,10 @@ class Declare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Declared(msgspec.Struct, frozen=True, tag=True):
-    """The response to `Declare`: what a run needs to know about an isolated implementation."""
+    """The response to `Declare`: what a run needs to know about an isolated implementation.
+
+    Fields without a description are as in the adapter.
+    """
 
     implementation: Implementation
     modes: dict[str, bool]
@@ -97,7 +100,8 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
         case: the id of the case or experiment.
         file: the path of the case file, if the case is not in the catalogue.
         place: the position of the item in the run, or -1 if its weights must not be recorded.
-        question: the number of a question for `Session.question`, or None.
+        question: the number of a question for `Session.question`, or None to examine the item or
+            run the whole experiment.
     """
 
     case: str
@@ -138,7 +142,8 @@ Request = Declare | Examine
 """A message to the process, which handles one request at a time."""
 
 Response = Declared | Checked | Examined | Mistaken | Ended
-"""A message from the process in return; `Ended` if the process ended or was killed."""
+"""A message from the process in return. `Ended` also stands for a process that ended or was
+killed."""
 
 
 def plan_key(case: str, dtype: str) -> str:
@@ -164,7 +169,8 @@ FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXE
 def serve(channel: Connection, printed: Connection, spec: str, device: str) -> None:
     """Load the implementation, then serve requests until the channel is closed.
 
-    If the implementation cannot be loaded, send the reason and exit.
+    If the implementation cannot be loaded, send the reason and exit. `printed` is the pipe for what
+    the process prints.
     """
     settle(printed)
     try:
@@ -192,7 +198,11 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
 
 
 class Desk:
-    """A handler of requests to examine the implementation of one adapter."""
+    """A handler of requests to examine the implementation of one adapter.
+
+    `checked` is called with the journal line of an item that deviates, before the search for the
+    causes of the deviations.
+    """
 
     def __init__(
         self, adapter: Adapter, spec: str, device: str, checked: Callable[[bytes], None]
@@ -301,7 +311,7 @@ def settle(printed: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ensure that this process and its children end when the run is killed."""
+    """Arrange for this process and its process group to be killed when the parent ends."""
     parent = parent_process()
     if parent is None:
         return

@@ -1,8 +1,9 @@
 """Cache expectations on disk, because computing them takes most of the time of a run.
 
-An expectation depends on the problem, on code of the suite, mostly `conformance.definition`, and on
-NumPy. The file name contains hashes of these, so an outdated file is never read, and a checksum in
-the file detects damage. If a file cannot be read, its expectation is computed.
+An expectation, which has the reference answer and its noise σ, depends on the problem, on code of
+the suite, mostly `conformance.definition`, and on NumPy. The file name contains hashes of these, so
+an outdated file is never read, and a checksum in the file detects damage. If a file cannot be read,
+its expectation is computed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ VARIABLE = "MHA_CONFORMANCE_CACHE"
 """The environment variable that names the folder of the cache; "off" disables the cache."""
 
 MOST_BYTES = 2 * 2**30
-"""The maximum size of the cache; a run of level "full" takes 50 MB, "large" up to 1 GB."""
+"""The size in bytes above which old files are deleted from the cache.
+
+A run of level "full" takes 50 MB, "large" up to 1 GB.
+"""
 
 _AT_ONCE = 100 * 2**20
 """How many bytes a process writes before it checks the size of the cache again."""
@@ -41,7 +45,10 @@ _written: dict[Path, int] = {}
 
 
 def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
-    """Return `expect(problem, gradients=gradients)`, from the cache if possible."""
+    """Return `expect(problem, gradients=gradients)`, from the cache if possible.
+
+    An expectation that is computed is also written to the cache.
+    """
     folder = cache_folder()
     if folder is None:
         return expect(problem, gradients=gradients)
@@ -55,7 +62,11 @@ def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the cache; None if it is disabled or the user has no home directory."""
+    """Return the folder of the cache, or None if there is no cache.
+
+    There is none if the environment variable is "off", or if it is not set and the user's folder
+    for caches is unknown or not absolute.
+    """
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return None if chosen == "off" else Path(chosen)
@@ -67,7 +78,11 @@ def cache_folder() -> Path | None:
 
 
 def user_folder() -> Path:
-    """Return the suite's folder among the user's caches; raise `RuntimeError` without a home."""
+    """Return the suite's folder among the user's caches.
+
+    Raises:
+        RuntimeError: the environment names no folder for caches, and there is no home directory.
+    """
     if sys.platform == "win32":
         base, default = "LOCALAPPDATA", "AppData/Local"
     elif sys.platform == "darwin":
@@ -87,7 +102,7 @@ def _code() -> str:
 
 
 def _read(path: Path, problem: Problem) -> Expectation | None:
-    """Return the expectation of a problem from a file; None if it is missing or damaged."""
+    """Return the expectation of a problem from a file; None if the file is missing or damaged."""
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
         if int(tensors.pop("checksum")[0]) != _checksum(tensors):
@@ -139,14 +154,17 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
 
 
 _NOISE = "|noise"
-"""The suffix of tensors with the noise σ of each accuracy class, in float32 if that is exact."""
+"""The suffix of tensors with the noise σ of each accuracy class.
+
+They are in float32 if it represents the numbers exactly, and in float64 otherwise.
+"""
 
 
 def _make_room(folder: Path, size: int) -> None:
-    """If the cache is full, delete the oldest files until it is half full.
+    """If the cache has more than `MOST_BYTES`, delete the oldest files until it has at most half.
 
-    Its size is determined when a process first writes to it, and again each time the process has
-    written another `_AT_ONCE` bytes. `size` bytes are about to be written.
+    The size of the cache is determined when a process first writes to it, and again each time the
+    process has written another `_AT_ONCE` bytes. `size` is the number of bytes to be written next.
     """
     _written[folder] = _written.get(folder, _AT_ONCE) + size
     if _written[folder] <= _AT_ONCE:

@@ -1,12 +1,12 @@
-"""Compare deviations with the known ones in a baseline: those of a run, and of drawn problems.
+"""Compare deviations of a run, or of randomly drawn problems, with the known ones in a baseline.
 
 Entries of a baseline refer to cases of the catalogue by patterns, but a randomly drawn problem is
 not one of these cases. It is represented by the cases that have the same features, that is, the
 same kinds of masks, heads and scale. If there are no such cases, it is represented by those that
 have as many of its features as possible and no others. An entry explains a deviation of the drawn
-problem if it claims the same deviation of more than half of the cases that represent it. For
-example, `mask/*` explains deviations on problems with a mask, but neither `*/one-key` nor
-`logits/huge/*` explains deviations on problems without a mask.
+problem if it states the same deviation and its patterns match more than half of the cases that
+represent the problem. For example, `mask/*` explains deviations on problems with a mask, but
+neither `*/one-key` nor `logits/huge/*` explains deviations on problems without a mask.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ from conformance.text import relative
 class Gated:
     """The baseline with which a run is compared, and the judgement at the end of the run.
 
+    `path` is the file of the baseline, relative to `folder`. If `verbose` is true, the summary
+    shows all deviations, and otherwise the first of each kind.
+
     Raises:
         BrokenBaseline: the baseline cannot be read, or a condition in it uses a variable that the
             run does not define.
@@ -69,9 +72,10 @@ class Gated:
         return replace(result, findings=left)
 
     def excuse(self, result: CaseResult) -> str:
-        """Return the reasons for an item's deviations if all of them are in the baseline.
+        """Return the reasons for an item's deviations and errors if all are in the baseline.
 
-        Return "" if there are no deviations, or if one is not in the baseline.
+        Return "" if there are none, if one of them is not in the baseline, or if the item crashed
+        or timed out.
         """
         wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
         entries = [self._claims.knows(result, finding) for finding in wrong]
@@ -83,12 +87,18 @@ class Gated:
     def judge(
         self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
     ) -> int:
-        """Compare the results with the baseline and return the exit code for pytest."""
+        """Compare the results with the baseline and return the exit code for pytest.
+
+        `missing` has a result for each planned item that was not examined.
+        """
         self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
         return PYTEST_CODES[self.judgement.exit_code]
 
     def summary(self, terminal: Any, record: Path | None) -> None:
-        """Print the judgement to pytest's terminal; `record` is the path of the record, if any."""
+        """Print the judgement, if there is one, to pytest's terminal.
+
+        `record` is the path of the record that was written, or None.
+        """
         from rich.console import Console
 
         if self.judgement is None:
@@ -128,7 +138,7 @@ class KnownDeviations:
         self.seen: Counter[Entry] = Counter()
 
     def __call__(self, trial: Trial, deviation: Deviation) -> bool:
-        """Return whether an entry explains this deviation, and if so, count it in `seen`."""
+        """Return whether an entry explains this deviation, and if so, count the entry in `seen`."""
         entry = self._entry(trial, deviation)
         if entry is not None:
             self.seen[entry] += 1
@@ -157,7 +167,10 @@ class KnownDeviations:
         return None
 
     def _explained(self, finding: Finding, trial: Trial) -> Finding:
-        """Return the finding with its cause; to find it, call the implementation again."""
+        """Return the finding with its cause, for which the implementation is called again.
+
+        The cause is empty if no known mistake explains the finding.
+        """
         dtype = trial.problem.dtype
         ex = Examination(self._adapter, trial.case(), dtype, trial.device, trial.mode)
         return replace(finding, cause=explain(finding, ex).cause)
@@ -186,7 +199,10 @@ def _similar(wanted: frozenset[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _featured() -> tuple[tuple[str, frozenset[str]], ...]:
-    """Return the id and the features of each case with usual inputs and a defined answer."""
+    """Return the id and the features of each case that can represent a drawn problem.
+
+    Its inputs are ordinary, and the definition determines its answer.
+    """
     return tuple(
         (case.id, features(case.problem("float32")))
         for case in catalogue()

@@ -32,10 +32,10 @@ from conformance.running.node import Answer, Part
 from conformance.text import message, plural
 
 RETRIES = 3
-"""How often a part is restarted after the node on which it ran died."""
+"""How often a part (an environment or a shard of one) is restarted after its node has died."""
 
 _APART = {".git", ".tox", ".venv", "venv", "__pycache__", "node_modules", "build", "dist"}
-"""Folders that hold no sources; they are excluded if git cannot list the files."""
+"""Names of folders that hold no sources; they are excluded if git cannot list the files."""
 
 Say = Callable[[str], None]
 
@@ -62,8 +62,8 @@ class Cluster:
     """A specification of a cluster and of how to run the parts of environments on it.
 
     Attributes:
-        address: "ray" for an existing cluster, or else a new one on this machine; or
-            "ray://HOST:PORT".
+        address: "ray://HOST:PORT", or "ray" for a cluster that Ray finds by itself; if it finds
+            none, it starts one on this machine.
         shards: the number of parts into which each environment is divided.
         workers: the number of processes of a part, each of which gets a CPU.
         resources: the additional resources of a part, under Ray's names for them, by the name of
@@ -83,6 +83,8 @@ class Cluster:
 
 def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> Environments:
     """Return the environments that tox would run in a project, chosen by their names and labels.
+
+    If `chosen` and `labels` are empty, these are the environments that tox runs by default.
 
     Raises:
         ConformanceError: tox is not installed, finds no configuration in the folder `root`, or
@@ -111,7 +113,7 @@ def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> En
 
 
 def _record_of(keys: Mapping[str, Any]) -> str:
-    """Return the path of the record that the commands of an environment write, or ""."""
+    """Return the path of the record that the commands of an environment write, or "" if none do."""
     for command in keys.get("commands") or ():
         words = shlex.split(command)
         for option, path in pairwise(words):
@@ -147,8 +149,8 @@ def run_here(
 def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say) -> ExitCode:
     """Run environments on the nodes of a cluster, and return the exit code.
 
-    Each record is written here when it arrives, and environments without a record are run here.
-    `say` is called with each line about the progress.
+    Each record is written to this machine when it arrives, and environments without a record are
+    run on this machine. `say` is called with each line about the progress.
 
     Raises:
         ConformanceError: Ray is not installed, there is no such cluster, or no node of it has the
@@ -182,7 +184,8 @@ def on_ray(address: str) -> bool:
 def connected(address: str) -> Iterator[list[dict[str, float]]]:
     """Connect to a Ray cluster, or start one, and yield the resources of each node.
 
-    `address` is "ray" or "ray://HOST:PORT"; see `Cluster`.
+    `address` is "ray" or "ray://HOST:PORT"; see `Cluster`. In the `with` body, SIGTERM raises
+    `KeyboardInterrupt`.
 
     Raises:
         ConformanceError: the address is invalid, Ray is not installed, or there is no such cluster.
@@ -211,7 +214,10 @@ def connected(address: str) -> Iterator[list[dict[str, float]]]:
 
 
 def _aside(names: Sequence[str], root: Path) -> ExitCode:
-    """Run environments on this machine, one after the other; return `OK` or `INCOMPLETE`."""
+    """Run environments on this machine, one after the other.
+
+    Return `OK`, or `INCOMPLETE` if tox reports a failure.
+    """
     done = subprocess.run(_tox("run", "-e", ",".join(names)), cwd=root, check=False)
     return ExitCode.OK if done.returncode == 0 else ExitCode.INCOMPLETE
 
@@ -238,10 +244,10 @@ class Run:
         return {"CPU": self._cluster.workers, **self._cluster.resources.get(name, {})}
 
     def all(self) -> None:
-        """Run all parts, join the shards of each environment, and judge the joined record.
+        """Run all parts and, if environments are divided into shards, join their records.
 
-        To judge it, the command of the environment is run again. If this method is interrupted, the
-        results that have arrived are kept, and the remaining parts are cancelled.
+        To judge a joined record, the command of the environment is run again. If this method is
+        interrupted, the results that have arrived are kept, and the remaining parts are cancelled.
         """
         import ray
 
@@ -270,14 +276,17 @@ class Run:
                 ray.cancel(ref, force=True)
 
     def _order(self) -> list[str]:
-        """Return the names of the environments, beginning with those that last took longest.
+        """Return the names of the environments, sorted by decreasing expected time.
 
         If a long environment came last, one node would work on it while the others wait.
         """
         return sorted(self._records, key=self._expected, reverse=True)
 
     def _expected(self, name: str) -> float:
-        """Return how many seconds an environment took by its records here, or else infinity."""
+        """Return the sum of the seconds of all items in an environment's record on this machine.
+
+        Of a complete and a restricted record, take the greater sum; without records, infinity.
+        """
         record = self._root / self._records[name]
         found = []
         for file in (record, narrowed_path(record)):
@@ -288,7 +297,10 @@ class Run:
         return max(found, default=math.inf)
 
     def _part(self, name: str, shard: str = "") -> Part:
-        """Return a part of an environment, with the records that exist already on this machine."""
+        """Return a part of an environment, with the records that exist already on this machine.
+
+        `shard` is a text such as "2/8", or "" for the whole environment.
+        """
         record = self._root / self._records[name]
         files = [record.with_name("run")]
         for own in (record, narrowed_path(record)):
@@ -317,7 +329,10 @@ class Run:
         return remote.remote(project, key_of(self._root), folder, part, self._cluster.workers)
 
     def _take(self, part: Part, ref: Any) -> None:
-        """Write the files of a finished part, report it, and note its exit code."""
+        """Write the files of a finished part, report the part, and note its exit code.
+
+        The code is `INCOMPLETE` if the part was lost, or failed without writing a record.
+        """
         import ray
 
         try:
@@ -380,7 +395,10 @@ class Run:
         return self._part(part.environment)
 
     def code(self) -> ExitCode:
-        """Return the exit code of the run; of several, `INCOMPLETE` takes precedence."""
+        """Return the exit code of the run: `OK` if everything succeeded, or else another code.
+
+        Of several other codes, the first of `INCOMPLETE`, `USAGE` and `DEVIATES` takes precedence.
+        """
         found = {*self._codes.values()} - {ExitCode.OK}
         order = (ExitCode.INCOMPLETE, ExitCode.USAGE, ExitCode.DEVIATES)
         return next((code for code in order if code in found), max(found, default=ExitCode.OK))
@@ -406,8 +424,8 @@ def key_of(root: Path) -> str:
 def archive(root: Path) -> bytes:
     """Return the source of a project as a tar archive.
 
-    It has all files that git tracks or does not ignore; without git, all but those in certain
-    folders, such as "build".
+    The archive has all files that git tracks or does not ignore. If git cannot list them, the
+    archive has all files except those in certain folders, such as "build".
     """
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:

@@ -1,13 +1,13 @@
 """Merge the results of several runs into one record: of earlier runs, or of parts of a run.
 
 A result of an earlier run is reused while it is valid, that is, as long as nothing has changed on
-which it depends: the case, the requirements, the adapter, the packages and the machine. All of
-these are in the header of a record, so comparing two headers shows which items must be measured
+which it depends, such as the case, the requirements, the adapter, the packages and the machine. All
+of these are in the header of a record, so comparing two headers shows which items must be measured
 again. Items that crashed, timed out, were unavailable or were not run are always measured again.
 The journal of an interrupted run can be reused too.
 
 Partial records of an implementation may have different items (a shard, one dtype, some cases) and
-may come from different machines. If two of them disagree on an item, this is reported.
+may come from different machines. If two records disagree on an item, the contradiction is reported.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file, or None to try again, if another process has just removed it."""
+        """Return the locked file, or None to try again if another process just removed the file.
+
+        Raises:
+            ConformanceError: another process has the lock.
+        """
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,8 +128,8 @@ class Earlier:
     """The results of earlier runs that are still valid.
 
     Attributes:
-        lines: the journal line of each item, by item id; it has the day of the measurement unless
-            this is the day of the new run.
+        lines: the journal line of each item, by item id; the line has the day of the measurement,
+            unless the new run began on the same day.
         days: the day on which each item was measured, by item id.
         problems: an explanation for each file that could not be used.
     """
@@ -141,7 +145,8 @@ def earlier(
     """Return the results in records and journals that are still valid in a new run.
 
     If several files have a valid result of an item, the first of these files is used. A result is
-    left out if the new record needs arrays that are missing.
+    left out if the new record needs arrays of the item that the file does not have. A file that
+    cannot be read is listed in `problems`.
 
     Args:
         files: paths of records and journals.
@@ -181,7 +186,10 @@ def earlier(
 
 
 def _measured(result: CaseResult, day: str, header: Header) -> CaseResult:
-    """Return a result with the day of its measurement, unless a record of this header has it."""
+    """Return a result with the day of its measurement, for a record with this header.
+
+    The day is "" if it is the day on which the record was created.
+    """
     day = "" if day == header.provenance.created[:10] else day
     return msgspec.structs.replace(result, measured=day)
 
@@ -197,7 +205,11 @@ def as_measured(days: Sequence[str], total: int) -> str:
 
 
 def _read(file: Path) -> tuple[Header, dict[str, tuple[CaseResult, dict[str, Array]]]]:
-    """Return the header of a record or journal, and each item's result and arrays, by item id."""
+    """Return the header of a record or journal, and each item's result and arrays, by item id.
+
+    Raises:
+        BrokenRecord: the file cannot be read, or is a journal without results.
+    """
     if file.suffix == ".journal":
         header, results, stored = read_journal(file, resumes=True)
         if not results:
@@ -213,7 +225,10 @@ def _read(file: Path) -> tuple[Header, dict[str, tuple[CaseResult, dict[str, Arr
 
 
 def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
-    """Return a function that returns whether a result of the run with header `before` is valid."""
+    """Return a function that returns whether a result of an earlier run is valid in a new run.
+
+    `before` is the header of the earlier run, and `now` that of the new run.
+    """
     one, other = before.provenance, now.provenance
     pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
     pairs += [(one.packages.get(name), other.packages.get(name)) for name in BASE_PACKAGES]
@@ -286,7 +301,10 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
 
 
 def _stands(one: Implementation) -> bool:
-    """Return whether the adapter's code, documentation and package versions are unchanged."""
+    """Return whether the adapter's code, documentation and package versions are as described.
+
+    Return False if the adapter's code is unknown.
+    """
     if not one.digest or package_versions(tuple(one.versions)) != one.versions:
         return False
     words = documentation(one.spec)
@@ -355,7 +373,7 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
 
 def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
-    """Return what must be the same on all machines: requirement, verdict and value of findings."""
+    """Return what must be the same on all machines: each finding's requirement, verdict, value."""
     return [(f.requirement, f.verdict, f.value) for f in result.findings]
 
 
@@ -424,7 +442,9 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 def joined_selection(selections: Sequence[str]) -> str:
     """Return the selection of the joined record, given the selections of its parts.
 
-    It is "" if a part is a complete run, or if all shards of a complete run are present.
+    It is "" if a part is a complete run, or if all shards of a complete run are present. Otherwise,
+    it has the selections of the parts, separated by semicolons. Shards of one run are combined,
+    without --shard if all of them are present.
     """
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}

@@ -40,9 +40,9 @@ for pause in (0, 0.1):
         except OSError:
             pass
 """
-"""A program that reads the id of a session from its standard input until that is closed, and then
-kills what is left of the session. It detaches from the worker, because Ray kills the worker's
-children first."""
+"""A program that reads the id of a session of processes from its standard input until the input is
+closed, and then kills what is left of the session. The program detaches from the process that
+started it, a worker of Ray, because Ray kills a worker's children first."""
 
 Files = dict[str, bytes]
 
@@ -76,9 +76,9 @@ class Answer:
     """The result of running a part.
 
     Attributes:
-        code: the exit code of tox, which is that of the environment's command.
-        files: the files in the folder of records that are new or have changed, by path.
-        tail: the end of the output.
+        code: the exit code of tox, which is that of the environment's command if it was run.
+        files: the records and files of arrays that are new or have changed, by path.
+        tail: the end of what tox printed.
         node: the name of the node.
         seconds: the time that the part took on the node.
     """
@@ -133,10 +133,10 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
 
 
 def unpack(project: bytes, root: Path) -> None:
-    """Make a folder contain exactly the files of an archive.
+    """Make a folder contain the files of an archive, and no others except compiled Python files.
 
     Files that have not changed are not written again, so that Python need not compile them again.
-    For the same reason, compiled files of the sources are kept.
+    For the same reason, compiled files beside the sources are kept.
     """
     with tarfile.open(fileobj=io.BytesIO(project)) as archive:
         # Python 3.11 has filters only since 3.11.4.
@@ -160,7 +160,10 @@ def unpack(project: bytes, root: Path) -> None:
 
 
 def _holds(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-    """Return whether the file at this path already equals a member of the archive."""
+    """Return whether the file at this path has the content of a member of the archive.
+
+    The file must also be executable if the member is, and not otherwise.
+    """
     if path.is_symlink() or not path.is_file() or (content := archive.extractfile(member)) is None:
         return False
     is_program = bool(member.mode & 0o100)
@@ -186,8 +189,8 @@ def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
 def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -> int:
     """Run a program in the folder `root`, write its output to a file, and return its exit code.
 
-    Any processes that it leaves behind are killed when it ends. If this process dies, the program
-    and all its processes are killed.
+    When the program ends, any processes that it leaves behind in its session are killed. If this
+    process dies, the program and all processes of its session are killed.
     """
     settings = os.environ | {"WORKERS": str(workers)}
     # Ray makes its workers use the packages of the node, which are not those of the environment.
@@ -214,7 +217,10 @@ def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -
 
 
 def _contents(root: Path, folder: str) -> Files:
-    """Return the records below a folder of the project, and their files of arrays, by path."""
+    """Return the records below a folder of the project, and their files of arrays.
+
+    The keys are paths relative to the project, and the values are contents.
+    """
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in (root / folder).rglob("*.*")

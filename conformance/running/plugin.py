@@ -40,6 +40,9 @@ def pytest_load_initial_conftests(
     """Add all options other than --implementation, but only in a conformance run or for --help.
 
     In other runs, they could clash with a project's own options, such as --device or --record.
+
+    Raises:
+        UsageError: an option clashes with one of the project in a conformance run.
     """
     yield
     known = early_config.known_args_namespace
@@ -78,7 +81,7 @@ def _add_options(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Create the run if one is requested.
 
-    It is created here because, with xdist, the controller does not collect tests.
+    The run is created here because, with xdist, the controller does not collect tests.
     """
     if config.getoption("--implementation") and not config.option.help:
         start(config)
@@ -102,7 +105,11 @@ def conformance_run(request: pytest.FixtureRequest) -> Any:
 
 
 def start(config: pytest.Config) -> Run:
-    """Return the run of this session; the first call creates it and registers it as a plugin."""
+    """Return the run of this session; the first call creates it and registers it as a plugin.
+
+    Raises:
+        UsageError: the run cannot be created, for example because an option is invalid.
+    """
     if RUN not in config.stash:
         from conformance.errors import ConformanceError
         from conformance.running.provenance import environment

@@ -78,7 +78,7 @@ def run_id(folder: Path) -> str:
 
 
 def begun(folder: Path) -> str:
-    """Return the id of the run that was begun in this folder, or "" if there is none."""
+    """Return the id of the run that was begun in this folder, or "" if there is no valid id."""
     try:
         found = (folder / RUN_FILE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError):
@@ -238,7 +238,10 @@ def _about(adapter: Adapter) -> str:
 
 
 def _example(adapter: Adapter) -> str:
-    """Return Python lines that build and call the implementation with small sizes, or ""."""
+    """Return Python lines that build and call the implementation with small sizes.
+
+    Return "" if the adapter has no example or raises an exception.
+    """
     try:
         example = adapter.small_example(adapter.modes[0])
     except Exception:  # the checks report errors of an adapter
@@ -251,7 +254,10 @@ def _example(adapter: Adapter) -> str:
 
 
 def _parameters(adapter: Adapter) -> list[ParameterInfo]:
-    """Return the parameter table of a layer for the simplest shape that it accepts, or []."""
+    """Return the parameter table of a layer for the simplest of two shapes that it accepts.
+
+    Return [] if it accepts neither, and for adapters that are not layers.
+    """
     if not isinstance(adapter, Layer):
         return []
     for name in ("plain/no-mask/self", "plain/no-mask/cross"):
@@ -311,9 +317,9 @@ def revisions() -> dict[str, str]:
     """Return a digest for each requirement and experiment, by id.
 
     Each digest covers the module that defines the requirement or experiment, and the modules in
-    `JUDGING` that this module imports. That of a requirement begins with its revision number. The
-    key "causes" has the digest of the package `causes`: if it changes, deviating items are measured
-    again.
+    `JUDGING` that this module imports, also indirectly. The digest of a requirement follows its
+    revision number and a hyphen. The key "causes" has the digest of the package `causes`: if this
+    digest changes, deviating items are measured again.
     """
 
     @cache
@@ -341,7 +347,10 @@ def _modules(room: str) -> list[str]:
 
 
 def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
-    """Return these modules and, directly or indirectly imported, those that `follow` accepts."""
+    """Return these modules and those that they import, also indirectly, and that `follow` accepts.
+
+    Modules without a file are left out.
+    """
     known: dict[str, None] = {}
     todo = list(modules)
     while todo:
@@ -371,8 +380,8 @@ def adapter_digest(spec: str, framework: str) -> str:
     """Return the digest of an adapter, its project's modules that it imports, and its bridge.
 
     The digest includes the versions of installed packages that the adapter and these modules
-    import. It is "" if there is no source file; in this case, changes cannot be detected, so
-    everything is measured again.
+    import. The digest is "" if the adapter has no source file; in this case, changes cannot be
+    detected, so all its items are measured again.
 
     Args:
         spec: the argument of `--implementation`.
@@ -400,13 +409,16 @@ def adapter_digest(spec: str, framework: str) -> str:
 
 
 def documentation(spec: str) -> str:
-    """Return the docstring of the module that defines an implementation, or ""."""
+    """Return the docstring of the module that defines an implementation, or "" if it has none."""
     start = _start(spec)[1]
     return source(start).documentation if start is not None else ""
 
 
 def _start(spec: str) -> tuple[str, Path | None]:
-    """Return the module name or path in an implementation's spec, and its source file, if any."""
+    """Return the module name or path in an implementation's spec, and the file of the module.
+
+    A registered name has the module of its entry point. The file is None if there is none.
+    """
     known = registered()
     place = (known[spec].value if spec in known else spec).partition(":")[0]
     file = Path(place) if place.endswith(".py") else _file(place)
@@ -452,7 +464,7 @@ def _project(
 
 
 def _beside(path: Path, name: str) -> Path | None:
-    """Return the file of module `name` in the folder of `path`, which imports it, or None."""
+    """Return the file of the module `name` if it is in the folder of the file `path`, or None."""
     stem = path.parent.joinpath(*name.split("."))
     candidates = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
     return next((file for file in candidates if file.is_file()), None)
@@ -462,7 +474,11 @@ _distributions = cache(metadata.packages_distributions)
 
 
 def _version(package: str) -> str:
-    """Return the version of the distribution of this name, or those of all with this package."""
+    """Return the version of the distribution with the name of a package.
+
+    If there is none, return names and versions of all distributions that contain the package, or ""
+    if there are none of these either.
+    """
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     names = _distributions().get(package, [])
@@ -549,7 +565,10 @@ def _cache_file() -> Path:
 
 @cache
 def _cache() -> dict[str, Source]:
-    """Return the cached parse results, by the hash of the file; parsing all takes half a second."""
+    """Return the parse results that were saved earlier, by the hash of the file, or {}.
+
+    Parsing all files again would take half a second.
+    """
     try:
         return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, Source])
     except (OSError, RuntimeError, msgspec.MsgspecError):
@@ -557,7 +576,7 @@ def _cache() -> dict[str, Source]:
 
 
 def remember() -> None:
-    """Save new parse results to the cache file, ignoring failures."""
+    """Save new parse results to the cache file, which keeps the newest 2000; ignore failures."""
     if not _changed:
         return
     _changed.clear()

@@ -70,7 +70,7 @@ ENDED = "the run ended before this item"
 """The reason recorded for items that were not examined because the run was interrupted."""
 
 KNOWN = "known: "
-"""The beginning of the reason of an item whose deviations are all in the baseline."""
+"""The beginning of the xfail reason of an item whose deviations are all in the baseline."""
 
 SKIPPED = ("unsupported", "unavailable", "not-run")
 FAILED = ("deviates", "error", "crashed", "timed-out")
@@ -80,7 +80,7 @@ FIXTURES = {"conformance_item", "conformance_run", "request"}
 SETUP_PLUGINS = {f"_pytest.{name}" for name in ("runner", "capture", "skipping", "unittest")}
 """The plugins whose setup hooks do nothing for a test with only `FIXTURES`."""
 SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan", "durations")
-"""The options with which they do something."""
+"""The options with which setup hooks of `SETUP_PLUGINS` do something even for such a test."""
 REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.terminal", __name__}
 """The plugins that use only the report of a test's call, not those of setup and teardown."""
 
@@ -90,9 +90,9 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 def take_gpu(worker: str) -> None:
     """Restrict an xdist worker ("gw1") and the processes that it starts to one of the GPUs.
 
-    The GPUs in `CUDA_VISIBLE_DEVICES`, or else all GPUs, are assigned to the workers in turn. A
-    framework reads this variable when it first uses a GPU, so this function must be called before
-    adapters are loaded.
+    The GPUs in `CUDA_VISIBLE_DEVICES`, or else all GPUs, are assigned to the workers in turn. If
+    there are none, nothing changes. A framework reads this variable when it first uses a GPU, so
+    this function must be called before adapters are loaded.
     """
     given = os.environ.get(GPUS)
     there = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
@@ -206,7 +206,11 @@ class Run:
         return next(spec for own, spec in self.adapters if own is adapter)
 
     def _conforms_alone(self, row: Row) -> bool:
-        """Return whether the item conforms alone; False if it is the first or isolated anyway."""
+        """Return whether a new instance of the implementation conforms without earlier calls.
+
+        Return False if the row is the first that was examined, if the implementation is isolated,
+        or if `conforms_alone` does not make a new instance.
+        """
         isolated = row.adapter.name in self.supervisors
         return not isolated and self._examined > 1 and conforms_alone(row)
 
@@ -272,7 +276,10 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send an xdist worker the declarations, and the header for selecting earlier results."""
+        """Send an xdist worker the declarations of isolated implementations, and the header.
+
+        The worker needs the header to select results of earlier runs; it is "" if there are none.
+        """
         header = msgspec.json.encode(self._header()).decode() if self._earlier.lines else ""
         node.workerinput["conformance"] = {"declared": self._declared, "header": header}
 
@@ -286,7 +293,10 @@ class Run:
 
     @property
     def _record(self) -> Path | None:
-        """The file to write, or None; only a complete run overwrites a complete record."""
+        """The file of the record to write, or None without --record.
+
+        A shard or a restricted run has a file of its own, so that it overwrites no complete record.
+        """
         given = self._given
         if given is not None and self.shard[1] > 1:
             return given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
@@ -322,7 +332,10 @@ class Run:
         )
 
     def _read_earlier(self) -> Earlier:
-        """Return the valid results of earlier records and of journals of interrupted runs."""
+        """Return the valid results of earlier records and of journals of interrupted runs.
+
+        There are none without --record, with --fresh, or if tests are only collected.
+        """
         option = self.config.getoption
         if self._given is None or option("--fresh") or self.config.option.collectonly:
             return Earlier()
@@ -340,7 +353,10 @@ class Run:
         return earlier(there, header, self.planned, self._places)
 
     def _open_journal(self) -> Journal | None:
-        """Return the journal, which the first call creates with the reused results, or None."""
+        """Return the journal, which the first call creates with the reused results.
+
+        Return None if no record is written.
+        """
         if self._journal is None and self._record is not None:
             chosen = {*self.chosen}
             lines = [line for name, line in self._earlier.lines.items() if name in chosen]
@@ -376,10 +392,11 @@ class Run:
         gc.freeze()
 
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
-        """Run a test without setup and teardown, if these would do nothing.
+        """Run a test without setup and teardown, if these would do nothing; return True.
 
-        They take as long as examining an item. Their reports are still made if another plugin, such
-        as the JUnit writer, may use them.
+        Setup and teardown take as long as examining an item. Their reports are still made if
+        another plugin, such as the JUnit writer, may use them. Otherwise, return None, so that
+        pytest runs the test.
         """
         if not self._phases:
             return None
@@ -424,7 +441,7 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Store the ids of the items that an xdist worker collected, the same for all workers."""
+        """Store the ids of the items that an xdist worker collected, as every worker does."""
         planned = {row.id for row in self.planned}
         self.chosen = [name for name in map(_parameter, ids) if name in planned]
 
@@ -452,9 +469,10 @@ class Run:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """If the body fails to write the record, remember the reason and close the journal.
+        """If the `with` body raises `OSError`, remember the reason and close the journal.
 
-        Its last line may be incomplete, so nothing more may be written to it.
+        The exception is not raised again. The last line of the journal may be incomplete, so
+        nothing more may be written to the journal.
         """
         try:
             yield
@@ -466,7 +484,10 @@ class Run:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
-        """Return the verdict as category, letter and word for pytest's progress and totals."""
+        """Return the verdict as category, letter and word for pytest's progress and totals.
+
+        Return None to leave a report to pytest.
+        """
         status = self._status(report)
         if status is None or self.config.option.verbose < 2 or hasattr(report, "node"):
             return status
@@ -494,7 +515,7 @@ class Run:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write the record, and set the exit code."""
+        """Write the record, if there is one to write, and set the exit code of the session."""
         if self._is_silent(exitstatus):
             return
         planned = self.chosen
@@ -578,7 +599,10 @@ class Run:
             yield f"record: {self.written}"
 
     def _worst(self) -> Iterator[str]:
-        """Yield the lines of the worst deviation of each implementation, for `--survey`."""
+        """Yield lines with the worst deviation of each implementation, for `--survey`.
+
+        If an implementation has several, the last line says how to show all of them.
+        """
         most = 0
         for adapter, _ in self.adapters:
             result, of = worst(self._results_of(adapter))
@@ -600,7 +624,7 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """The results at the end of the run."""
+        """The results at the end of the run, without the arrays that the record has."""
         results = [self.results[name] for name in self.chosen if name in self.results]
         complete = len(results) == len(self.chosen)
         return Outcome(Record(self._header(), complete, results), path=self.written)
@@ -611,7 +635,8 @@ def exit_raises() -> Iterator[None]:
     """Make `os._exit` raise `SystemExit` inside the context, in the main thread of this process.
 
     Otherwise, a call by an implementation would end the run as if all items had been examined. In
-    other threads, the process ends, but with an exit code other than 0.
+    other threads, `os._exit` ends the process, but with an exit code other than 0. In a forked
+    child process, it works as usual.
     """
     leave, process = os._exit, os.getpid()
 

@@ -39,15 +39,15 @@ class Selection:
 
     Attributes:
         cases: parts of case ids, beginnings of experiment ids, or wildcard patterns for either;
-            empty for all cases and experiments.
+            empty for all cases and experiments of the level.
         dtypes: the dtypes of the cases; empty for all. An experiment, which has one dtype, is run
             if that dtype is included.
         modes: the names of modes, or `FIRST`; empty for all.
         level: "core" selects the cases marked `core` and no experiments; "full" selects everything;
             "large" selects `large_cases()` and, only if `cases` name them, experiments. Without
-            `dtypes`, "core" runs in `CORE_DTYPES`, and so does "large" without `cases`. `cases`
-            restrict every level; `find_cases` raises `ConformanceError` for a pattern that matches
-            nothing in the level.
+            `dtypes`, "core" runs in `CORE_DTYPES`, and so does "large" without `cases`; anything
+            else runs in all dtypes. `cases` restrict every level; `find_cases` raises
+            `ConformanceError` for a pattern that matches nothing in the level.
         files: cases from case files, by id; they belong to every level.
 
     Raises:

@@ -55,7 +55,7 @@ from conformance.running.kept import expectation
 from conformance.text import message
 
 EVERY_MODE = ("edge/fully-masked-row/self",)
-"""Cases to run in every mode, in addition to those that serve `call.repeats`."""
+"""Cases to run in every mode that has the dtype, in addition to those that serve `call.repeats`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,8 @@ class Inquiry(Row):
     def concluded(self, entries: Sequence[Entry], others: Iterable[Finding] = ()) -> CaseResult:
         """Return the result with these entries, and with the findings that follow from them.
 
-        `others` are additional findings, which do not follow from these entries alone.
+        A finding that deviates gets the cause that the entries show, if any. `others` are
+        additional findings, which do not follow from these entries alone.
         """
         findings = (compared(entries), *decided(self.asked.name, entries), *others)
         explained = [
@@ -124,7 +125,7 @@ def inquiries(
 ) -> Iterator[Inquiry]:
     """Yield a row for each adapter, experiment and mode that the experiment examines.
 
-    Its dtype is float32, or else the adapter's first dtype. Some experiments also call the
+    The dtype of a row is float32, or else the adapter's first dtype. Some experiments also call the
     implementation in other dtypes.
     """
     for adapter in adapters:
@@ -168,7 +169,8 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
 
     If the adapter cannot express the case, only the first mode is examined. A case with features
     does not apply to an implementation that declares none of them, unless the case is `maskable`,
-    which means that masks can express its features, and the implementation accepts these masks.
+    which means that masks can express its features, and the implementation accepts these masks. A
+    mode is left out if it lacks the dtype, or is run on some cases only and the case is not one.
     """
     if isinstance(adapter, Planned):
         return adapter.planned_modes(case, dtype)
@@ -206,11 +208,12 @@ class Session:
     Attributes:
         bench: the caches that examinations share.
         only: the names of the mask arguments that experiments examine; empty for all.
-        laboratories: the laboratories, by implementation, dtype, device and mode.
+        laboratories: the objects with which experiments call the implementation, by implementation,
+            dtype, device and mode.
         questions: the questions of experiments that are asked one by one, by the id of the row.
         explains: whether to search for the causes of deviations, which is expensive.
-        apart: a function that runs an experiment in another process, because it may end the
-            process; None to run it in this one.
+        apart: a function that runs an experiment in another process, for experiments that may end
+            the process; None to run these in this process, too.
         checked: a function that is called with the result of an item before the search for the
             causes of its deviations, if there is such a search.
         entries: the entries that experiments found in their first mode, by the id of the row, for
@@ -231,14 +234,17 @@ class Session:
         return Examination(item.adapter, item.asked, item.dtype, item.device, item.mode, self.bench)
 
     def ask(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
-        """Examine a row; return its result and, for an experiment, its arrays by name."""
+        """Examine a row; return its result, and its arrays by name, which only experiments have."""
         if isinstance(row, Inquiry):
             return self.inquire(row)
         assert isinstance(row, Item)
         return self.examine(row), {}
 
     def examine(self, item: Item) -> CaseResult:
-        """Return the result of an item; exceptions of the implementation become findings."""
+        """Return the result of an item; exceptions of the implementation become findings.
+
+        If a process that computes part of a call is lost, its verdict is the only finding.
+        """
         try:
             with _unchanged(item.adapter) as put_back:
                 examination = dataclasses.replace(self.examination(item), put_back=put_back)
@@ -295,7 +301,11 @@ class Session:
         return self.laboratories[place]
 
     def _between_modes(self, inquiry: Inquiry, entries: Sequence[Entry]) -> Iterator[Finding]:
-        """Yield the finding on whether the entries equal those of the first mode, if they must."""
+        """Compare the entries with those of the experiment's first mode, and yield the finding.
+
+        In the first mode, only store the entries. Yield nothing either if modes may differ in this
+        experiment, or if no entries are comparable.
+        """
         if inquiry.asked.name not in ONE_FOR_ALL:
             return
         first = dataclasses.replace(inquiry, mode=inquiry.asked.modes(inquiry.adapter)[0])
@@ -335,7 +345,10 @@ def _without_answer(requirement: Requirement, error: Exception) -> Finding:
 
 @contextmanager
 def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
-    """Yield a function that restores the present process-wide settings, and call it at the end."""
+    """Yield a function that restores the process-wide settings as they were before the `with` body.
+
+    The function is also called at the end. The adapter names the settings.
+    """
     try:
         settings = adapter.settings()
     except Unavailable:
@@ -349,7 +362,10 @@ def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return an exception as one line of text that names the innermost line outside this suite."""
+    """Return an exception as one line of text, with the place that raised it.
+
+    The place is the innermost line outside this suite; it is left out if there is none.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     suite = str(Path(__file__).parent.parent)
     outside = [frame for frame in frames if not frame.filename.startswith(suite)]
@@ -395,9 +411,9 @@ class Examiner:
 
 
 MOST = 2
-"""The most items per implementation, requirement and cause whose weights are recorded."""
+"""The maximum number of items per implementation, requirement and cause with recorded weights."""
 MOST_ELEMENTS = 4096
-"""The most attention weights that are recorded of an item; more would be unreadable."""
+"""The maximum number of attention weights recorded of an item; more would be unreadable."""
 
 
 def places(rows: Iterable[Row]) -> dict[str, int]:
@@ -412,11 +428,11 @@ def places(rows: Iterable[Row]) -> dict[str, int]:
 class Worst:
     """The worst items, whose attention weights are recorded.
 
-    They are few, so that records stay small: the `MOST` worst items for each implementation,
-    requirement and cause. They do not depend on the order of the run: an item that is among the
-    worst of the whole run is also among the worst that its process has examined so far. For this
-    reason, each process passes on the weights of the latter, and at the end only those of the
-    former are kept.
+    So that records stay small, these are only the `MOST` worst items for each implementation,
+    requirement and cause. An item that is among the worst of the whole run is also among the worst
+    of those that its process has examined so far. Therefore each process passes on the weights of
+    an item that is among the worst so far, and at the end of the run only the weights of the worst
+    items of the whole run are kept.
     """
 
     def __init__(self, places: Mapping[str, int], results: Iterable[CaseResult] = ()) -> None:
@@ -427,7 +443,10 @@ class Worst:
             self.takes(result)
 
     def takes(self, result: CaseResult) -> bool:
-        """Add a result; return whether its item is now among the worst."""
+        """Add a result; return whether its item is now among the worst.
+
+        Return False for an item whose weights must not be recorded.
+        """
         if result.id not in self._places:
             return False
         taken = False
@@ -450,7 +469,10 @@ class Worst:
 
 
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
-    """Return a function that returns whether to record an array, given "item id|array"."""
+    """Return a function that returns whether to record an array, given "item id|array".
+
+    It returns False only for attention weights of items that are not among the worst.
+    """
     worst = Worst(places, results).ids
 
     def keep(name: str) -> bool:
@@ -464,7 +486,7 @@ def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[
 
 
 def conforms_alone(row: Row) -> bool:
-    """Return whether a new instance of the implementation conforms on this row.
+    """Return whether a new instance has the verdict "conforms" or "observed" on this row.
 
     Return False if no new instance can be created, and for implementations that compile, because
     compiling again for each deviating item would take too long.

@@ -2,7 +2,7 @@
 
 Each item becomes a JUnit test case. It is a failure if it has deviations for which `run --strict`
 would fail, an error if an error was raised or the process died or hung, and skipped, with the
-reason, if it is unsupported, unavailable or not run, or if all its deviations are known.
+reason, if it is unsupported, unavailable or not run, or if everything wrong with it is known.
 
 Annotations are lines on stdout that GitHub shows beside the code of a pull request; see "Workflow
 commands for GitHub Actions". The characters that end a command or a property are escaped, so that a
@@ -196,9 +196,10 @@ def badge(source: Source) -> Badge:
 
 
 def annotated(source: Source) -> list[str]:
-    """Return annotations, errors first, then warnings.
+    """Return lines with annotations, errors first, then warnings.
 
-    If there are more than `MOST` of one of these levels, its last annotation counts those left out.
+    If there are more than `MOST` of one of these levels, the last line of this level counts those
+    that are left out.
     """
     lines: dict[str, list[str]] = {"error": [], "warning": []}
     worse = source.changes.worse if source.changes else []
@@ -298,7 +299,7 @@ class Point(msgspec.Struct, frozen=True):
         created: when the newest record of the run was made.
         commit: the commit of the project, or "".
         suite: the version of the suite.
-        selection: the options that narrowed the run, or "".
+        selection: the options that left items out of the run, or "".
         seconds: the total time of all items.
         implementations: the number of items with each verdict, by the name of the implementation,
             followed by "on DEVICE" unless the device is the CPU.

@@ -1,8 +1,9 @@
 """Markdown for a CI build: the summary of its records, and the comment on a pull request.
 
 `markdown` returns the summary for `$GITHUB_STEP_SUMMARY`, a comment on a merge request, or a file:
-counts, changes, deviations, and what was not verified. `comment` returns the new, fixed and lost
-findings between two records. Texts from records are escaped as in the report.
+counts, changes, deviations, and what was not verified. `comment` returns the findings that are new,
+fixed or no longer answered in the later of two records. Texts from records are escaped as in the
+report.
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ class Item:
 
     @cached_property
     def fails(self) -> bool:
-        """Whether a finding in `wrong` violates a "must", or is an error, a crash or a timeout.
+        """Whether a finding in `wrong` makes `run --strict` fail.
 
-        These are the findings that make `run --strict` fail.
+        That is a deviation from a "must" or from an unknown requirement, an error, a crash or a
+        timeout.
         """
         requirement = self.record.header.requirement
         return any(
@@ -138,7 +140,7 @@ class Source:
 
     @cached_property
     def totals(self) -> dict[str, int]:
-        """The number of items for each verdict."""
+        """The number of items with each verdict, including "known"."""
         return counted(item.verdict for item in self.items)
 
     @cached_property
@@ -153,7 +155,7 @@ class Source:
 
     @cached_property
     def open(self) -> dict[tuple[str, str, str], int]:
-        """The number of items that were not run, by implementation, verdict and reason."""
+        """The number of items "unavailable" or "not-run", by implementation, verdict and reason."""
         return Counter(
             (item.result.implementation, item.result.verdict, item.reason)
             for item in self.items
@@ -167,7 +169,10 @@ class Source:
 
     @property
     def outcome(self) -> ExitCode:
-        """The exit code for the records, which deviations do not affect."""
+        """The exit code for the records: nothing verified, incomplete, or OK.
+
+        Deviations do not affect it.
+        """
         counts = count(item.result.verdict for item in self.items)
         if not verified(counts):
             return ExitCode.NOTHING_VERIFIED
@@ -260,7 +265,7 @@ def _cell(counts: Mapping[str, int], before: Mapping[str, int] | None, verdict: 
 
 
 def _open(source: Source) -> Iterator[Markup]:
-    """Yield lines about everything that was not verified."""
+    """Yield lines about items that are unavailable or not run, and incomplete or partial runs."""
     for (name, verdict, reason), items in source.open.items():
         why = text(reason or "no reason given")
         yield Markup(f"{code(name)}: {plural(items, 'item')} {verdict}: {why}")
@@ -322,7 +327,10 @@ def comment(changes: Changes, page: str = "") -> str:
 
 
 class _Row(NamedTuple):
-    """Changes of an implementation with one cause, or with one requirement without a cause."""
+    """Changes of an implementation between the same two states.
+
+    They have the same cause or, without a known cause, the same requirement and device.
+    """
 
     implementation: str
     before: str
@@ -333,7 +341,10 @@ class _Row(NamedTuple):
 
 
 def _merged(changes: Sequence[Change], page: str) -> list[_Row]:
-    """Return a row for the changes of each cause, and for each requirement without a cause."""
+    """Return a row for all changes with the same states and cause.
+
+    Changes without a known cause share a row if they are also of the same requirement and device.
+    """
 
     def alike(change: Change) -> tuple[str, ...]:
         same = (change.implementation, change.before, change.after, change.cause)
@@ -354,7 +365,10 @@ def _merged(changes: Sequence[Change], page: str) -> list[_Row]:
 
 
 def _linked(change: Change, page: str) -> Markup:
-    """Return the requirement, with a link to the worst finding in the report."""
+    """Return the requirement, with a link to the worst finding in the report at `page`.
+
+    If `page` is "", there is no link.
+    """
     shown = code(change.requirement)
     if not page:
         return shown

@@ -64,11 +64,12 @@ class Row(NamedTuple):
     """A numerical summary of one row of a picture: a head, or the mean over heads.
 
     Attributes:
-        difference: the largest |got - want| of the finite cells.
+        difference: the largest |got - want| of the cells where it is finite; 0 if there are none.
         ratio: the largest |got - want| / σ; infinite for NaN, and for a value that must be exact
             and is not.
         at: the query and the key with the largest ratio.
-        leaks: the number of blocked pairs with a finite weight that is not zero.
+        leaks: the number of blocked pairs (query and key) with a finite weight above the underflow
+            of the dtype.
         unreal: the number of cells that are NaN or infinite.
     """
 
@@ -128,7 +129,8 @@ class Picture:
     def _miss(self) -> Array:
         """The |difference|, infinite where it is not finite.
 
-        It decides which is worst of several infinite ratios, where exact values are missed.
+        It decides which is worst of several equal ratios, such as infinite ones, which occur where
+        exact values are missed.
         """
         return np.nan_to_num(np.abs(self.difference), nan=np.inf)
 
@@ -143,7 +145,7 @@ class Picture:
 
     @property
     def most(self) -> float:
-        """The largest |difference| of all finite cells."""
+        """The largest |difference| of all cells where it is finite; 0 if there are none."""
         return _largest(self.difference)
 
     def row(self, entry: int, row: int) -> Row:
@@ -179,7 +181,7 @@ def picture(
         blocked: the same shape; True = this query may not attend to this key.
         underflow: the absolute error that no element of the dtype can avoid.
         entry: the batch entry to show; by default the worst one, or 0 if all are within the noise.
-        every: whether to show all batch entries.
+        every: whether to show all batch entries instead of one.
 
     Raises:
         WrongShape: if the shapes of the arrays differ or are invalid, or the arrays are empty.
@@ -409,7 +411,11 @@ _LETTERS = (
 
 
 def page(picture: Picture, case: CaseInfo, command: str, versions: Mapping[str, str]) -> str:
-    """Return the figure as an HTML page that fetches nothing and allows only its own style."""
+    """Return the figure as an HTML page that fetches nothing and allows only its own style.
+
+    The page also shows the description of the case, the command that draws the figure again, and
+    the versions of packages, which are given by name.
+    """
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     return (
         environment(FOLDER)

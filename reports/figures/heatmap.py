@@ -35,7 +35,10 @@ STEPS = 50
 
 
 def shade(value: float, most: float) -> float:
-    """Return the opacity for |value|: 1 at `most`, and above 0 for every value except 0."""
+    """Return the opacity for |value|: 1 from `most` on, and above 0 for every value except 0.
+
+    If `most` is 0, the opacity is 0 for every value.
+    """
     if value == 0 or most <= 0:
         return 0.0
     step = round(min(1.0, abs(value) / most) * STEPS)
@@ -67,13 +70,16 @@ def cell(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference as text for a cell, with a sign unless it is 0."""
+    """Return a difference as text for a cell, with a sign unless it is 0 or NaN."""
     text = cell(value)
     return f"+{text}" if value > 0 else text
 
 
 def number(value: float) -> str:
-    """Return a number as text for a sentence, with at least three significant digits."""
+    """Return a number as text for a sentence, with about three significant digits.
+
+    Numbers from 1000 to 99,999 are rounded to integers, and infinite ones are "∞".
+    """
     if math.isinf(value):
         return "∞"
     if value == 0:
@@ -168,8 +174,8 @@ def heat_map(grid: Grid, shown: Map) -> str:
 def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
     """Return a small SVG picture of weights `[query key]` under a causal mask; None = not finite.
 
-    Keys ahead of a query are hatched, and framed if they have a weight nevertheless. `words` is the
-    description for screen readers.
+    Keys ahead of a query are hatched, and framed if they have a positive weight nevertheless.
+    `words` is the description for screen readers.
     """
     values = np.array([[np.nan if weight is None else weight for weight in row] for row in weights])
     ahead = np.triu(np.ones(values.shape, np.bool_), 1)
@@ -191,13 +197,16 @@ def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
 
 
 def ticks(count: int) -> list[int]:
-    """Return the indices that are labelled along an axis."""
+    """Return the indices, at most `MOST_TICKS`, that are labelled along an axis of this length."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if count <= s * MOST_TICKS)
     return list(range(0, count, step))
 
 
 def _fills(grid: Grid, shown: Map) -> Iterable[str]:
-    """Yield one path for each shade; one rectangle for each cell would take ten times the space."""
+    """Yield one path for each colour and shade.
+
+    One rectangle for each cell would take ten times the space.
+    """
     paths: dict[tuple[str, float], list[str]] = defaultdict(list)
     width, height = grid.cell_width, grid.cell_height
     for (query, key), value in np.ndenumerate(shown.values):
@@ -296,5 +305,5 @@ def _stroke(lines: list[str], ink: str, width: float, more: str = "") -> str:
 
 
 def at(value: float) -> str:
-    """Return a coordinate or an opacity as text, as short as possible."""
+    """Return a coordinate or an opacity as text, with at most two decimal places."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"

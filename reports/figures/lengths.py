@@ -29,14 +29,14 @@ _MOST = 1e6
 """The largest error, in σ, to draw to scale; larger ones are drawn at this value."""
 
 Points = Iterator[tuple[str, int, float]]
-"""Numbers, each after its implementation and length."""
+"""Triples of the name of an implementation, a length, and a number to draw there."""
 
 Lines = Mapping[str, Mapping[int, float]]
 """Numbers by implementation and then by length."""
 
 
 def plot(climbs: Sequence[Climb]) -> str:
-    """Return the figure of some long-sequence checks as SVG."""
+    """Return a figure of the results of tests on long sequences as SVG."""
     names = [climb.implementation.name for climb in climbs]
     styles = dict(zip([*names, _OWN], _styles(), strict=False))
     dtypes = list(dict.fromkeys(step.dtype for climb in climbs for step in climb.steps))

@@ -33,7 +33,7 @@ from conformance.text import line, plural, printable, some
 from conformance.words import say
 
 SHORT, EDIT = 3, 20
-"""How many items of each kind, and lines of the edit, are shown unless `verbose` is set."""
+"""How many items of each list, and how many lines of the edit, are shown unless verbose."""
 
 GOOD, BAD, DIM = "green", "red", "dim"
 
@@ -60,7 +60,8 @@ class NewDeviation(msgspec.Struct, frozen=True):
             measured.
         cause: the known mistake that explains the worst finding, or "".
         command: the command that runs only the item of the worst finding.
-        expected: the entry that claims the worst finding but does not agree with it, or "".
+        expected: the place of the entry whose patterns match the worst finding but which expects
+            another deviation, or "".
     """
 
     implementations: list[str]
@@ -81,7 +82,8 @@ class NewDeviation(msgspec.Struct, frozen=True):
 class OutdatedEntry(msgspec.Struct, frozen=True):
     """An entry of the baseline that needs to be edited.
 
-    `why` is "fixed", "unmatched", "ambiguous", "duplicate" or "no reason"; `told` explains it.
+    `why` is "fixed", "unmatched", "ambiguous", "duplicate" or "no reason", and `told` a text that
+    explains it. `line` is 0 if unknown, and `entry` describes where the entry is and applies.
     """
 
     why: str
@@ -96,8 +98,9 @@ class Gate(msgspec.Struct, frozen=True):
     Attributes:
         known: the number of deviations that agree with the baseline.
         less: lines about chapters of cases in which less was verified than the baseline requires.
-        changed: lines about pinned conventions that have changed.
+        changed: lines about conventions that the baseline pins, and that have changed nevertheless.
         open: reasons why findings are not verified, each with the number of these findings.
+        missing: the number of planned items for which the record has no outcome.
     """
 
     schema: str
@@ -166,11 +169,11 @@ def answer(judgement: Judgement) -> Gate:
 
 
 def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
-    """Edit a baseline so that the gate holds, print the changes, and return an exit code.
+    """Edit a baseline so that the gate holds if possible, print the edit, and return an exit code.
 
     The exit code is 0 if the gate holds then, or would hold once entries have reasons. If nothing
     was verified, the baseline is not edited. `judged` are the command-line arguments that named the
-    record, or () if there were none.
+    record, or () if there were none; `reason` is for entries that have no reason.
 
     Raises:
         ConformanceError: if the baseline cannot be edited or written.
@@ -387,7 +390,7 @@ class _Log:
             self._line(stale, BAD)
 
     def _edit(self, judged: Sequence[str]) -> None:
-        """Print the edit to make, without new entries if anything is worse, unless verbose."""
+        """Print the edit to make; if anything is worse, show new entries only if verbose."""
         found = self.judgement
         if not (found.new or found.to_edit):
             return
@@ -444,7 +447,7 @@ def _named(group: Group, part: str) -> list[str]:
 
 
 def _spec(judgement: Judgement, result: CaseResult) -> str:
-    """Return how the implementation of a result is named on the command line."""
+    """Return how the implementation of a result is named on the command line, or its name."""
     specs = {one.name: one.spec for one in judgement.record.header.implementations}
     return specs.get(result.implementation, result.implementation)
 

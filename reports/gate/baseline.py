@@ -63,7 +63,7 @@ VERDICTS = ("deviates", "error")
 """The verdicts that may be known; a crash, a hang or an absence says nothing about the answer."""
 
 TODO = "TODO: say why this is known, and until when"
-"""The text written in place of a missing reason, which the gate does not accept as one."""
+"""The text written where a reason is missing; the gate does not accept it as a reason."""
 
 KINDS = ("convention", "limitation", "accuracy", "defect")
 """The kinds of known deviations: a convention that differs from the definition, a documented
@@ -211,7 +211,8 @@ class Entry(KnownDeviation, frozen=True):
     """One known deviation.
 
     `cause` is the id of each finding's cause, or a part of its wording; see `agrees_on_cause`.
-    If `strict` is true, all findings that the entry claims must deviate; otherwise, at least one.
+    The entry claims the findings that its patterns and its condition match. If `strict` is true,
+    all of them must deviate as described; otherwise, at least one.
 
     Attributes:
         number: the position of the entry in the file, from 1.
@@ -245,7 +246,7 @@ class Entry(KnownDeviation, frozen=True):
 
     @property
     def place(self) -> str:
-        """The position of the entry in the file and its patterns, in one line."""
+        """The position of the entry, the first two patterns of each key, and its condition."""
         about = [
             f"{name} {' '.join(patterns[:2])}"
             + (f" and {len(patterns) - 2} more" if len(patterns) > 2 else "")
@@ -261,7 +262,8 @@ class Entry(KnownDeviation, frozen=True):
 class Baseline:
     """The content of a baseline file: entries, counts of what was verified, pinned conventions.
 
-    If `there` is false, the file does not exist yet and the baseline is empty.
+    Pinned conventions are those that must not change. If `there` is false, the file does not exist
+    yet and the baseline is empty.
     """
 
     path: Path
@@ -279,7 +281,10 @@ class Baseline:
 
 @lru_cache(maxsize=4096)
 def fits(patterns: tuple[str, ...], name: str) -> bool:
-    """Return whether a name matches patterns; () matches all names, and "!" excludes names."""
+    """Return whether a name matches any of these patterns and none that begins with "!".
+
+    Without patterns, or if all of them begin with "!", all names that are not excluded match.
+    """
     wanted, unwanted = _compiled(patterns)
     return (not wanted or any(item.match(name) for item in wanted)) and not any(
         item.match(name) for item in unwanted
@@ -430,14 +435,17 @@ def _typed(table: dict[str, Any]) -> KnownDeviation:
 
 
 def _says_something(raises: str) -> bool:
-    """Return whether a text has a word besides those of "ValueError: it failed (at mine.py:3)"."""
+    """Return whether a text has a word that is not a part of "error", "exception", "at" or "py".
+
+    Such parts occur in the texts of all errors, for example in "(at mine.py:3)".
+    """
     words = re.findall(r"[^\W\d]+", raises.lower())
     in_any = ("error", "exception", "at", "py")
     return any(not any(word in one for one in in_any) for word in words)
 
 
 def _finds_everything(patterns: tuple[str, ...]) -> bool:
-    """Return whether patterns, apart from exclusions, match even names that share no letter."""
+    """Return whether patterns, apart from exclusions, match two names that share no letter."""
     wanted = tuple(pattern for pattern in patterns if not pattern.startswith("!"))
     return all(fits(wanted, name) for name in ("a.b/c", "zy.xw-v/u-t/s"))
 

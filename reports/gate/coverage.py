@@ -54,7 +54,7 @@ _ENTRY = re.compile(r"[ \t]*\[\[[ \t]*known\b")
 
 
 def is_narrowed(record: Record) -> bool:
-    """Return whether options narrowed a run, or deselected some of its items."""
+    """Return whether options left something out of a run."""
     header = record.header
     return bool(header.deselected or _NARROWS.search(header.provenance.selection))
 
@@ -65,7 +65,7 @@ def is_open(finding: Finding) -> bool:
 
 
 def is_whole(record: Record) -> bool:
-    """Return whether a run was not narrowed and no planned item remained unverified."""
+    """Return whether options left nothing out of a run, and every planned item has an outcome."""
     return (
         record.complete
         and len(record.results) >= record.header.planned
@@ -115,7 +115,7 @@ def read_counts(table: Any) -> Counts:
 
 
 def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
-    """Count the findings of a record with these verdicts, by implementation, place and chapter.
+    """Count findings with these verdicts, by implementation, "dtype:device:mode" and chapter.
 
     Cases that were read from files are not counted.
     """
@@ -132,7 +132,10 @@ def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
 
 
 def losses(expected: Counts, record: Record) -> list[Loss]:
-    """Return where less was verified than expected; [] if the run was not whole."""
+    """Return where less was verified on the record's device than expected.
+
+    The result is [] if options left something out of the run, or if an item has no outcome.
+    """
     if not expected or not is_whole(record):
         return []
     now, device = counted(record), record.header.provenance.device
@@ -155,7 +158,10 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
 
 
 def _findings(record: Record) -> Iterator[tuple[str, str, str, Finding]]:
-    """Yield the findings, each after its implementation, its place and its chapter of cases."""
+    """Yield each finding after its implementation, its "dtype:device:mode" and its chapter.
+
+    Findings of cases that were read from files are left out.
+    """
     for result in record.results:
         chapter = result.case.partition("/")[0]
         if chapter == STORED:  # The file need not be there in the next run.
@@ -214,7 +220,7 @@ class Change(NamedTuple):
 
 
 def read_pins(table: Any) -> Pins:
-    """Return the pins in the `pinned` table; raises `BrokenBaseline` if they are invalid."""
+    """Return the pinned entries in the `pinned` table; raises `BrokenBaseline` if invalid."""
     try:
         return msgspec.convert(table, dict[str, dict[str, dict[str, dict[str, str]]]])
     except msgspec.ValidationError as error:
@@ -227,8 +233,8 @@ def read_pins(table: Any) -> Pins:
 def changes(pins: Pins, record: Record) -> Iterator[Change]:
     """Yield the pinned entries whose value in a record differs, and experiments without entries.
 
-    Experiments on other devices, and those that a narrowed run left out or that have no outcome,
-    are skipped.
+    Pinned entries of other devices, and of experiments that options left out of the run or that
+    have no outcome, are skipped.
     """
     for name in {one.name for one in record.header.implementations} & pins.keys():
         for experiment, places in pins[name].items():
@@ -249,7 +255,11 @@ def changes(pins: Pins, record: Record) -> Iterator[Change]:
 
 
 def repinned(text: str, pins: Pins, record: Record) -> str:
-    """Return the text of a baseline with its pins updated to the values in a record."""
+    """Return the text of a baseline with its pinned entries updated to the values in a record.
+
+    Values are filled in for an experiment without pinned entries, and entries that the record lacks
+    are removed, unless none would be left for a "dtype:device:mode".
+    """
 
     def edit(document: Any) -> bool:
         changed = False
@@ -269,7 +279,10 @@ def repinned(text: str, pins: Pins, record: Record) -> str:
 
 
 def _observed(record: Record, name: str, experiment: str) -> dict[str, dict[str, str] | None]:
-    """Return the values that an experiment observed, by place; None if it has no outcome there."""
+    """Return the values that an experiment observed, by "dtype:device:mode" and subject.
+
+    Instead of values, there is None for a "dtype:device:mode" without an outcome.
+    """
     return {
         _place(result): None
         if any(map(is_open, result.findings))

@@ -34,17 +34,19 @@ from conformance.reports.gate.coverage import (
 from conformance.reports.tables import Located, by_key, finding_counts, located
 
 LOST = ("crashed", "timed-out")
-"""Verdicts that leave a question open because of the implementation: a change for the worse."""
+"""The verdicts without an answer that the implementation causes: a change for the worse."""
 
 
 @dataclass(frozen=True)
 class Judgement:
     """The result of comparing a record with a baseline: a judgement on every finding and entry.
 
+    An entry claims the findings that its patterns and its condition match.
+
     Attributes:
         known: deviations that agree with an entry.
         new: deviations that no entry claims, or that do not agree with the entry that claims them.
-        expected: for findings in `new` that an entry claims, that entry.
+        expected: for findings in `new` that any entry claims, the first of these entries.
         fixed: entries that claim findings that no longer deviate, with these findings. An entry
             that is not strict is listed only if none of its findings deviates in a whole run.
         open: findings that verify nothing: the process died or hung, the implementation was
@@ -60,7 +62,7 @@ class Judgement:
         claimed: the findings that each active entry claims, by the number of the entry.
         decided: all findings that entries can claim.
         less: chapters of cases in which less was verified than the baseline requires.
-        changed: pinned conventions that have changed.
+        changed: conventions that the baseline pins, and that have changed nevertheless.
     """
 
     baseline: Baseline
@@ -85,7 +87,8 @@ class Judgement:
     def worse(self) -> bool:
         """Whether anything changed for the worse.
 
-        That is a new deviation, a loss of coverage, a changed pin, or a process that died or hung.
+        That is a new deviation, a loss of coverage, a change of a pinned convention, or a process
+        that died or hung.
         """
         lost = any(one.finding.verdict in LOST for one in self.open)
         return bool(self.new or self.less or self.changed or lost)
@@ -116,17 +119,21 @@ class Judgement:
 
     @property
     def answered(self) -> bool:
-        """Whether every item that was selected has been verified."""
+        """Whether every item that was selected has an outcome; "unsupported" is one."""
         return not (self.open or self.missing)
 
     @property
     def whole(self) -> bool:
-        """Whether the run was not narrowed and every item has been verified."""
+        """Whether options left nothing out of the run, and every planned item has an outcome."""
         return self.answered and not is_narrowed(self.record)
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of the gate."""
+        """The exit code of the gate: nothing verified, deviates, incomplete, or OK.
+
+        It is "deviates" if anything is worse or an entry needs an edit, and "nothing verified" also
+        if nothing was verified of one implementation and nothing else is wrong.
+        """
         every = {result.implementation for result in self.record.results}
         unverified = self.unverified
         if every <= {*unverified}:
@@ -168,7 +175,9 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
 
 
 class Claims:
-    """The entries of a baseline that apply to one run, by the findings that they claim.
+    """The entries of a baseline, with those that apply to a run, to be looked up by finding.
+
+    An entry claims the findings that its patterns and its condition match.
 
     Attributes:
         active, inactive: the entries that apply to an implementation, version and device of the
@@ -190,7 +199,7 @@ class Claims:
             (self.active if applies else self.inactive).append(entry)
 
     def of(self, result: CaseResult, finding: Finding) -> list[Entry]:
-        """Return the entries that claim a finding."""
+        """Return the entries that claim a finding: their patterns and their condition match it."""
         where = (result.implementation, result.dtype, result.device)
         # A record has few such combinations but very many findings.
         if where not in self._holding:
@@ -214,7 +223,7 @@ class Claims:
         ]
 
     def knows(self, result: CaseResult, finding: Finding) -> Entry | None:
-        """Return the entry that covers a deviation, or None."""
+        """Return the first entry that claims a deviation and agrees with it, or None."""
         claiming = self.of(result, finding) if finding.requirement != RUN else []
         return next((entry for entry in claiming if agrees(entry, finding)), None)
 
@@ -325,11 +334,11 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
 
 
 _SIZES = re.compile(r"(long/)|.*\.d[\d*?[]")
-"""Matches a case or a pattern of a long problem, or one with the sizes of a grid."""
+"""Matches cases, and patterns of cases, of long problems or with sizes such as ".d64t64x64"."""
 
 
 def _is_asked(entry: Entry, record: Record) -> bool:
-    """Return whether a run included cases of the sizes that an entry names.
+    """Return whether a run included cases of the sizes that an entry names, if it names any.
 
     Cases of level "large" and of checks of long sequences do not occur in other runs.
     """
@@ -374,7 +383,7 @@ def _variables(implementation: Implementation, record: Record) -> dict[str, str]
 
 
 def knower(baseline: Baseline, record: Record) -> Callable[[Located], Entry | None]:
-    """Return a function that returns the entry that covers a deviation, or None.
+    """Return a function that returns the entry that agrees with a deviation, or None.
 
     The entry is taken from the baseline, or else from the known deviations stored in the record.
     """

@@ -1,9 +1,10 @@
 """Edit a baseline so that it agrees with a run, and draft the new entries for it.
 
-Each way in which an implementation deviates gets one entry, which claims the findings that deviate
-in this way and no other finding of the run. Requirements, or implementations, that would get the
-same entry share it. Only the lines of edited entries are replaced in the file, so that everything
-between entries is preserved; within an entry, tomlkit preserves comments and formatting.
+Each way in which an implementation deviates gets an entry, which claims (that is, matches by its
+patterns and its condition) the findings that deviate in this way and no other finding of the run.
+Requirements, or implementations, that would get the same entry share it. Only the lines of edited
+entries are replaced in the file, so that everything between entries is preserved; within an entry,
+tomlkit preserves comments and formatting.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Kind(NamedTuple):
 class Where(NamedTuple):
     """The cases, modes and dtypes in which an implementation violates a requirement.
 
-    If `case` or `mode` is (), the requirement is violated in all cases or modes.
+    If `case` or `mode` is (), all cases or modes are meant.
     """
 
     case: Patterns
@@ -68,7 +69,7 @@ class Where(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """An entry to write: what it asserts, where it applies, and the findings that it claims.
+    """An entry to write: what it asserts, where it applies, and the findings that it covers.
 
     `dtype` is a condition on the dtype, or ""; `patterns` are given by key.
     """
@@ -82,14 +83,14 @@ class Draft(NamedTuple):
 def drafts(
     cells: Iterable[Located], decided: Iterable[Located], *, named: bool, exact: bool = False
 ) -> list[Draft]:
-    """Return drafts of entries that claim the given findings and no others.
+    """Return drafts of entries that match the given findings and no others.
 
     Args:
-        cells: the findings that the entries must claim.
-        decided: all findings of the run that entries could claim.
+        cells: the findings that the entries must match.
+        decided: all findings of the run that entries could match.
         named: whether entries name the implementation.
-        exact: whether to list every case, mode and dtype, because the run was narrowed or is
-            incomplete and does not show which others exist.
+        exact: whether to list every case, mode and dtype, because options restricted the run, or it
+            is incomplete, so that it does not show which others exist.
     """
     around = by_key(decided, _asked)
     # Requirements that would get the same entry share it, and then implementations do.
@@ -173,9 +174,9 @@ def _readable(text: str) -> str:
 def _places(
     cells: Sequence[Located], decided: Sequence[Located], *, exact: bool
 ) -> list[tuple[Where, list[Located]]]:
-    """Group findings of one requirement by place.
+    """Group findings of one requirement by where they deviate.
 
-    Cases that deviate in the same modes and dtypes share a place.
+    Cases that deviate in the same modes and dtypes are in one group.
     """
     asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
@@ -269,9 +270,9 @@ def propose(
 ) -> str:
     """Return the text of the baseline edited so that the gate holds, as far as possible.
 
-    Entries about what a narrowed run left out are kept, and if anything was not verified, no entry
-    is removed or narrowed. Entries that contradict each other are kept too, because only people can
-    decide which one is right.
+    Entries about what options left out of the run are kept. If a selected item has no outcome, no
+    entry is removed or restricted. Entries that contradict each other are kept too, because only
+    people can decide which one is right.
 
     Args:
         baseline: the baseline to edit.
@@ -320,7 +321,10 @@ class _Edit:
         self.named = several or any(entry.implementation for entry in baseline.entries)
 
     def remove(self) -> None:
-        """Remove entries that match nothing or that duplicate another entry."""
+        """Remove entries that match nothing, and those of duplicates that match no other findings.
+
+        Entries that contradict another one are kept.
+        """
         for entry in self.judgement.unmatched:
             self.replaced[entry.number] = []
         for pair in self.judgement.duplicates:
@@ -333,7 +337,11 @@ class _Edit:
                 self.replaced[pair[0].number] = []
 
     def narrow(self) -> None:
-        """Narrow or remove entries that claim findings with which they do not agree."""
+        """Restrict or remove entries that match findings with which they do not agree.
+
+        An entry that is not strict may match findings that do not deviate. Entries that contradict
+        each other are left unchanged.
+        """
         for entry in self.baseline.entries:
             claimed = self.judgement.claimed.get(entry.number, ())
             if entry.number in self.replaced.keys() | self.unclear:
@@ -371,7 +379,11 @@ class _Edit:
             _place(several[-1], draft, _joined(entry, draft.dtype))
 
     def add(self) -> None:
-        """Add entries for new deviations."""
+        """Add entries for new deviations.
+
+        A deviation that an existing entry matches is left out if that entry cannot be restricted,
+        because not everything was verified or because it contradicts another entry.
+        """
         left = [
             cell
             for cell in self.judgement.new
@@ -392,7 +404,10 @@ class _Edit:
             self.new.append(document)
 
     def fill_in(self) -> None:
-        """Fill in missing reasons, with `TODO` if no reason was given."""
+        """Fill in missing reasons, with `TODO` if no reason was given.
+
+        A text that begins with "TODO" is not a reason, but is replaced only by a given reason.
+        """
         for entry in self.judgement.reasonless:
             if entry.reason.strip() and not self.reason:
                 continue

@@ -18,7 +18,10 @@ from conformance.words import say
 
 
 def environment(folder: Path, **options: Any) -> Environment:
-    """Return a Jinja environment that loads templates from a folder and escapes every value."""
+    """Return a Jinja environment that loads templates from a folder and escapes values.
+
+    Only values of type `Markup` are not escaped. `options` are further options of the environment.
+    """
     made = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

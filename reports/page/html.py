@@ -51,11 +51,11 @@ from conformance.words import say
 
 PAGE = Path(__file__).parent
 INSIDE = ("compared", "causes")
-"""The templates of parts that are inserted into sections with other content, as those made from the
-template "about" are, one for each implementation that deviates."""
+"""The templates of parts that are not sections themselves but are inserted into sections. The
+template "about" makes further such parts, one for each implementation that deviates."""
 
 AT_ONCE = ("matrix", "deviations")
-"""The sections that are always in the page; others are inserted when they come into view."""
+"""The anchors of sections that are in the page from the start, unlike all others."""
 
 STYLES = ("style.css", "panel.css", "print.css")
 SCRIPTS = (
@@ -75,7 +75,11 @@ SCRIPTS = (
 
 
 class Figure(NamedTuple):
-    """A drawing, or the anchor of the deviation that has it, and the command that draws it."""
+    """A drawing of attention weights, and the command that draws it.
+
+    If another deviation has the same drawing, `svg` is "" and `elsewhere` the anchor of that
+    deviation; otherwise `elsewhere` is "".
+    """
 
     svg: str
     elsewhere: str
@@ -341,8 +345,8 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
     """Return a figure for each deviation of attention weights, by the deviation's id.
 
     The figure shows the item that is the deviation's evidence if the record has its weights, else
-    another item of the deviation; without any weights, there is no figure. Each item is drawn once;
-    further figures refer to that drawing.
+    another item of the deviation. A deviation of which no item has weights that can be drawn has no
+    figure. Each item is drawn once; further figures of it refer to that drawing.
     """
     shown: dict[str, Figure] = {}
     drawn: dict[str, str] = {}
@@ -382,7 +386,11 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
 
 
 def _gathers(deviation: Deviation, result: CaseResult) -> bool:
-    """Return whether an item has a finding that belongs to a deviation."""
+    """Return whether an item has a finding like those of a deviation.
+
+    The item's case, dtype and mode are among those of the deviation, and the finding's requirement,
+    verdict and cause are equal to those of the deviation.
+    """
     is_there = result.case in deviation.cases and result.mode in deviation.modes
     says = deviation.requirement, deviation.verdict, deviation.cause
     return (is_there and result.dtype in deviation.dtypes) and any(

@@ -1,7 +1,7 @@
 """The report in GitHub's Markdown.
 
-No text of a record can break out of a table or a paragraph: special characters of every inserted
-value are escaped as character references, which GitHub displays but does not interpret as Markdown.
+No text of a record can break out of a table or a paragraph: special characters of inserted values
+are escaped as character references, which GitHub displays but does not interpret as Markdown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HARMLESS = re.compile(r"[\w .,:;=/()·+\[\]-]+")
 
 
 def render(template: Path, **values: Any) -> str:
-    """Render a Markdown template, escaping every value."""
+    """Render a Markdown template, escaping every value except those of type `Markup`."""
     made = environment(template.parent, finalize=text)
     made.filters |= {"code": code, "fenced": fenced, "vector": vector}
     page = made.get_template(template.name).render(

@@ -61,7 +61,7 @@ def places(report: Report) -> list[str]:
 
 
 def known(column: Column) -> bool:
-    """Return whether any item of a column was verified."""
+    """Return whether any finding of a column was verified."""
     return verified(column.findings) > 0
 
 
@@ -103,10 +103,10 @@ def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
 class Reading(NamedTuple):
     """A mask argument as the page shows it.
 
-    `true`, `ones` and `infinite` are the observed effects of booleans, of 0 and 1, and of 0 and
-    −∞, or the declared ones where none were observed. `agrees` is None if no encoding with a
-    declared meaning was examined. `surprises` are texts about observations that contradict the
-    declaration.
+    `true`, `ones` and `infinite` are the observed meanings of True in a boolean mask, of a mask of
+    0 and 1, and of one of 0 and −∞, or the declared meanings where none were observed. `agrees` is
+    whether all observations agree with the declaration; None if no encoding with a declared meaning
+    was examined. `surprises` are texts about observations that contradict the declaration.
     """
 
     name: str
@@ -153,7 +153,10 @@ def cards(report: Report) -> list[Card]:
 
 
 def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
-    """Return the mask arguments by meaning: whether True "attends" or "blocks" in them."""
+    """Return the mask arguments by the meaning of True in them: "attends" or "blocks".
+
+    Arguments in which True has another meaning, or none that is known, are left out.
+    """
     answer: dict[str, list[tuple[Card, list[Reading]]]] = {"attends": [], "blocks": []}
     for meaning, entries in answer.items():
         for card in cards:
@@ -323,7 +326,7 @@ def furthest(report: Report, most: int = 12) -> list[Pair]:
 
 
 def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
-    """Return the cases that the definition leaves open, or in which there is NaN, by name."""
+    """Return, by case, the results in cases that the definition leaves open or that have NaN."""
     return list(by_key(report.apart, lambda item: item.case).items())
 
 
@@ -361,7 +364,7 @@ class Line(NamedTuple):
 
 
 def across(index: int, count: int) -> float:
-    """Return the horizontal position of a record, with some space left at both ends."""
+    """Return the horizontal position of point `index` of `count`; both ends are left free."""
     wide = WIDTH - LEFT - 60
     return round(LEFT + 30 + (wide * index / (count - 1) if count > 1 else wide / 2), 1)
 
@@ -387,7 +390,10 @@ def lines(trend: Trend) -> list[Line]:
 
 
 def changed(point: Point) -> str:
-    """Return a line about the changes since the previous point, or about why there are none."""
+    """Return a line about the changes since the previous point that could be compared.
+
+    If there is none, the line says why.
+    """
     change = point.change
     if point.unavailable:
         return point.unavailable
@@ -411,8 +417,9 @@ def changed(point: Point) -> str:
 
 
 class Symptom(NamedTuple):
-    """Deviations of one implementation that have the same cause, the same message or extent.
+    """Deviations of one implementation that probably arise from the same defect.
 
+    They have the same verdict, kind and reason, and the same cause or else message or extent.
     `explained` means that `text` is a known cause. `folded` means that several deviations are the
     same error, so that one of them is sufficient evidence. `kind`, `reason`, `link` and
     `reproduction` are copied from the baseline entry that covers the deviations.
@@ -563,7 +570,10 @@ def evidence(report: Report) -> dict[tuple[str, str], str]:
 
 
 def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
-    """Return what is unsupported; backends of one layer are merged if they give equal reasons."""
+    """Return what is unsupported, as (title, columns, reasons).
+
+    Backends of one layer are merged if they have equal reasons for equally many cases.
+    """
     own = by_key(report.unsupported, lambda item: item.column)
     alike = by_key(
         (column for column in report.columns if column.key in own),

@@ -57,7 +57,8 @@ RECORDS, VERSIONS = "records", "versions"
 
 MADE = "made.json"
 END = "\n<!-- made by mha-conformance publish -->\n"
-"""The end of every page; a file without it was not made by this command, and is not removed."""
+"""The end of every page and of the figure; a page without it was not made by this command, and is
+not removed."""
 
 
 @dataclass(frozen=True)

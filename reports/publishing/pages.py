@@ -80,7 +80,10 @@ class Known:
     group: Group
 
     def most_frequent(self, place: str) -> list[str]:
-        """Return the requirements or cases of its findings, the most frequent first."""
+        """Return the requirements or the cases of its findings, the most frequent first.
+
+        `place` is "requirement", or a field of a result such as "case".
+        """
         counts = Counter(one.part(place) for one in self.group.members)
         return [name for name, _ in counts.most_common()]
 
@@ -159,7 +162,8 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
 def large_of(part: Part, baseline: Baseline) -> list[str]:
     """Return the results of level "large" as one line for each dtype; "" if nothing was judged.
 
-    The line has the number of findings and, if some are wrong, their largest error and kinds.
+    The line has the number of findings that conform or, if some are wrong, the number of wrong ones
+    of all that were judged, the largest error and the kinds of deviations.
     """
     claims, lines = Claims(baseline, part.record), []
     for dtype, results in by_key(part.results, lambda result: result.dtype).items():
@@ -219,7 +223,10 @@ class Length:
 
     @property
     def missing(self) -> list[str]:
-        """The reasons why problems were not reached or not supported, each reason once."""
+        """The reasons why problems were not reached or not supported, each reason once.
+
+        Each is followed by the names of the problems and the least length.
+        """
         every = [*self.reach.missing, *self.reach.refused]
         return [
             f"{reason} ({', '.join(dict.fromkeys(step.problem for step in steps))} from "
@@ -319,7 +326,7 @@ class Published:
     versions: Sequence[Loaded] = ()
 
     def course(self, column: Column) -> Trend | None:
-        """Return how a column changed over versions; None if only one version was measured."""
+        """Return how a column changed over versions; None if there are no other versions."""
         return next((one for one in self.report.timelines if one.column == column.key), None)
 
     def known_at(self, column: Column, point: Point) -> Sequence[Known]:
@@ -408,7 +415,7 @@ def render_page(published: Published, column: Column) -> str:
 
 
 def render_index(published: Published) -> str:
-    """Return the page that lists all other pages."""
+    """Return the page that links to the table and to the page of every implementation."""
     link = _links(published.pages, published.root)
     return _render(
         "index.md.j2",
@@ -442,7 +449,7 @@ def library_of(column: Column) -> str:
 
 
 def _few(report: Report) -> list[Any]:
-    """Return those few columns of the report's table of cards that the published table has too."""
+    """Return the columns of the report's table of cards that the published table shows too."""
     headings = (
         "True in a mask",
         "0 and −inf",
@@ -522,9 +529,10 @@ def _elsewhere(published: Published, column: Column) -> list[tuple[Known, list[s
 
 
 def _since(published: Published, column: Column, known: Known) -> str:
-    """Return since which measured version a deviation has been present without interruption.
+    """Return, as text, since which measured version a deviation has been present.
 
-    The result is "" if only one version was measured.
+    Only the time without interruption up to the column's own version counts. The result is "" if
+    fewer than two versions could be measured.
     """
     course = published.course(column)
     points = [point for point in course.points if not point.unavailable] if course else []

@@ -27,7 +27,8 @@ Translator = Callable[[Mapping[str, Implementation]], Any]
 """A function that makes the translator's answers from what implementations declare."""
 
 Answers = dict[str, list[list[Any]]]
-"""For each question, the values, where each holds ("" if everywhere), and whether to warn of it."""
+"""For each question or feature, a list of values, each with where it holds ("" if everywhere), and
+with whether to warn of it."""
 
 
 def render_site(published: Published, translator: Translator) -> bytes:
@@ -100,7 +101,7 @@ def _history(
     answers: Answers,
     before: Mapping[tuple[str, str], Answers],
 ) -> list[dict[str, Any]]:
-    """Return the data of every measured version, the oldest first."""
+    """Return the data of every version, the oldest first; [] if there are no other versions."""
     course, history = published.course(column), []
     if course is None:
         return []
