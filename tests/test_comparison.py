@@ -26,6 +26,7 @@ from conformance.definition.comparison import (
 from conformance.definition.expectation import Expectation
 from conformance.errors import WrongShape
 from conformance.records.findings import INFINITE, LIMIT, ratios
+from conformance.requirements.examination import averaged_over_heads
 
 NAN, INF = np.nan, np.inf
 
@@ -429,3 +430,14 @@ def test_the_worst_comparison_is_that_closest_to_its_limit():
     assert worst_of([near, far]) is near
     broken = measure([NAN], [0.0], [1.0])
     assert worst_of([near, broken, far]) is broken
+
+
+def test_averaged_weights_are_compared_with_averages_of_more_samples_too():
+    arrays = {"weights": np.full((1, 4, 2, 2), 0.5)}
+    noise = {"A": {"weights": np.full((1, 4, 2, 2), 0.01)}}
+    expectation = Expectation(arrays, noise, underflow=0.0)
+    averaged = averaged_over_heads(replace(expectation, careful=lambda: expectation))
+    beyond = averaged.arrays["weights"] + 9 * averaged.sigma["weights"]
+    (found,) = against(averaged, {"weights": beyond})
+    assert not found.fits
+    assert found.worst.array == "weights"

@@ -40,7 +40,7 @@ from conformance.reports.figures import (
     svg,
     title,
 )
-from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, ticks
+from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, number, ticks
 from conformance.reports.load import load as load_records
 from conformance.reports.page.html import figures
 from conformance.reports.writing import build
@@ -656,3 +656,11 @@ def test_records_with_weights_load_without_a_problem(surveyed):
 
 def test_an_items_id_is_what_the_arrays_are_named_by():
     assert item().id == item_id("mine", "mask/per-head/self", "float32", "cpu", "m")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(999.4, "999"), (999.9, "1,000"), (9.999e5, "1.00×10⁶"), (-4.56e-7, "-4.56×10⁻⁷")],
+)
+def test_numbers_are_rounded_before_they_are_written(value, text):
+    assert number(value) == text

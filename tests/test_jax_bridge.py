@@ -37,6 +37,18 @@ def test_programs_are_dropped_before_there_is_no_room_to_compile(monkeypatch):
     assert np.array_equal(again, first)
 
 
+def test_an_output_that_is_no_array_is_returned_without_gradients():
+    bridge = jax_bridge.Jax()
+    with bridge.session("float32", "cpu"):
+        given = bridge.array(np.ones((2, 3)), "float32", "cpu")
+        request = Request(
+            lambda variables, _: ([variables["x"]], None), {"x": given}, {}, given, True, "a list"
+        )
+        found = bridge.evaluate(request)
+    assert isinstance(found.output, list)
+    assert found.gradients == {}
+
+
 def test_mappings_are_counted_or_said_to_be_none(monkeypatch):
     assert jax_bridge._mapped() >= 0
     monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(FileNotFoundError))

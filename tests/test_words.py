@@ -147,3 +147,12 @@ def test_data_files_are_in_the_wheel():
         data += (root / "conformance" / folder).glob("*.json")
         assert data
         assert all(any(file.match(pattern) for pattern in patterns) for file in data)
+
+
+def test_equal_phrases_have_equal_hashes():
+    one, other = (
+        Phrase("size", {"keys": 1, "of": ["a", 2]}),
+        Phrase("size", {"of": ["a", 2.0], "keys": 1.0}),
+    )
+    assert one == other
+    assert hash(one) == hash(other)

@@ -190,7 +190,7 @@ def _vjp(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
         output, pull, weights = jax.vjp(
             lambda given: function(given, constants), variables, has_aux=True
         )
-        if output.shape != cotangent.shape:
+        if not isinstance(output, jax.Array) or output.shape != cotangent.shape:
             return output, weights, {}
         (gradients,) = pull(cotangent.astype(output.dtype))
         return output, weights, gradients

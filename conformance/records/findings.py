@@ -28,7 +28,8 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     arguments: dict[str, Argument] = {}
 
     def __hash__(self) -> int:
-        return hash((self.id, repr(sorted(self.arguments.items()))))
+        values = ((n, tuple(v) if isinstance(v, list) else v) for n, v in self.arguments.items())
+        return hash((self.id, frozenset(values)))
 
     def __bool__(self) -> bool:
         return bool(self.id)

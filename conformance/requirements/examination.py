@@ -410,4 +410,9 @@ def averaged_over_heads(expectation: Expectation) -> Expectation:
         name: {**sigmas, "weights": averaged(sigmas["weights"])}
         for name, sigmas in expectation.noise.items()
     }
-    return replace(expectation, arrays=arrays, noise=noise)
+
+    def careful() -> Expectation | None:
+        again = expectation.careful()
+        return None if again is None else averaged_over_heads(again)
+
+    return replace(expectation, arrays=arrays, noise=noise, careful=careful)

@@ -225,8 +225,11 @@ class Supervisor:
                 entries.append(replace(entry, value=CANNOT_BE_ASKED, evidence=reason))
             else:
                 deaths = 0
-                entries += found.entries
-                if found.entries[0].value.id == "bad-input.reads-beyond":
+                # A process that was started again may give no answer to this question.
+                reason = next((finding.detail for finding in found.findings), "")
+                unanswered = replace(entry, value=CANNOT_BE_ASKED, evidence=reason)
+                entries += found.entries or [unanswered]
+                if entries[-1].value.id == "bad-input.reads-beyond":
                     # If it reads beyond an array, it may also have written there.
                     self._clear()
         return inquiry.concluded(settled(entries)) if entries else listed

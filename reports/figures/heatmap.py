@@ -86,8 +86,9 @@ def number(value: float) -> str:
         return "0"
     power = math.floor(math.log10(abs(value)))
     if -3 <= power < 5:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value / 10.0**power:.2f}×10{superscript(power)}" if power > -308 else f"{value:.2g}"
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    digits, _, power_of_ten = f"{value:.2e}".partition("e")
+    return f"{digits}×10{superscript(int(power_of_ten))}" if power > -308 else f"{value:.2g}"
 
 
 # The map
