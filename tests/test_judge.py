@@ -18,6 +18,7 @@ from cheats import CHEATS, NUMPY
 from mutants.miniatures import Correct
 
 import conformance
+from conformance.adapter.loading import load
 from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import every_case
 from conformance.commands.judge import _told
@@ -433,3 +434,9 @@ def test_where_nothing_isolates_no_candidate_runs_on_a_node_either(monkeypatch):
         candidates.judge_source("attempt.py", "def attention(query, key, value): ...", "attention")
     assert str(raised.value).count("no walls") == 1
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_the_time_of_a_candidate_also_ends_after_a_lost_process():
+    judging = Judging(load("torch-sdpa"), TASK, TOKEN, Memory(8), until=0.0, lost=["it hung"])
+    judging.run()
+    assert {result.verdict for _, result in judging.found} == {"not-run"}

@@ -197,8 +197,8 @@ class Judging:
 
         Such answers change when a problem is posed again, repeat what the same memory gave before,
         or are right only for the numbers or sizes of the catalogue. If a process was lost, they are
-        not looked for. Items that remain after `MOST_LOST` losses of a process are recorded as not
-        run, as are those that remain when the time is over and no process was lost before.
+        not looked for. Items that remain after `MOST_LOST` losses of a process, or when the time is
+        over, are recorded as not run.
 
         Raises:
             ConformanceError: the task has no problem for the candidate.
@@ -211,7 +211,7 @@ class Judging:
         for place, item in enumerate(items):
             if remote is not None:
                 remote.watched = place in watched
-            if time.monotonic() > self.until and not self.lost:
+            if time.monotonic() > self.until and len(self.lost) < MOST_LOST:
                 self.lost += ["its time was over"] * MOST_LOST
             if len(self.lost) >= MOST_LOST:
                 self.found.append((item, item.result([Finding("run", "not-run")])))
