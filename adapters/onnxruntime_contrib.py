@@ -184,7 +184,7 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
 
 
 class _LastIndexTable(LengthTable):
-    """A mask table that leaves out encodings of a problem's key lengths beside the causal flag.
+    """A mask table that leaves out encodings of lengths, or of padding, beside the causal flag.
 
     They are left out if keys outnumber queries: the operator would then align the last query with
     the last key within each length. Encodings with the feature `Cache` remain.
@@ -192,9 +192,8 @@ class _LastIndexTable(LengthTable):
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         ahead = problem.shape.key_length > problem.shape.query_length
-        lengths = ahead and problem.key_lengths is not None
         for spelling in super().spellings(problem):
-            if not (lengths and spelling.arguments.keys() >= {"causal", "seqlens_k"}):
+            if not (ahead and spelling.arguments.keys() >= {"causal", "seqlens_k"}):
                 yield spelling
 
 
