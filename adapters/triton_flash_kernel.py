@@ -326,7 +326,10 @@ class FlashAttention(torch.autograd.Function):
         sinks: torch.Tensor | None,
         options: Options,
     ) -> torch.Tensor:
-        """Return the context; what is saved, except the mask, is linear in the sequence length."""
+        """Return the context, and save what the backward pass needs.
+
+        Apart from the mask, the memory for this is linear in the sequence length.
+        """
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         batch, heads, length, _ = query.shape
         context = query.new_empty(batch, heads, length, value.shape[-1])

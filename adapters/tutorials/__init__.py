@@ -1,10 +1,10 @@
 """Five textbook multi-head attentions in PyTorch, written in the style in which they circulate.
 
 Each file `tutorial_N.py` represents one kind of web page, with its names, its argument order, its
-mask polarity and its quirks; the files share no code, like those pages. Their adapters are below.
-If you copy from two pages, beware: in the first, `mask == 1` blocks, while in all others
-`mask == 0` does; and for a fully masked query, -inf gives NaN, while a large finite number gives
-the mean of the values.
+mask polarity and its quirks. Like those pages, the files share no code. Their adapters are below.
+Beware of mixing code from several pages: `mask == 1` blocks in tutorial 1, but `mask == 0` blocks
+in the others. For a fully masked query, tutorials 1 and 3 (-inf) give NaN, while 2, 4 and 5 (a
+large negative number) give the mean of the values.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ class Said:
         variables: the arguments that have gradients, by the canonical name of the gradient.
         parameters: the arguments that are parameters of a layer.
         labels: readable descriptions of the arguments, such as "window=3".
-        keys, queries: how many keys, and how many queries, of each batch entry the implementation
-            counts, `[batch]`; None for all of them. A bottom-right alignment aligns the last query
-            counted with the last key counted.
+        keys, queries: the number of keys, and of queries, in each batch entry to which alignment
+            refers, `[batch]`; None for all of them. A bottom-right alignment aligns the last of
+            these queries with the last of these keys.
         placed: the parts for which the arguments give the position of every token.
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
         stands: for packed or cached tokens, a function from an alignment to the positions of the

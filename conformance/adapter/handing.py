@@ -68,15 +68,14 @@ class Moved:
     def hand(
         self, bridge: Framework, layout: str, heads: Natives, cached: Any, device: str
     ) -> tuple[Natives, Natives]:
-        """Return query, key and value as the implementation takes them, and further arguments.
-
-        Both are returned by name.
+        """Return two dicts by name: query, key and value as they are passed, and other arguments.
 
         Args:
             bridge, device: the bridge of the arrays' framework, and the kind of their device.
             layout: the layout of the heads.
             heads: query, key and value, by name, before they are moved.
-            cached: the keys from which a cache or pages are filled, in the same layout.
+            cached: the keys that fill a cache or pages, in the same layout; they have already been
+                normed and rotated if `prepared` is true.
         """
         passed: Natives = dict(heads)
         more: Natives = {}

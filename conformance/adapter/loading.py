@@ -222,6 +222,7 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
 
     Raises:
         NotAnAdapter, FailsOnImport, WrongDeclaration: as for `load`.
+        Unavailable: if a package that the constructor imports is not installed.
     """
     spec = spec or name or "implementation"
     if inspect.isclass(found) and issubclass(found, Adapter):

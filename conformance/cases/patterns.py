@@ -653,10 +653,10 @@ def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator
 def key_lengths_from_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return key lengths, less than all keys but not fewer than the queries, as with a cache.
+    """Return key lengths from the number of queries up to one less than all keys, as with a cache.
 
-    There have to be more keys than queries; then the lengths of consecutive entries fall by 1, and
-    start again after the number of queries.
+    From one batch entry to the next, the length falls by 1; after it has reached the number of
+    queries, it starts again at one less than all keys. There must be more keys than queries.
     """
     most, least = shape.key_length, min(shape.query_length, shape.key_length)
     return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}

@@ -225,7 +225,9 @@ class Best:
         return not self.wanted or cause.id == self.wanted
 
     def add(self, misfit: float, cause: Phrase) -> bool:
-        """Add the cause of a hypothesis that explains the answer if it is accepted; return whether.
+        """Add the cause of a hypothesis that explains the answer; return whether it is accepted.
+
+        A cause that is not accepted is not added.
 
         Args:
             misfit: the error that the hypothesis leaves, as an rms; 0 if it is not measured.

@@ -437,7 +437,7 @@ def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
 
 
 def _word(text: str) -> str:
-    """Return a text in lower case with hyphens between its words, as a name of files and cases.
+    """Return `text` as a name for a file or case: lower-case words and digits joined by hyphens.
 
     The name has at most 60 characters. If no valid name results, return "case".
     """

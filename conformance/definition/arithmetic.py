@@ -479,8 +479,10 @@ def contract(axes: str, left: Array, right: Array) -> Array:
 class _Plan(NamedTuple):
     """The axes of a contraction of two arrays, by the role that they play in it.
 
-    `rows` are the axes that the right operand lacks, and `columns` those that the left one lacks.
-    `lone` holds the positions of `rows` in the left operand.
+    `left`, `right` and `output` are the axes of the operands and of the result. Axes of both
+    operands are in `both` if the result has them, and in `summed` if not. `rows` are the axes that
+    the right operand lacks, and `columns` those that the left one lacks. `lone` holds the positions
+    of `rows` in the left operand.
     """
 
     left: str

@@ -245,7 +245,8 @@ def _gradient(
     `result` is the expression that calls the library.
 
     Raises:
-        Unsupported: the framework has no such code, or the array is no argument of the library.
+        Unsupported: the suite cannot write gradient code for this framework, the gradient is that
+            of the bias (part of a mask argument), or the example does not name the parameter.
     """
     framework, dtype, index = adapter.framework, trial.problem.dtype, deviation.index
     words, name = FRAMEWORKS[framework], deviation.gradient_of
@@ -467,13 +468,15 @@ def _pieces(entry: str, room: int) -> list[str]:
 
 
 def _definition(problem: Problem, returned: str) -> list[str]:
-    """Return the code lines of a function `attention(n)`, and of what it uses.
+    """Return code lines of a function `attention(n)`, where `n` is the dict of the script's arrays.
 
-    The function also accepts complex numbers, so that a small imaginary step yields derivatives.
+    The positions and the rotary function that it uses are defined before it; the script must define
+    `mask` if the problem has one. The function also accepts complex numbers, so that a small
+    imaginary step yields derivatives.
 
     Args:
-        returned: what it returns: "output", "weights", or "averaged" for weights averaged over
-            heads.
+        returned: what the function returns: "output", "weights", or "averaged" for weights averaged
+            over heads.
     """
     shape = problem.shape
     key = "query" if shape.sharing == "self" else "key"

@@ -249,8 +249,9 @@ def _sort(
 ) -> None:
     """Count a deviation in a class of `found` that includes it, or shrink it and add a new class.
 
-    Add nothing if the shrunk deviation is known, or if there are already `MOST_CLASSES`. A new
-    class replaces those in `found` that it includes. Shrinking ends at the time `until`.
+    The shrunk deviation is also counted if a class includes it. Nothing is added if it is known, or
+    if there were already `MOST_CLASSES`. A new class gets a case file in `folder`, and replaces the
+    classes that it includes, whose case files are deleted. Shrinking ends at the time `until`.
     """
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return

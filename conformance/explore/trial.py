@@ -98,8 +98,8 @@ class Deviation:
         kind: "off", "not finite", "missing", "dtype", or the type of the exception.
         array: "output", "weights", "gradient.query", ...; for an exception, the name of the
             function that raised it; "" if the deviation is in no particular array.
-        index: the element with the largest error or, in a missing array, with the largest expected
-            number; () if the deviation is not in an element.
+        index: the element with the largest error in units of σ or, in a missing array, with the
+            largest expected absolute value; () if the deviation is not in an element.
         ratio: the error of that element in units of σ; `INFINITE` if the error is infinite or NaN,
             if σ is 0, or if the deviation is not in an element.
         allowed: the largest allowed error of that element; 0 if the deviation is not in an element.

@@ -324,11 +324,11 @@ def _constant(array: np.ndarray, axis: int) -> bool:
 
 
 def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray:
-    """Return what a mask means for the source, as an array of the same shape.
+    """Return the meaning of a mask for the argument `name`, as an array of the same shape.
 
     The result is boolean, with True where a query may attend to a key, or it holds the numbers that
-    are added to the logits. Raise `Untranslatable` if the meaning is not declared, or if the mask
-    holds NaN, or infinity that the argument does not add.
+    are added to the logits. Raise `Untranslatable` if the meaning is not declared, if the mask
+    holds NaN, or, for an argument that adds numbers, integers or +inf, or, for any other, infinity.
     """
     if array.dtype == np.bool_:
         if argument.true is None:

@@ -105,10 +105,10 @@ class Supervisor:
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Start a process and import the implementation in it, unless this was already done.
+        """Start a process and import the implementation in it, unless this was already tried.
 
-        If the import fails in another way than below, nothing is raised: `declare` and `examine`
-        report the failure.
+        If the import fails for any reason other than those below, nothing is raised here;
+        `declare` and `examine` report the failure.
 
         Raises:
             NotAnAdapter: there is no such implementation, or it is invalid.

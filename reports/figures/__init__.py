@@ -95,7 +95,7 @@ class Picture:
         entries: the indices, in the batch, of the entries that the arrays contain.
         batch: the number of all entries of the batch.
         averaged: whether the only row is the mean over heads.
-        underflow: the absolute error that no element of the dtype can avoid.
+        underflow: the absolute error that underflow in the dtype may cause in any element.
     """
 
     subject: Subject
@@ -177,9 +177,10 @@ def picture(
 
     Args:
         subject: the item that the weights belong to.
-        got, want, noise: `[batch heads query key]`, or `[batch query key]` for the mean over heads.
+        got, want, noise: the returned weights, the expected weights and σ, `[batch heads query
+            key]`, or `[batch query key]` for the mean over heads.
         blocked: the same shape; True = this query may not attend to this key.
-        underflow: the absolute error that no element of the dtype can avoid.
+        underflow: the absolute error that underflow in the dtype may cause in any element.
         entry: the batch entry to show; by default the worst one, or 0 if all are within the noise.
         every: whether to show all batch entries instead of one.
 

@@ -229,7 +229,10 @@ class Entry(KnownDeviation, frozen=True):
 
     @property
     def has_reason(self) -> bool:
-        """Whether the entry gives a reason; a text that begins with "TODO" is none."""
+        """Whether the entry gives a reason.
+
+        A text that begins with "TODO", in upper or lower case, does not count as one.
+        """
         return bool(self.reason.strip()) and not self.reason.lstrip().upper().startswith("TODO")
 
     @property

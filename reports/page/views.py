@@ -419,10 +419,11 @@ def changed(point: Point) -> str:
 class Symptom(NamedTuple):
     """Deviations of one implementation that probably arise from the same defect.
 
-    They have the same verdict, kind and reason, and the same cause or else message or extent.
-    `explained` means that `text` is a known cause. `folded` means that several deviations are the
-    same error, so that one of them is sufficient evidence. `kind`, `reason`, `link` and
-    `reproduction` are copied from the baseline entry that covers the deviations.
+    They have the same verdict, kind, reason and `text`. `text` is their known cause if
+    `explained` is true; otherwise, it is their error message or, if errors were measured, the
+    dtypes and modes in which they occur. `folded` means that several deviations are the same
+    error, so that one of them is sufficient evidence. `kind` and `reason` come from the
+    baseline; `link` and `reproduction` are those of the first deviation.
     """
 
     kind: str

@@ -553,6 +553,7 @@ CAUSES: dict[str, Phrase] = {
     "alibi-scaled": Phrase("alibi.scaled"),
     "alibi-in-powers-of-two": Phrase("alibi.log2-for-natural"),
     "alibi-twice": Phrase("alibi.twice"),
+    "alibi-twice-where-causal": Phrase("alibi.twice"),
     "alibi-squared": Phrase("alibi.squared-distance"),
     "alibi-from-start-beside-cache": Phrase("alibi.aligned", {"alignment": "top-left"}),
     "alibi-from-end-although-from-start": Phrase("alibi.aligned", {"alignment": "bottom-right"}),
