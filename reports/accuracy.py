@@ -10,16 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.records.findings import (
-    ACCURACY,
-    INFINITE,
-    LIMIT,
-    PREFIX,
-    UNDERFLOW,
-    Array,
-    Figures,
-    ratios,
-)
+from conformance.records.findings import INFINITE, PREFIX, Figures
+from conformance.records.numbers import ACCURACY, LIMIT, UNDERFLOW, Array, ratios
 from conformance.records.record import PICTURED
 from conformance.reports.model import Accuracy, Apart, Column, Loaded, Pair, Spread
 from conformance.reports.tables import Located, Part

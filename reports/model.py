@@ -13,8 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from conformance.records.findings import NOTHING, Array, Figures, Phrase, Worst
+from conformance.records.findings import NOTHING, Figures, Phrase, Worst
 from conformance.records.header import CausalInfo, MaskInfo, Provenance
+from conformance.records.numbers import Array
 from conformance.records.record import Record
 
 SCHEMA = "mha-conformance/report/2"

@@ -19,7 +19,6 @@ from conformance.records.findings import (
     PREFIX,
     RUN,
     WRONG,
-    Array,
     CaseResult,
     Finding,
     Topic,
@@ -28,6 +27,7 @@ from conformance.records.findings import (
     verified,
 )
 from conformance.records.header import Header, Implementation, KnownDeviation, RequirementInfo
+from conformance.records.numbers import Array
 from conformance.records.record import Record
 from conformance.reports.model import (
     Cell,

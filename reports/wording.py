@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from conformance.records.findings import (
-    ACCURACY,
     BAD,
     GRAVITY,
     INFINITE,
@@ -26,6 +25,7 @@ from conformance.records.findings import (
     Phrase,
 )
 from conformance.records.header import CausalInfo, RequirementInfo, WeightsInfo
+from conformance.records.numbers import ACCURACY
 from conformance.reports.model import Feature
 from conformance.text import element, printable
 from conformance.words import advice, say, tables

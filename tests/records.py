@@ -14,7 +14,14 @@ import numpy as np
 
 from conformance.experiments import TOPICS
 from conformance.records import schema1
-from conformance.records.findings import CaseResult, Entry, Figures, Finding, Phrase, Worst
+from conformance.records.findings import (
+    CaseResult,
+    Entry,
+    Figures,
+    Finding,
+    Phrase,
+    Worst,
+)
 from conformance.records.header import (
     SCHEMA,
     CausalInfo,

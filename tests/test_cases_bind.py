@@ -21,7 +21,7 @@ from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Positions, Problem
-from conformance.records.findings import LIMIT
+from conformance.records.numbers import LIMIT
 
 BINDS = {"float64": 100.0, "float32": 100.0, "float16": 100.0, "bfloat16": 3 * LIMIT}
 """How far the answer has to move, in σ of the least accurate class.

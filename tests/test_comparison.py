@@ -25,7 +25,8 @@ from conformance.definition.comparison import (
 )
 from conformance.definition.expectation import Expectation
 from conformance.errors import WrongShape
-from conformance.records.findings import INFINITE, LIMIT, ratios
+from conformance.records.findings import INFINITE
+from conformance.records.numbers import LIMIT, ratios
 from conformance.requirements.examination import averaged_over_heads
 
 NAN, INF = np.nan, np.inf

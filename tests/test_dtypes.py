@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conformance.definition.arithmetic import CLASSES
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, dtype_of
 from conformance.errors import UnknownName
-from conformance.records.findings import ACCURACY, UNDERFLOW
+from conformance.records.numbers import ACCURACY, UNDERFLOW
 
 each = pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 

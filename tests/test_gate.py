@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
-from conformance.records.findings import NOTHING, RUN, CaseResult, Figures, Finding, Phrase, Worst
+from conformance.records.findings import (
+    NOTHING,
+    RUN,
+    CaseResult,
+    Figures,
+    Finding,
+    Phrase,
+    Worst,
+)
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record, read, save
 from conformance.reports.gate import judging, tell, updating

@@ -24,8 +24,7 @@ from conformance.cases.catalogue import every_case
 from conformance.commands.judge import _told
 from conformance.errors import ConformanceError
 from conformance.judging import pool, runner, sandbox
-from conformance.judging.fresh import fresh
-from conformance.judging.judge import Judging, Task
+from conformance.judging.judge import Judging, Task, fresh
 from conformance.judging.pool import Candidates, Options
 from conformance.judging.sandbox import IsolationMissing, Limits, check
 from conformance.judging.verdict import Marks, scored

@@ -27,7 +27,7 @@ from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT32, DType
 from conformance.definition.expectation import expect, expect_carefully, solve
 from conformance.definition.problem import Answer, Positions
 from conformance.explore.drawing import Frame, Recipe
-from conformance.records.findings import LIMIT, ratios
+from conformance.records.numbers import LIMIT, ratios
 
 TF32 = DType("tf32", 11, 2.0**-126, 2.0**-24)
 CLASS_NAMES = [item.name for item in CLASSES]

@@ -46,7 +46,7 @@ from conformance.definition.arithmetic import Noisy
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import expect, solve
 from conformance.definition.problem import Positions, Segments
-from conformance.records.findings import LIMIT, ratios
+from conformance.records.numbers import LIMIT, ratios
 
 ROUNDING = 1e-15  # of the forward pass: sums of a handful of products
 GRADIENT_ROUNDING = 5e-14  # with logits of some ten, whose rounding the softmax multiplies

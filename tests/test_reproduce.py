@@ -23,7 +23,7 @@ from conformance.definition.expectation import expect
 from conformance.errors import ExitCode
 from conformance.explore.script import MOST_LINES, TooLong, literal, parameter, script
 from conformance.explore.trial import Deviation, Trial
-from conformance.records.findings import LIMIT
+from conformance.records.numbers import LIMIT
 
 HERE = Path(__file__).parent
 REPRODUCTIONS = sorted((HERE.parent / "docs" / "reproductions").glob("*.py"))

@@ -18,7 +18,14 @@ import pytest
 
 from conformance.errors import PYTEST_CODES, ExitCode
 from conformance.experiments import EXPERIMENTS
-from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Phrase, Worst
+from conformance.records.findings import (
+    INFINITE,
+    CaseResult,
+    Figures,
+    Finding,
+    Phrase,
+    Worst,
+)
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.reports.wording import again
 from conformance.running.examine import failure

@@ -34,7 +34,8 @@ from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Answer, Problem
-from conformance.records.findings import LIMIT, NOTHING, Argument, Entry, Finding, Phrase
+from conformance.records.findings import NOTHING, Argument, Entry, Finding, Phrase
+from conformance.records.numbers import LIMIT
 from conformance.requirements.examination import NO_ANSWER, Examination
 from conformance.requirements.meaning import (
     ADDED,

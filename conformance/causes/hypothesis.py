@@ -19,7 +19,8 @@ from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.expectation import Expectation
 from conformance.definition.problem import NO_WINDOW, Positions, Problem
-from conformance.records.findings import LIMIT, NOTHING, Argument, Phrase, ratios
+from conformance.records.findings import NOTHING, Argument, Phrase
+from conformance.records.numbers import LIMIT, ratios
 
 if TYPE_CHECKING:
     from conformance.causes.handing import Handed

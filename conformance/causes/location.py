@@ -21,7 +21,8 @@ from conformance.causes.hypothesis import Evidence, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
-from conformance.records.findings import LIMIT, NOTHING, Finding, Phrase
+from conformance.records.findings import NOTHING, Finding, Phrase
+from conformance.records.numbers import LIMIT
 from conformance.requirements.examination import NO_ANSWER, Examination
 
 MOST = 3

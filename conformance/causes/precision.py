@@ -10,7 +10,8 @@ import numpy as np
 from conformance.causes.hypothesis import Evidence, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array, BoolArray
-from conformance.records.findings import LIMIT, NOTHING, Phrase, ratios
+from conformance.records.findings import NOTHING, Phrase
+from conformance.records.numbers import LIMIT, ratios
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5

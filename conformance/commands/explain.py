@@ -268,7 +268,7 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
     """
     import numpy as np
 
-    from conformance.records.findings import LIMIT
+    from conformance.records.numbers import LIMIT
 
     if problem.shape.score == "additive":
         logits = "Σ_d score_d · tanh(q_d + k_d)"

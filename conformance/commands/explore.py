@@ -380,7 +380,7 @@ def _write(adapter: Adapter, spec: str, options: argparse.Namespace, small: Smal
 
 
 def _print_deviation(options: argparse.Namespace, adapter: Adapter, small: Small) -> None:
-    from conformance.records.findings import LIMIT
+    from conformance.records.numbers import LIMIT
     from conformance.reports.wording import sigmas
 
     deviation, shape = small.deviation, small.trial.problem.shape

@@ -21,7 +21,7 @@ import einops
 import numpy as np
 
 from conformance.definition.dtypes import Array, DType
-from conformance.records.findings import UNDERFLOW
+from conformance.records.numbers import UNDERFLOW
 
 Kind = Literal["tensor", "logits", "probability", "returned", "angle"]
 """The kind of an intermediate, which decides the format in which each accuracy class stores it.

@@ -19,7 +19,8 @@ import numpy as np
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation
 from conformance.errors import WrongShape
-from conformance.records.findings import INFINITE, LIMIT, Figures, Worst, ratios
+from conformance.records.findings import INFINITE, Figures, Worst
+from conformance.records.numbers import LIMIT, ratios
 
 BETWEEN_ANSWERS = 11.31
 """The limit for comparing two answers to one problem: √2·LIMIT, because both have noise."""

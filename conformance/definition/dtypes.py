@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.errors import UnknownName
-from conformance.records.findings import UNDERFLOW
+from conformance.records.numbers import UNDERFLOW
 
 Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

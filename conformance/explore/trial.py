@@ -25,7 +25,8 @@ from conformance.definition.expectation import CAREFUL, Expectation, expect
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.frameworks import LACKS
-from conformance.records.findings import INFINITE, LIMIT, STORED, Finding
+from conformance.records.findings import INFINITE, STORED, Finding
+from conformance.records.numbers import LIMIT
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised, Workbench
 

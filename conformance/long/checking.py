@@ -36,7 +36,7 @@ from conformance.long.noise import (
 )
 from conformance.long.oracle import BLOCK, Head, columns, rows
 from conformance.long.problem import Heads, LongProblem, Retrieval
-from conformance.records.findings import LIMIT, ratios
+from conformance.records.numbers import LIMIT, ratios
 
 DRIFT = 0.25
 """What correlated errors add to the limits of bias and gain, in units of σ·LIMIT, before division

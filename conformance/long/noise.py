@@ -24,7 +24,7 @@ from conformance.definition.arithmetic import AccuracyClass, classes_of
 from conformance.definition.dtypes import Array, DType
 from conformance.long.oracle import Columns, Head, Part, Rows, squared_norms
 from conformance.long.problem import Heads, LongProblem
-from conformance.records.findings import UNDERFLOW
+from conformance.records.numbers import UNDERFLOW
 
 UNKNOWN = 0
 """The tile of an implementation that does not declare how many terms it sums up at once."""

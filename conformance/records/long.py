@@ -14,9 +14,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from conformance.records.findings import LIMIT, CaseResult, Figures, Finding
+from conformance.records.findings import CaseResult, Figures, Finding
 from conformance.records.header import SCHEMA as RECORD
 from conformance.records.header import Header, Implementation, Provenance
+from conformance.records.numbers import LIMIT
 from conformance.records.record import Record, read_document
 
 SCHEMA = "mha-conformance/long/1"

@@ -29,8 +29,9 @@ import numpy as np
 
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records import schema1
-from conformance.records.findings import Array, CaseResult
+from conformance.records.findings import CaseResult
 from conformance.records.header import SCHEMA, Header
+from conformance.records.numbers import Array
 
 T = TypeVar("T")
 

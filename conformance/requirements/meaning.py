@@ -42,7 +42,15 @@ from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.definition.problem import Shape
 from conformance.errors import Unsupported
-from conformance.records.findings import NOTHING, Argument, Entry, Finding, Part, Phrase, Verdict
+from conformance.records.findings import (
+    NOTHING,
+    Argument,
+    Entry,
+    Finding,
+    Part,
+    Phrase,
+    Verdict,
+)
 from conformance.requirements.examination import Examination
 from conformance.requirements.invariance import with_other_content
 from conformance.requirements.laboratory import (

@@ -9,7 +9,8 @@ from conformance.definition.dtypes import Array
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
-from conformance.records.findings import LIMIT, Argument, Finding, Part, Phrase
+from conformance.records.findings import Argument, Finding, Part, Phrase
+from conformance.records.numbers import LIMIT
 from conformance.requirements import probed
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.meaning import triangles

@@ -40,7 +40,13 @@ from conformance.definition.dtypes import DTYPES
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import NotAnAdapter, Unavailable
 from conformance.experiments import Experiment, settled
-from conformance.records.findings import CaseResult, Finding, Phrase, Verdict, without_outcome
+from conformance.records.findings import (
+    CaseResult,
+    Finding,
+    Phrase,
+    Verdict,
+    without_outcome,
+)
 from conformance.records.header import Implementation
 from conformance.records.record import decode_line, encode_line
 from conformance.requirements.laboratory import CANNOT_BE_ASKED

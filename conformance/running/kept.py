@@ -27,7 +27,7 @@ from conformance.definition.arithmetic import classes_of
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect
 from conformance.definition.problem import Problem
-from conformance.records import findings
+from conformance.records import numbers
 
 VARIABLE = "MHA_CONFORMANCE_CACHE"
 """The environment variable that names the folder of the cache; "off" disables the cache."""
@@ -96,7 +96,7 @@ def user_folder() -> Path:
 def _code() -> str:
     """Return a hash of the code on which expectations depend, and of NumPy's version."""
     digest = hashlib.blake2b(np.__version__.encode(), digest_size=6)
-    for path in (*sorted(Path(definition.__path__[0]).glob("*.py")), Path(findings.__file__)):
+    for path in (*sorted(Path(definition.__path__[0]).glob("*.py")), Path(numbers.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -28,8 +28,9 @@ from conformance.definition.problem import Problem
 from conformance.errors import PYTEST_CODES
 from conformance.explore.search import features
 from conformance.explore.trial import LOOKED_AT, Deviation, Trial
-from conformance.records.findings import INFINITE, LIMIT, CaseResult, Figures, Finding
+from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.records.header import Header, KnownDeviation
+from conformance.records.numbers import LIMIT
 from conformance.records.record import Record
 from conformance.reports.gate import tell
 from conformance.reports.gate.baseline import VERDICTS, Baseline, Entry, read_baseline, to_record

@@ -23,8 +23,8 @@ from jinja2 import Template
 from markupsafe import Markup, escape
 
 from conformance.errors import ConformanceError, WrongShape
-from conformance.records.findings import LIMIT, Array, BoolArray, ratios
 from conformance.records.header import CaseInfo
+from conformance.records.numbers import LIMIT, Array, BoolArray, ratios
 from conformance.reports import wording
 from conformance.reports.figures import heatmap
 from conformance.reports.figures.heatmap import Grid, Map, heat_map, ticks

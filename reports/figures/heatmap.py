@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from conformance.records.findings import Array, BoolArray
+from conformance.records.numbers import Array, BoolArray
 from conformance.reports.wording import superscript
 
 # From numbers to colours and words

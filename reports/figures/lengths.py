@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from xml.sax.saxutils import escape
 
-from conformance.records.findings import LIMIT
 from conformance.records.long import Climb
+from conformance.records.numbers import LIMIT
 from conformance.text import printable
 
 ARRAYS = {

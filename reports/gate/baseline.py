@@ -49,8 +49,9 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.errors import BrokenBaseline
-from conformance.records.findings import UNDERFLOW, Argument, Phrase
+from conformance.records.findings import Argument, Phrase
 from conformance.records.header import KnownDeviation
+from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import size_of
 from conformance.records.schema1 import old_wording
 from conformance.reports.gate.coverage import Counts, Pins, read_counts, read_pins

@@ -30,7 +30,14 @@ import msgspec
 import tomlkit
 
 from conformance.errors import BrokenBaseline
-from conformance.records.findings import NOT_VERIFIED, RUN, STORED, VERIFIED, CaseResult, Finding
+from conformance.records.findings import (
+    NOT_VERIFIED,
+    RUN,
+    STORED,
+    VERIFIED,
+    CaseResult,
+    Finding,
+)
 from conformance.records.record import Record
 
 Counts = Mapping[str, Mapping[str, Mapping[str, int]]]

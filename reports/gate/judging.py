@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
-from conformance.records.findings import RUN, UNDERFLOW, CaseResult, Finding, gravity, verified
+from conformance.records.findings import RUN, CaseResult, Finding, gravity, verified
 from conformance.records.header import Implementation
+from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import Record, read
 from conformance.reports.gate.baseline import Baseline, Entry, agrees_on_cause, fits, recorded
 from conformance.reports.gate.coverage import (

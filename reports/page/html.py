@@ -26,9 +26,7 @@ from conformance.records.findings import (
     INFINITE,
     MAKERS,
     NOT_VERIFIED,
-    UNDERFLOW,
     VERDICTS,
-    Array,
     CaseResult,
     Figures,
     Finding,
@@ -37,6 +35,7 @@ from conformance.records.findings import (
     item_id,
     of_weights,
 )
+from conformance.records.numbers import UNDERFLOW, Array
 from conformance.records.record import PICTURED
 from conformance.reports.cards import glances_of
 from conformance.reports.changes import Changes, deltas
