@@ -86,10 +86,11 @@ class Torch(Framework):
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         # Faster than `torch.tensor`; the tensor owns its memory, as users' tensors do.
-        half = values.dtype == np.float64 and dtype not in ("float32", "float64")
-        native = values.dtype if half or values.dtype != np.float64 else dtype
-        tensor = torch.from_numpy(values.astype(native, order="C"))
-        if half:
+        is_float = values.dtype == np.float64
+        in_numpy = is_float and dtype in ("float32", "float64")
+        tensor = torch.from_numpy(values.astype(dtype if in_numpy else values.dtype, order="C"))
+        if is_float and not in_numpy:
+            # NumPy has no bfloat16, and is slow in float16.
             tensor = tensor.to(getattr(torch, dtype))
         return tensor if device == "cpu" else tensor.to(_device(device))
 
