@@ -193,7 +193,10 @@ class NativeAdapter(Adapter):
             )
             changed = []
             for name, array in watched.items():
-                if not np.array_equal(bridge.numpy(array), numbers[name], equal_nan=True):
+                now, before = bridge.numpy(array), numbers[name]
+                # Comparing bytes is ten times as fast, and decides nearly always.
+                same = now.tobytes() == before.tobytes()
+                if not same and not np.array_equal(now, before, equal_nan=True):
                     changed.append(f"{name}: its numbers changed")
                 news = set(bridge.attached(array)) - set(attached[name])
                 changed += [f"{name}: got an attribute {attribute!r}" for attribute in sorted(news)]

@@ -233,7 +233,7 @@ def all_between(
     joined = _joined(one, names)
     if not alike or np.isnan(joined).any():
         return [between(n, one[n], other[n], noise[n], underflow) for n in names]
-    if np.array_equal(joined, _joined(other, names)) and np.isfinite(joined).all():
+    if (joined == _joined(other, names)).all() and np.isfinite(joined).all():
         same = [Figures(name, 0.0, 0.0, 0.0, BETWEEN_ANSWERS) for name in names]
         return [Comparison(figures, NOTHING, 0.0) for figures in same]
     counts, starts = _spans(one, names)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -99,7 +99,7 @@ class Workbench:
     decided: Memory = field(default_factory=lambda: Memory(256))
     answers: Memory = field(default_factory=lambda: Memory(64))
     explained: Memory = field(default_factory=lambda: Memory(1024))
-    expectations: Memory = field(default_factory=lambda: Memory(64))
+    expectations: Memory = field(default_factory=lambda: Memory(128))
     expect: Callable[..., Expectation] = expect
     """The function that computes the expectation for a problem, or loads one that was saved
     earlier; its argument `gradients` says whether to include gradients."""
@@ -150,7 +150,9 @@ class Examination:
     @cached_property
     def expectation(self) -> Expectation:
         """The expected answer to the case, with its rounding noise."""
-        return self.expected("", lambda: self.problem)
+        adapter, problem = self.adapter, partial(self.case.problem, self.dtype)
+        key = (self.case.id, self.dtype, adapter.has_gradients, adapter.accuracy)
+        return self.bench.expectations.get(key, lambda: self.expected("", problem))
 
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
         """Return the expectation for `problem()`, a variant of the case's problem.
@@ -159,18 +161,16 @@ class Examination:
         problem of the case itself; `problem` is called only if nothing is cached. Its σ is that of
         the accuracy class that the adapter promises, or else of the least accurate class.
         """
-        gradients = self.adapter.has_gradients
+        gradients, accuracy, bench = self.adapter.has_gradients, self.adapter.accuracy, self.bench
         key = (self.case.id, self.dtype, variant, gradients)
-        found = self.bench.expectations.get(
-            key, lambda: self.bench.expect(problem(), gradients=gradients)
-        )
-        found = found.at_accuracy(self.adapter.accuracy)
+        found = bench.expectations.get(key, lambda: bench.expect(problem(), gradients=gradients))
+        found = found.at_accuracy(accuracy)
 
         def careful() -> Expectation | None:
-            again = self.bench.expectations.get(
+            again = bench.expectations.get(
                 (*key, "careful"), lambda: expect_carefully(problem(), gradients=gradients)
             )
-            return None if again is None else again.at_accuracy(self.adapter.accuracy)
+            return None if again is None else again.at_accuracy(accuracy)
 
         return replace(found, careful=careful)
 
@@ -220,9 +220,11 @@ class Examination:
         The dtypes of the answers must be equal too, and either both modes or none must have
         gradients, and likewise return weights.
         """
-        digest = hashlib.blake2b(repr(sorted(self.answer.dtypes.items())).encode())
-        for name, array in self.answer.arrays().items():
-            digest.update(name.encode() + array.tobytes())
+        arrays = self.answer.arrays()
+        names = repr([*arrays, *sorted(self.answer.dtypes.items())]).encode()
+        digest = hashlib.blake2b(names)
+        for array in arrays.values():
+            digest.update(np.ascontiguousarray(array))
         *key, _ = self._answer_key(self.mode)
         return (*key, self.mode.gradients, self.mode.weights, digest.digest())
 

@@ -101,6 +101,18 @@ def take_gpu(worker: str) -> None:
         os.environ[GPUS] = gpus[int(worker.removeprefix("gw")) % len(gpus)].strip()
 
 
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Suspend garbage collection in the context, which makes many objects that all stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Run:
     """A pytest plugin that plans, examines and records the items of a session."""
 
@@ -131,7 +143,8 @@ class Run:
         check_distinct(adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
-        rows = self.selection.rows(adapters, self.device)
+        with _no_garbage():
+            rows = self.selection.rows(adapters, self.device)
         self.shard = parse_shard(option("--shard"))
         self.planned = part(rows, *self.shard)
         # The ids of the items that are selected after -k and similar options.
@@ -368,6 +381,12 @@ class Run:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Store the session, so that it can be stopped."""
         self._session = session
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """Collect tests without garbage collection."""
+        with _no_garbage():
+            yield
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Determine whether setup and teardown can be skipped for the tests of this session."""

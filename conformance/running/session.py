@@ -229,9 +229,10 @@ class Session:
     checked: Callable[[CaseResult], None] = lambda result: None
     entries: dict[str, Sequence[Entry]] = field(default_factory=dict)
 
-    def examination(self, item: Item) -> Examination:
+    def examination(self, item: Item, put_back: Callable[[], None] = lambda: None) -> Examination:
         """Return an examination of the item, which shares this session's caches."""
-        return Examination(item.adapter, item.asked, item.dtype, item.device, item.mode, self.bench)
+        where = (item.dtype, item.device, item.mode)
+        return Examination(item.adapter, item.asked, *where, self.bench, put_back)
 
     def ask(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
         """Examine a row; return its result, and its arrays by name, which only experiments have."""
@@ -247,7 +248,7 @@ class Session:
         """
         try:
             with _unchanged(item.adapter) as put_back:
-                examination = dataclasses.replace(self.examination(item), put_back=put_back)
+                examination = self.examination(item, put_back)
                 decided = (self._decide(one, examination) for one in item.requirements)
                 findings = [finding for finding in decided if finding is not None]
                 if self.explains and any(_unexplained(finding) for finding in findings):
