@@ -287,7 +287,7 @@ class _Found:
 
 
 class _Reader:
-    """A reader of the rows of one head of an answer, in order, that converts many rows at once."""
+    """A reader of the rows of one head of an array, in order, which converts many rows at once."""
 
     def __init__(self, slices: Slices, entry: int, head: int, span: slice) -> None:
         self._slices, self._at, self._stop = slices, (entry, head), span.stop

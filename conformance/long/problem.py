@@ -380,8 +380,8 @@ def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -
 def sampled(queries: int, tile: int, most: int = 256, seed: int = 0) -> np.ndarray:
     """Return the rows to sample, sorted: those at edges of tiles, and random ones.
 
-    If there are too many edges for `most` rows, take an evenly spread selection of them. An
-    `UNKNOWN` tile counts as one of 64 rows.
+    If there are too many edges for `most` rows, take an evenly spread selection of them. `tile` is
+    the number of rows in a tile; if it is `UNKNOWN` (0), 64 is assumed.
     """
     edges = np.arange(0, queries, tile or 64)
     edges = np.unique(np.concatenate([edges, np.maximum(edges - 1, 0), [queries - 1]]))

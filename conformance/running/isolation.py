@@ -1,4 +1,4 @@
-"""Run each implementation in a separate process, with limits of time and memory.
+"""Run each implementation in a separate process, with limits on time and memory.
 
 If a process dies, hangs or uses too much memory, only one item is lost, and the next item gets a
 new process. A supervisor returns a journal line for every item, even if the process is lost. This
@@ -126,7 +126,7 @@ class Supervisor:
     def _started(self) -> Ended | None:
         """Start a process and import the implementation, unless this was done or has failed before.
 
-        Return None, or the reason why there is no process.
+        Return None if there is now a process, or else the reason why there is none.
         """
         if self._ended is not None or self._process is not None:
             return self._ended
@@ -157,7 +157,10 @@ class Supervisor:
         return self._unreachable()
 
     def adopt(self, declared: Declared) -> None:
-        """Use a declaration from another process of this run, without importing anything."""
+        """Take over from another process's declaration whether the import failed.
+
+        Nothing is imported here until `examine` is called.
+        """
         self._ended = declared.ended
 
     def _unreachable(self) -> Declared:
@@ -210,9 +213,9 @@ class Supervisor:
     def inquire(self, inquiry: Inquiry) -> CaseResult:
         """Return the result of an experiment whose questions are answered one by one.
 
-        If the process is lost at a question, the question's entry says so, and a new process gets
-        the next one. If `Limits.deaths` processes in a row are lost, the remaining questions are
-        not asked. If the questions cannot even be listed, the result has no entries.
+        If the process is lost at a question, the question's entry says so, and the next question
+        goes to a new process. If `Limits.deaths` processes in a row are lost, the remaining
+        questions are not asked. If the questions cannot even be listed, the result has no entries.
         """
         listed = self._question(inquiry, -1)
         if isinstance(listed, Ended):
@@ -307,10 +310,11 @@ def _file_of(asked: Case | Experiment) -> str:
 
 @contextmanager
 def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
-    """Yield a function for `Session.apart`; at the end, kill the processes that the function used.
+    """Yield a function, for `Session.apart`, that runs an experiment in a separate process.
 
-    `spec` is the implementation's name on the command line. If it is "", no other process can
-    import the implementation, so the function returns the verdict "unsupported".
+    On exit, the processes are killed. `spec` is the implementation's name on the command line. If
+    `spec` is "", no other process can import the implementation, so the function returns a result
+    with the verdict "unsupported".
     """
     with contextlib.ExitStack() as stack:
 

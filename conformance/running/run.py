@@ -206,7 +206,7 @@ class Run:
         return next(spec for own, spec in self.adapters if own is adapter)
 
     def _conforms_alone(self, row: Row) -> bool:
-        """Return whether a new instance of the implementation conforms without earlier calls.
+        """Return whether a new instance of the implementation conforms on this row alone.
 
         Return False if the row is the first that was examined, if the implementation is isolated,
         or if `conforms_alone` does not make a new instance.
@@ -392,11 +392,11 @@ class Run:
         gc.freeze()
 
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
-        """Run a test without setup and teardown, if these would do nothing; return True.
+        """Run a test without setup and teardown and return True, if these would do nothing.
 
-        Setup and teardown take as long as examining an item. Their reports are still made if
-        another plugin, such as the JUnit writer, may use them. Otherwise, return None, so that
-        pytest runs the test.
+        If setup and teardown may do something, return None, so that pytest runs the test. They take
+        as long as examining an item. Their reports are still made if another plugin, such as the
+        JUnit writer, may use them.
         """
         if not self._phases:
             return None
@@ -454,7 +454,10 @@ class Run:
             report.conformance = encode_line(crashed, {}).decode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store an item's result and write it to the journal, except in xdist workers."""
+        """Store an item's result and write it to the journal, except in xdist workers.
+
+        If the journal cannot be written, stop the session.
+        """
         line = getattr(report, "conformance", None)
         if line is None or self._is_worker:
             return
@@ -585,7 +588,7 @@ class Run:
                 write(line)
 
     def _about_record(self) -> Iterator[str]:
-        """Yield lines about reused results, unusable files and the path of the record."""
+        """Yield lines about unusable files, reused results, and the record or why there is none."""
         for problem in self._earlier.problems:
             yield f"measured again: {problem}"
         if self._earlier.lines:
@@ -601,7 +604,7 @@ class Run:
     def _worst(self) -> Iterator[str]:
         """Yield lines with the worst deviation of each implementation, for `--survey`.
 
-        If an implementation has several, the last line says how to show all of them.
+        If an implementation has several deviations, the last line says how to show all of them.
         """
         most = 0
         for adapter, _ in self.adapters:
