@@ -293,7 +293,7 @@ class Ladder:
     def _warm_up(self) -> None:
         """Call the implementation on a few tokens, so that start-up is not charged to a length.
 
-        The second call measures the rate by which the time of the shortest length is predicted.
+        The second call measures the rate from which the time of the shortest length is predicted.
         """
         first, mode = self._plan[0]
         few = msgspec.structs.replace(first, problem="full", queries=4 * FEW, keys=4 * FEW)

@@ -92,7 +92,7 @@ class Visibility:
     def intervals(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
         """Return `first` and `last`, `[queries]` each, of a batch entry; both are sorted.
 
-        A query sees the keys from `first` to `last` - 1; none if the two are equal.
+        A query sees the keys from `first` to `last` - 1, and no keys if the two are equal.
 
         Raises:
             WrongShape: the packed sequences together are longer than the axis.
@@ -222,9 +222,9 @@ class LongProblem:
         return self.soft_cap * np.tanh(logits / self.soft_cap)
 
     def slope(self, head: int) -> Array:
-        """Return the derivative of capped by uncapped logits, `[query_classes key_classes]`.
+        """Return the derivative of the cap at each logit, `[query_classes key_classes]`.
 
-        It is 1 without a cap.
+        The derivative is 1 without a cap.
         """
         if self.soft_cap is None:
             return np.ones((self.queries.shape[1], self.keys.shape[1]))

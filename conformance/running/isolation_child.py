@@ -1,4 +1,4 @@
-"""The process of an isolated implementation, and its messages: requests and results.
+"""The process of an isolated implementation, and its messages: requests and responses.
 
 The messages are plain data, never pickled objects: unpickling a message from the process could run
 code of the implementation. The server from which such processes are forked preloads this module.

@@ -320,8 +320,8 @@ class Joined(NamedTuple):
     """A record joined from parts.
 
     Attributes:
-        record: the joined record; each item has its result from the first part that verified it,
-            or else from the last part that contains it.
+        record: the joined record; each item has its result from the first part that could check it
+            (with a verdict not in `NOT_VERIFIED`), or else from the last part that contains it.
         contradictions: a line of text for each item on which two parts disagree.
     """
 

@@ -469,9 +469,9 @@ class Worst:
 
 
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
-    """Return a function that returns whether to record an array, given "item id|array".
+    """Return a function that returns whether to record an array, given its name "item id|array".
 
-    It returns False only for attention weights of items that are not among the worst.
+    The function returns False only for attention weights of items that are not among the worst.
     """
     worst = Worst(places, results).ids
 
