@@ -184,8 +184,8 @@ class Supervisor:
     def examine(self, row: Row, place: int) -> bytes:
         """Examine a row in the process, and return its journal line.
 
-        `place` is the position of the row in the run, or -1 if its weights must not be recorded. If
-        the process is lost, the line has a verdict such as "crashed", and the reason.
+        `place` is the position of the row in the run, or -1 if its attention weights must not be
+        recorded. If the process is lost, the line has a verdict such as "crashed", and the reason.
         """
         if self._ended is None and isinstance(row, Inquiry) and row.asked.apart:
             return encode_line(self.inquire(row), {})
@@ -267,7 +267,8 @@ class Supervisor:
     def _examined(self, request: Examine, row: Row) -> Examined | Ended:
         """Return the response of the process to a request about a row, or `Ended` if it is lost.
 
-        A response about another item is treated as a crash.
+        A response about another item is treated as a crash. If only the search for causes takes too
+        long, the response is about the item without causes.
         """
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
@@ -464,7 +465,7 @@ class Process:
     def _ask_where(self) -> None:
         """Make the process print its stack, and wait for the stack for up to half a second.
 
-        Do nothing if the system has no signal for it.
+        Do nothing if the system has no signal for this.
         """
         if STACK_SIGNAL is None or self._process.pid is None:
             return

@@ -66,7 +66,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Declare(msgspec.Struct, frozen=True, tag=True):
-    """A request for the adapter's declaration and the modes in which to run cases in dtypes."""
+    """A request for the adapter's declaration and the modes in which to run `cases` in `dtypes`."""
 
     cases: dict[str, str]
     """The path of the case file by the id of the case; "" if the case is in the catalogue."""

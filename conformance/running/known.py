@@ -44,7 +44,7 @@ class Gated:
     """The baseline with which a run is compared, and the judgement at the end of the run.
 
     `path` is the file of the baseline, relative to `folder`. If `verbose` is true, the summary
-    shows all deviations, and otherwise the first of each kind.
+    shows all deviations, or else only the first of each kind.
 
     Raises:
         BrokenBaseline: the baseline cannot be read, or a condition in it uses a variable that the
@@ -189,7 +189,7 @@ def _finding(requirement: str, deviation: Deviation) -> Finding:
 def similar(problem: Problem) -> Sequence[str]:
     """Return the ids of the cases that represent a problem, as this module's docstring explains.
 
-    They have the most features of the problem, and no features that it lacks.
+    These cases share the most features with the problem, and have none that it lacks.
     """
     return _similar(features(problem))
 

@@ -332,7 +332,8 @@ class Run:
     def _take(self, part: Part, ref: Any) -> None:
         """Write the files of a finished part, report the part, and note its exit code.
 
-        The code is `INCOMPLETE` if the part was lost, or failed without writing a record.
+        The code is `INCOMPLETE` if the part was lost, failed without writing a record, or ended
+        with a code that is not an `ExitCode`.
         """
         import ray
 

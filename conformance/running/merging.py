@@ -83,7 +83,7 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file, or None if another process has just removed it, to try again.
+        """Return the locked file, or None if it was just removed, so that the caller tries again.
 
         Raises:
             ConformanceError: another process has the lock.
@@ -186,9 +186,9 @@ def earlier(
 
 
 def _measured(result: CaseResult, day: str, header: Header) -> CaseResult:
-    """Return a copy of a result with `day`, the day of its measurement, as `measured`.
+    """Return a copy of a result whose `measured` is `day`, the day of its measurement.
 
-    `measured` is "" if the record with this header was created on the same day.
+    If the record with this header was created on the same day, `measured` is "".
     """
     day = "" if day == header.provenance.created[:10] else day
     return msgspec.structs.replace(result, measured=day)
@@ -266,8 +266,8 @@ def _without_words(declared: Implementation) -> Implementation:
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
     """Return the record in a file if a new run of these implementations would not change it.
 
-    Return None if the record cannot be read, is incomplete, comes from a restricted run or one of
-    other implementations, or has results that are no longer valid or that verify nothing. No
+    Return None if the record cannot be read, is incomplete, comes from a restricted run or a run
+    of other implementations, or has results that are no longer valid or that verify nothing. No
     adapter or framework is imported. Because only a framework could determine the model of a GPU,
     the result is also None unless `device` is "cpu".
     """

@@ -91,7 +91,7 @@ def take_gpu(worker: str) -> None:
     """Restrict an xdist worker ("gw1") and the processes that it starts to one of the GPUs.
 
     The GPUs in `CUDA_VISIBLE_DEVICES`, or else all GPUs, are assigned to the workers in turn. If
-    there are none, nothing changes. A framework reads this variable when it first uses a GPU, so
+    there are no GPUs, nothing changes. A framework reads this variable when it first uses a GPU, so
     this function must be called before adapters are loaded.
     """
     given = os.environ.get(GPUS)
@@ -278,7 +278,8 @@ class Run:
     def pytest_configure_node(self, node: Any) -> None:
         """Send an xdist worker the declarations of isolated implementations, and the header.
 
-        The worker needs the header to select results of earlier runs; it is "" if there are none.
+        The worker needs the header to select results of earlier runs; if there are no such results,
+        the header is "".
         """
         header = msgspec.json.encode(self._header()).decode() if self._earlier.lines else ""
         node.workerinput["conformance"] = {"declared": self._declared, "header": header}
@@ -370,7 +371,10 @@ class Run:
         self._session = session
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Determine whether setup and teardown can be skipped for the tests of this session."""
+        """Determine whether setup and teardown can be skipped for the tests of this session.
+
+        Also exempt the objects that exist now from garbage collection during the tests.
+        """
 
         def plugins(*names: str) -> set[str]:
             hooks = [getattr(self.config.hook, f"pytest_runtest_{name}") for name in names]
@@ -637,8 +641,8 @@ class Run:
 def exit_raises() -> Iterator[None]:
     """Make `os._exit` raise `SystemExit` inside the context, in the main thread of this process.
 
-    Otherwise, a call by an implementation would end the run as if all items had been examined. In
-    other threads, `os._exit` ends the process, but with an exit code other than 0. In a forked
+    Without this, an implementation that calls it could end the run as if all items were examined.
+    In other threads, `os._exit` ends the process, but with an exit code other than 0. In a forked
     child process, it works as usual.
     """
     leave, process = os._exit, os.getpid()
