@@ -1,10 +1,9 @@
-"""Call an implementation on long sequences, be it a function of heads or a whole layer.
+"""Call an implementation on long sequences, whether it is a function of heads or a whole layer.
 
-An implementation may also take masks as structure, see `AtLength`. For any other, a mask that it
-cannot express by a flag becomes an array, which must be small or have a single row; a layer gets
-causal masks only. The inputs are created once,
-as `[batch heads length head]`, and results are read in slices, so that no second copy of them is
-needed.
+An implementation may take masks as structure (see `AtLength`). For other implementations, a mask
+that no flag can express becomes an array, which must be small or have a single row, and a layer
+gets no masks except causal ones. The inputs are created once, as `[batch heads length head]`, and
+results are read in slices, so that no second copy of them is needed.
 
 A layer gets projections that pass the heads on unchanged. Products with 0 and 1 are exact in every
 precision, so the layer returns the attention of these heads. If it takes only one input for query,
@@ -36,14 +35,14 @@ DENSE = 2**26
 """The most pairs of a query and a key for which a mask with several rows is passed as an array."""
 
 SHORT = 10.0
-"""The most seconds that a first call may take to be repeated, to find out how long it compiled."""
+"""The most seconds that a first call may take if it is to be repeated to find its compile time."""
 
 _INPUTS = ("query", "key", "value")
 
 
 @runtime_checkable
 class AtLength(Protocol):
-    """An implementation that takes masks as structure, and may return gradients with the output."""
+    """An implementation that takes masks as a `Visibility` instead of arrays or flags."""
 
     def at_length(self, heads: Heads) -> Mapping[str, np.ndarray]:
         """Return the "output" and any gradients of "query", "key" and "value", as NumPy arrays.
@@ -280,7 +279,7 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
 def _shape(heads: Heads, *, shared: bool = False, bias: bool = False) -> Shape:
     """Return the shape of a layer that attends over these heads.
 
-    If `shared`, it has three heads, as many as a single input holds side by side.
+    If `shared`, the layer has three heads, because its input holds query, key and value.
     """
     batch, count, queries, size = heads.query.shape
     kv_heads, keys, value_size = heads.value.shape[1:]

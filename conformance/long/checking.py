@@ -44,7 +44,9 @@ by the root of the number of independent errors. Pairs of the same classes are r
 array has at most as many independent errors as there are classes."""
 
 FEW = 16
-"""The number of independent rows below which the rms varies as much as a single error."""
+"""The number of independent rows below which the limits of rms and gain are wider.
+
+With few rows, rms and gain vary almost as much as a single error."""
 
 _READ = 2**15
 """The number of rows of an answer to convert at once."""
@@ -287,7 +289,7 @@ class _Found:
 
 
 class _Reader:
-    """A reader of the rows of one head of an answer, in order, that converts many rows at once."""
+    """A reader of the rows of one head of an array, in order, which converts many rows at once."""
 
     def __init__(self, slices: Slices, entry: int, head: int, span: slice) -> None:
         self._slices, self._at, self._stop = slices, (entry, head), span.stop

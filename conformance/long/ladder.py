@@ -4,10 +4,10 @@ A few queries over all keys, and all queries over a few keys, reach every index 
 Whole sequences, causal and not, follow as far as time and memory allow. Problems that are not
 reached are reported as such.
 
-The cost of a problem is predicted from the same problem at the lengths before: time, from the
-number of pairs and tokens; and memory, beyond the estimate of `needed`, from the number of pairs.
-Thus an implementation whose calls at shorter lengths show that it holds all logits is not called if
-they do not fit into memory.
+The cost of a problem is predicted from the cost of the same problem at shorter lengths. Time grows
+with the number of pairs and tokens, and memory beyond the estimate of `needed` with the number of
+pairs. Thus, if calls at shorter lengths show that an implementation holds all logits, it is not
+called at lengths for which the logits do not fit into memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ BEYOND_FROM = 2**20
 models have."""
 
 PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
-"""The problems of one length, in order; `BEYOND` is posed from the length `BEYOND_FROM` on."""
+"""The problems of one length, in order; `BEYOND` is left out at lengths below `BEYOND_FROM`."""
 
 STRUCTURED = ("window", "packed")
 """Further problems for implementations that take masks as structure."""
@@ -103,17 +103,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The head size, and how many keys are summed up at once in a tile, or `UNKNOWN`."""
+    """The head size, and how many keys form a tile, which is summed up at once; or `UNKNOWN`."""
 
     head_size: int = 64
     tile: int = UNKNOWN
 
     @classmethod
     def of(cls, geometry: Geometry | None, head_size: int | None, tile: int | None) -> Sizes:
-        """Return the given sizes or, in place of None or 0, those of a geometry.
+        """Return the given sizes, with each that is None or 0 replaced by that of the geometry.
 
-        These are its first head size and its tile of keys. Without a geometry, a head size of 64
-        and an `UNKNOWN` tile take their place.
+        A geometry provides its first head size and its tile of keys. Without a geometry, the head
+        size 64 and an `UNKNOWN` tile are used instead.
         """
         head, keys = (geometry.head_sizes[0], geometry.tiles[1]) if geometry else (64, UNKNOWN)
         return cls(head_size or head, tile or keys)
@@ -129,9 +129,9 @@ def lengths(first: int, last: int) -> list[int]:
 
 
 def needed(queries: int, keys: int, head_size: int, dtype: str) -> int:
-    """Return an estimate of the bytes that a problem takes, the implementation's arrays included.
+    """Return an estimate of the bytes that a problem takes, including the implementation's arrays.
 
-    What an implementation needs beyond that, such as for all logits, is measured in its calls.
+    Any further memory that an implementation needs, such as for all logits, is measured in calls.
     """
     return 2**28 + _ARRAYS_AT_ONCE * (queries + keys) // 2 * (head_size + 4) * _wide(dtype)
 
@@ -161,7 +161,7 @@ def largest(memory: int, head_size: int, dtype: str) -> int:
 
 
 def _wide(dtype: str) -> int:
-    """Return the bytes of a number of a dtype in NumPy."""
+    """Return the size in bytes of a number of this dtype in the suite's NumPy arrays."""
     return 8 if dtype == "float64" else 4
 
 
@@ -189,7 +189,7 @@ class _Cost:
         pairs: the number of pairs of a query and a key.
         seconds: the seconds per unit of work; see `_work`.
         extra: the bytes beyond `needed`.
-        fixed: the extra seconds of the last first call, such as for compiling.
+        fixed: the extra seconds, such as for compiling, of the first call at the latest length.
     """
 
     pairs: list[float] = field(default_factory=list)
@@ -228,7 +228,7 @@ class Ladder:
         dtypes: the dtypes.
         limits: the memory and time that it may take.
         sizes: the sizes of heads and tiles; None for those that the adapter declares.
-        modes: the names of modes; empty, or none that the adapter has, for that of `mode_of`.
+        modes: the names of the modes; if the adapter has none of them, `mode_of` chooses one.
         device: "cpu" or "gpu".
         threads: how many threads the suite's own comparison may use.
     """
@@ -278,8 +278,8 @@ class Ladder:
         """Yield the result of each problem, shorter ones first.
 
         Args:
-            begin: is called before each problem that is run, with the problem and the seconds that
-                all remaining problems are predicted to take.
+            begin: a function that is called before each problem that is run, with the problem and
+                the predicted seconds for it and all remaining problems.
         """
         self._warm_up()
         for number, (step, mode) in enumerate(self._plan):
@@ -293,7 +293,7 @@ class Ladder:
     def _warm_up(self) -> None:
         """Call the implementation on a few tokens, so that start-up is not charged to a length.
 
-        The second call measures the rate by which the time of the shortest length is predicted.
+        The second call measures the rate from which the time of the shortest length is predicted.
         """
         first, mode = self._plan[0]
         few = msgspec.structs.replace(first, problem="full", queries=4 * FEW, keys=4 * FEW)
@@ -432,7 +432,7 @@ class Ladder:
 
 
 def array_name(name: str) -> str:
-    """Return "gradient of" and the name of an array; only the name for "output" and "log_total"."""
+    """Return "gradient of NAME" for the array NAME, or just "output" or "log_total" for these."""
     return name if name in ("output", "log_total") else f"gradient of {name}"
 
 
@@ -446,7 +446,7 @@ def _seen(tally: Tally) -> Seen:
 
 
 def _finite(number: float) -> float:
-    """Return the number with four significant digits, at most `INFINITE`, which NaN becomes."""
+    """Return a number rounded to four digits and limited to ±`INFINITE`; NaN gives `INFINITE`."""
     number = INFINITE if math.isnan(number) else min(max(number, -INFINITE), INFINITE)
     return float(f"{number:.4g}")
 
@@ -490,7 +490,7 @@ def _forget_peak() -> int:
 
 
 def _peak() -> int:
-    """Return the sum of the peaks of resident memory of `_processes`, in bytes.
+    """Return the sum of the peaks of resident memory of this process and its descendants, in bytes.
 
     If the peak of a process is unknown, its present memory counts.
     """

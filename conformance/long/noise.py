@@ -30,8 +30,10 @@ UNKNOWN = 0
 """The tile of an implementation that does not declare how many terms it sums up at once."""
 
 _USUAL = (64, 1024)
-"""The tiles of a small kernel and of a library's matrix product, of which `UNKNOWN` means the one
-that gives the larger variance: errors are smallest with as many tiles as terms in a tile."""
+"""The tiles of a small kernel and of a library's matrix product.
+
+For an `UNKNOWN` tile, the larger of the two variances is used. Errors are smallest if the number of
+tiles equals the number of terms in a tile, so either tile may be the worse one."""
 
 _COLUMNS = 4096
 """The number of columns that `sampled_head` processes at once."""
@@ -49,11 +51,12 @@ def models(dtype: DType) -> list[AccuracyClass]:
 
 
 def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
-    """Return two factors for the variance of a sum: of its terms' squares, and of its own square.
+    """Return two factors for the variance of a sum's rounding errors.
 
-    With T tiles of t terms, the squares of all partial sums add up to (T + t)/2 times the sum of
-    the terms' squares, plus T/3 + t/3T times the square of the sum. For an `UNKNOWN` tile, each
-    factor is the larger one of the tiles `_USUAL`.
+    The first multiplies the sum of the squared terms, and the second the square of the sum: with T
+    tiles of t terms, the squares of all partial sums add up to (T + t)/2 times the former, plus
+    T/3 + t/3T times the latter. For an `UNKNOWN` tile, each factor is the larger of those for the
+    tiles `_USUAL`.
 
     Args:
         number: the number of terms of each sum.
@@ -331,7 +334,7 @@ def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Ar
 def sampled_head(
     heads: Heads, head: int, chosen: np.ndarray, of: Variances, tile: int
 ) -> dict[str, tuple[Array, Array]]:
-    """Return the expected output and gradients of a head of `generic`, each with its variance.
+    """Return the expected output and gradients of one head, each with the variance of its errors.
 
     Only the first batch entry is considered.
 
@@ -339,7 +342,7 @@ def sampled_head(
     equal. The cost is O(rows · length · head size).
 
     Args:
-        heads: the inputs, with a cotangent of 0 except in the chosen rows.
+        heads: the inputs, as from `generic`, with a cotangent of 0 except in the chosen rows.
         head: the query head.
         chosen: the rows of "output" and "query" to return; "key" and "value" are complete.
         of: the variances of rounding errors.

@@ -68,7 +68,7 @@ class Around:
 
 
 def surroundings(first: Index, last: Index, rows: slice, size: int) -> Iterator[Around]:
-    """Yield all rows in blocks of at most `size`, each with its columns in blocks of `size`.
+    """Yield the rows in blocks of at most `size`, each with its columns in blocks of `size`.
 
     A row sees the columns from `first` to `last` - 1, which are given for every row. A block ends
     early where the ends of the intervals jump, as between packed sequences, so that at most six
@@ -154,13 +154,15 @@ def one_hot(classes: Classes, count: int) -> Array:
 
 
 def squared_norms(vectors: Array) -> Array:
-    """Return the squared Euclidean norm of each row of `[rows size]`, `[rows]`."""
+    """Return the squared Euclidean norms `[rows]` of the rows of an array `[rows size]`."""
     return np.einsum("id,id->i", vectors, vectors)
 
 
 @dataclass(eq=False)
 class Head:
     """One query head of one batch entry, with the forward results that the backward pass needs.
+
+    The symbols e, Z, w and D are those of this module's docstring.
 
     Attributes:
         powers: e `[query_classes key_classes]`.
@@ -218,11 +220,11 @@ class Head:
         return transposed(self.first, self.last, len(self.key_class))
 
     def value(self, columns: slice) -> Array:
-        """Return values `[columns value_head]` in float64."""
+        """Return the values of a slice of keys, `[columns value_head]`, in float64."""
         return self.problem.value[self.entry, self.kv_head, columns].astype(np.float64)
 
     def cotangent(self, rows: slice) -> Array:
-        """Return cotangents `[rows value_head]` in float64."""
+        """Return the cotangents of a slice of queries, `[rows value_head]`, in float64."""
         return self.problem.cotangent[self.entry, self.head, rows].astype(np.float64)
 
 
@@ -239,6 +241,8 @@ class _Block:
 @dataclass(eq=False)
 class Rows(_Block):
     """A block of queries: its output, log-normaliser and gradient, with the terms that form them.
+
+    The symbols are those of this module's docstring.
 
     Attributes:
         around: the rows of the block, and the columns that they see.
@@ -311,7 +315,9 @@ def rows(head: Head, span: slice, size: int = BLOCK) -> Iterator[Rows]:
 
 @dataclass(eq=False)
 class Part:
-    """The part of one query head in the gradients of a block of keys, with the terms that form it.
+    """What one query head adds to the gradients of a block of keys, with the terms that form it.
+
+    The symbols are those of this module's docstring.
 
     Attributes:
         d_key, d_value: `[keys head]` and `[keys value_head]`.
@@ -338,7 +344,7 @@ class Part:
 
 @dataclass(eq=False)
 class Columns(_Block):
-    """A block of keys with their values `[keys value_head]`, and one part for each query head."""
+    """A block of keys: their values `[keys value_head]`, and a `Part` from each query head."""
 
     values: Array
     parts: list[Part]
@@ -382,7 +388,7 @@ class _Transposed:
         return np.hstack([weight * head.cotangent(of), weight * head.row[of, None], head.extra[of]])
 
     def part(self, around: Around, values: Array) -> Part:
-        """Return this head's part of the gradients of a block of keys and values."""
+        """Return what this head adds to the gradients of a block of keys and their `values`."""
         head, width = self.head, self.width
         of_queries = np.concatenate([head.query_class[edge] for edge in around.edges])
         numbers = np.concatenate([self.numbers(edge) for edge in around.edges])

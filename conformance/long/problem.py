@@ -92,7 +92,7 @@ class Visibility:
     def intervals(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
         """Return `first` and `last`, `[queries]` each, of a batch entry; both are sorted.
 
-        A query sees the keys from `first` to `last` - 1; none if the two are equal.
+        A query sees the keys from `first` to `last` - 1, and no keys if the two are equal.
 
         Raises:
             WrongShape: the packed sequences together are longer than the axis.
@@ -222,9 +222,9 @@ class LongProblem:
         return self.soft_cap * np.tanh(logits / self.soft_cap)
 
     def slope(self, head: int) -> Array:
-        """Return the derivative of capped by uncapped logits, `[query_classes key_classes]`.
+        """Return the derivative of the cap at each logit, `[query_classes key_classes]`.
 
-        It is 1 without a cap.
+        The derivative is 1 without a cap.
         """
         if self.soft_cap is None:
             return np.ones((self.queries.shape[1], self.keys.shape[1]))
@@ -380,8 +380,8 @@ def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -
 def sampled(queries: int, tile: int, most: int = 256, seed: int = 0) -> np.ndarray:
     """Return the rows to sample, sorted: those at edges of tiles, and random ones.
 
-    If there are too many edges for `most` rows, take an evenly spread selection of them. An
-    `UNKNOWN` tile counts as one of 64 rows.
+    If there are too many edges for `most` rows, take an evenly spread selection of them. `tile` is
+    the number of rows in a tile; if it is `UNKNOWN` (0), 64 is assumed.
     """
     edges = np.arange(0, queries, tile or 64)
     edges = np.unique(np.concatenate([edges, np.maximum(edges - 1, 0), [queries - 1]]))

@@ -2,8 +2,8 @@
 
 A check is one case or experiment in one dtype and mode. Cases that an adapter declares as
 unsupported are left out. A check that verifies nothing when it is run, for example because the
-implementation is unavailable, does not fail; pytest skips it, with the reason. In addition, each
-implementation fails if none of its checks verified anything.
+implementation is unavailable, does not fail; pytest skips it, with the reason. For each
+implementation, an additional check fails if none of its checks verified anything.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Check:
     run: Callable[[], None]
 
     def __call__(self) -> None:
-        """Run the check: pass, fail with a self-contained message, or skip or xfail with reason."""
+        """Run the check: pass, skip, xfail, or fail with a self-contained message."""
         __tracebackhide__ = True
         self.run()
 

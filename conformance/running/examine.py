@@ -61,7 +61,7 @@ def examine(
 ) -> Outcome:
     """Examine an implementation in this process, like `mha-conformance run --no-isolate`.
 
-    Experiments that may end the process are the exception: they are run in a separate one.
+    Only experiments that may end the process are run in a separate one.
 
         outcome = examine("torch-mha", cases="mask", dtypes="float32")
         outcome.counts    # {'conforms': 31, 'unsupported': 5}
@@ -217,7 +217,7 @@ class Outcome:
 
     @property
     def card(self) -> list[dict[str, Any]]:
-        """A dictionary for each convention observed by an experiment; [] without experiments."""
+        """The observed conventions, one dictionary each; [] if no experiment was run."""
         return [
             {
                 **_item(result),
@@ -341,7 +341,7 @@ def _requirements() -> dict[str, RequirementInfo]:
 
 
 class _Suite:
-    """A source of requirements and of the questions of cases and experiments, for messages."""
+    """A lookup of requirements, and of what cases and experiments ask, for failure messages."""
 
     def requirement(self, name: str) -> RequirementInfo | None:
         return _requirements().get(name)
@@ -359,7 +359,15 @@ class _Suite:
 def failure(
     result: CaseResult, spec: str, file: str = "", *, alone: bool = False, command: str = ""
 ) -> str:
-    """Return a message with all deviations of an item; see `wording.failure` for the arguments."""
+    """Return a message with all deviations of an item, and a command that runs the item again.
+
+    Args:
+        result: the result of the item.
+        spec: the implementation's name on the command line.
+        file: the case file of the item, or "" if the case is in the catalogue.
+        alone: whether the item conforms if nothing else is called before.
+        command: the command to show; by default, it is made from `spec`.
+    """
     return wording.failure(result, spec, _Suite(), file, alone=alone, command=command)
 
 
@@ -376,7 +384,7 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     """Yield lines about an implementation: counts, unmet requirements, items not verified.
 
     If `reasons` is true, the lines include the reasons why items are unsupported. If the call fails
-    in every supported item, there are only the counts and the most frequent errors.
+    in every supported item, there are only the counts, the most frequent errors and a hint.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
@@ -403,9 +411,9 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 
 
 def _call_failed(result: CaseResult) -> bool:
-    """Return whether the call itself failed: an item has an error, and nothing was measured.
+    """Return whether the call itself failed: the item has an error, and nothing was measured.
 
-    Unsupported findings are ignored. Findings that deviate without figures are allowed, because an
+    Unsupported findings are ignored. There may also be deviations without figures, because an
     experiment may observe that an argument is rejected.
     """
     answered = [one for one in result.findings if one.verdict != "unsupported"]
@@ -441,8 +449,8 @@ def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
     """Return the item to show in full, and the number of items that deviate or are errors.
 
     The item to show is chosen by these criteria, in this order: a requirement of level "must", a
-    case rather than an experiment, a known cause, and a large deviation. It is None if the number
-    is 0.
+    case rather than an experiment, a known cause, and a large deviation. It is None if no item
+    deviates or is an error.
     """
 
     def weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Run each implementation in a separate process, with limits of time and memory.
+"""Run each implementation in a separate process, with limits on time and memory.
 
 If a process dies, hangs or uses too much memory, only one item is lost, and the next item gets a
 new process. A supervisor returns a journal line for every item, even if the process is lost. This
@@ -126,7 +126,7 @@ class Supervisor:
     def _started(self) -> Ended | None:
         """Start a process and import the implementation, unless this was done or has failed before.
 
-        Return None, or the reason why there is no process.
+        Return None if there is now a process, or else the reason why there is none.
         """
         if self._ended is not None or self._process is not None:
             return self._ended
@@ -157,7 +157,10 @@ class Supervisor:
         return self._unreachable()
 
     def adopt(self, declared: Declared) -> None:
-        """Use a declaration from another process of this run, without importing anything."""
+        """Take over from another process's declaration whether the import failed.
+
+        Nothing is imported here until `examine` is called.
+        """
         self._ended = declared.ended
 
     def _unreachable(self) -> Declared:
@@ -181,8 +184,8 @@ class Supervisor:
     def examine(self, row: Row, place: int) -> bytes:
         """Examine a row in the process, and return its journal line.
 
-        `place` is the position of the row in the run, or -1 if its weights must not be recorded. If
-        the process is lost, the line has a verdict such as "crashed", and the reason.
+        `place` is the position of the row in the run, or -1 if its attention weights must not be
+        recorded. If the process is lost, the line has a verdict such as "crashed", and the reason.
         """
         if self._ended is None and isinstance(row, Inquiry) and row.asked.apart:
             return encode_line(self.inquire(row), {})
@@ -210,9 +213,9 @@ class Supervisor:
     def inquire(self, inquiry: Inquiry) -> CaseResult:
         """Return the result of an experiment whose questions are answered one by one.
 
-        If the process is lost at a question, the question's entry says so, and a new process gets
-        the next one. If `Limits.deaths` processes in a row are lost, the remaining questions are
-        not asked. If the questions cannot even be listed, the result has no entries.
+        If the process is lost at a question, the question's entry says so, and the next question
+        goes to a new process. If `Limits.deaths` processes in a row are lost, the remaining
+        questions are not asked. If the questions cannot even be listed, the result has no entries.
         """
         listed = self._question(inquiry, -1)
         if isinstance(listed, Ended):
@@ -264,7 +267,8 @@ class Supervisor:
     def _examined(self, request: Examine, row: Row) -> Examined | Ended:
         """Return the response of the process to a request about a row, or `Ended` if it is lost.
 
-        A response about another item is treated as a crash.
+        A response about another item is treated as a crash. If only the search for causes takes too
+        long, the response is about the item without causes.
         """
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
@@ -307,10 +311,11 @@ def _file_of(asked: Case | Experiment) -> str:
 
 @contextmanager
 def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
-    """Yield a function for `Session.apart`; at the end, kill the processes that the function used.
+    """Yield a function, for `Session.apart`, that runs an experiment in a separate process.
 
-    `spec` is the implementation's name on the command line. If it is "", no other process can
-    import the implementation, so the function returns the verdict "unsupported".
+    On exit, the processes are killed. `spec` is the implementation's name on the command line. If
+    `spec` is "", no other process can import the implementation, so the function returns a result
+    with the verdict "unsupported".
     """
     with contextlib.ExitStack() as stack:
 
@@ -460,7 +465,7 @@ class Process:
     def _ask_where(self) -> None:
         """Make the process print its stack, and wait for the stack for up to half a second.
 
-        Do nothing if the system has no signal for it.
+        Do nothing if the system has no signal for this.
         """
         if STACK_SIGNAL is None or self._process.pid is None:
             return

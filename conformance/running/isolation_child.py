@@ -1,4 +1,4 @@
-"""The process of an isolated implementation, and its messages: requests and results.
+"""The process of an isolated implementation, and its messages: requests and responses.
 
 The messages are plain data, never pickled objects: unpickling a message from the process could run
 code of the implementation. The server from which such processes are forked preloads this module.
@@ -66,7 +66,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Declare(msgspec.Struct, frozen=True, tag=True):
-    """A request for the adapter's declaration and the modes in which to run these cases."""
+    """A request for the adapter's declaration and the modes in which to run `cases` in `dtypes`."""
 
     cases: dict[str, str]
     """The path of the case file by the id of the case; "" if the case is in the catalogue."""
@@ -99,9 +99,10 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         case: the id of the case or experiment.
         file: the path of the case file, if the case is not in the catalogue.
-        place: the position of the item in the run, or -1 if its weights must not be recorded.
-        question: the number of a question for `Session.question`, or None to examine the item or
-            run the whole experiment.
+        place: the position of the item in the run, or -1 if its attention weights must not be
+            recorded.
+        question: the index of the question to answer, or -1 to list the questions; None to examine
+            the item or run the whole experiment.
     """
 
     case: str
@@ -124,9 +125,9 @@ class Examined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
-    """A message before `Examined`, if an item deviates: the journal line of the item so far.
+    """A message that precedes `Examined` if an item deviates: its journal line without causes.
 
-    The process sends it before it begins to search for the causes of the deviations.
+    The process sends this message before it begins to search for the causes of the deviations.
     """
 
     line: bytes
@@ -198,7 +199,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
 
 
 class Desk:
-    """A handler of requests to examine the implementation of one adapter.
+    """A handler of the requests about the implementation of one adapter.
 
     `checked` is called with the journal line of an item that deviates, before the search for the
     causes of the deviations.

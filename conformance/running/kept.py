@@ -45,9 +45,9 @@ _written: dict[Path, int] = {}
 
 
 def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
-    """Return `expect(problem, gradients=gradients)`, from the cache if possible.
+    """Return the expectation of a problem, with or without gradients, from the cache if possible.
 
-    An expectation that is computed is also written to the cache.
+    If the expectation is not in the cache, it is computed and written to the cache.
     """
     folder = cache_folder()
     if folder is None:
@@ -64,8 +64,8 @@ def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
 def cache_folder() -> Path | None:
     """Return the folder of the cache, or None if there is no cache.
 
-    There is none if the environment variable is "off", or if it is not set and the user's folder
-    for caches is unknown or not absolute.
+    There is no cache if the environment variable `VARIABLE` is "off", or if it is not set and the
+    user's folder for caches is unknown or not absolute.
     """
     chosen = os.environ.get(VARIABLE)
     if chosen:
@@ -156,7 +156,7 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
 _NOISE = "|noise"
 """The suffix of tensors with the noise σ of each accuracy class.
 
-They are in float32 if it represents the numbers exactly, and in float64 otherwise.
+These tensors are in float32 if that represents all of their numbers exactly, or else in float64.
 """
 
 

@@ -2,10 +2,10 @@
 
 Entries of a baseline refer to cases of the catalogue by patterns, but a randomly drawn problem is
 not one of these cases. It is represented by the cases that have the same features, that is, the
-same kinds of masks, heads and scale. If there are no such cases, it is represented by those that
-have as many of its features as possible and no others. An entry explains a deviation of the drawn
-problem if it states the same deviation and its patterns match more than half of the cases that
-represent the problem. For example, `mask/*` explains deviations on problems with a mask, but
+same kinds of masks, heads and scale. If there are no such cases, the problem is represented by
+those that have the most of its features and no others. An entry explains a deviation of the drawn
+problem if the entry states the same deviation and its patterns match more than half of the cases
+that represent the problem. For example, `mask/*` explains deviations on problems with a mask, but
 neither `*/one-key` nor `logits/huge/*` explains deviations on problems without a mask.
 """
 
@@ -44,7 +44,7 @@ class Gated:
     """The baseline with which a run is compared, and the judgement at the end of the run.
 
     `path` is the file of the baseline, relative to `folder`. If `verbose` is true, the summary
-    shows all deviations, and otherwise the first of each kind.
+    shows all deviations, or else only the first of each kind.
 
     Raises:
         BrokenBaseline: the baseline cannot be read, or a condition in it uses a variable that the
@@ -75,8 +75,8 @@ class Gated:
     def excuse(self, result: CaseResult) -> str:
         """Return the reasons for an item's deviations and errors if all are in the baseline.
 
-        Return "" if there are none, if one of them is not in the baseline, or if the item crashed
-        or timed out.
+        Return "" if the item has none, if one of them is not in the baseline, or if the item
+        crashed or timed out.
         """
         wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
         entries = [self._claims.knows(result, finding) for finding in wrong]
@@ -168,7 +168,7 @@ class KnownDeviations:
         return None
 
     def _explained(self, finding: Finding, trial: Trial) -> Finding:
-        """Return the finding with its cause, for which the implementation is called again.
+        """Return the finding with its cause, which is found by calling the implementation again.
 
         The cause is empty if no known mistake explains the finding.
         """
@@ -178,7 +178,7 @@ class KnownDeviations:
 
 
 def _finding(requirement: str, deviation: Deviation) -> Finding:
-    """Return a deviation as a finding on a requirement, without a cause."""
+    """Return a deviation or an exception as a finding on a requirement, without a cause."""
     if not deviation.requirement:
         return Finding(requirement, "error", deviation.text)
     ratio = min(deviation.ratio, INFINITE)
@@ -187,7 +187,10 @@ def _finding(requirement: str, deviation: Deviation) -> Finding:
 
 
 def similar(problem: Problem) -> Sequence[str]:
-    """Return the ids of the cases that represent a problem; see the docstring of this module."""
+    """Return the ids of the cases that represent a problem, as this module's docstring explains.
+
+    These cases share the most features with the problem, and have none that it lacks.
+    """
     return _similar(features(problem))
 
 
@@ -202,7 +205,7 @@ def _similar(wanted: frozenset[str]) -> tuple[str, ...]:
 def _featured() -> tuple[tuple[str, frozenset[str]], ...]:
     """Return the id and the features of each case that can represent a drawn problem.
 
-    Its inputs are ordinary, and the definition determines its answer.
+    Such a case has ordinary inputs and an answer that the definition determines.
     """
     return tuple(
         (case.id, features(case.problem("float32")))

@@ -285,7 +285,8 @@ class Run:
     def _expected(self, name: str) -> float:
         """Return the sum of the seconds of all items in an environment's record on this machine.
 
-        Of a complete and a restricted record, take the greater sum; without records, infinity.
+        Of a complete and a restricted record, take the greater sum. Return infinity if there is
+        neither.
         """
         record = self._root / self._records[name]
         found = []
@@ -331,7 +332,8 @@ class Run:
     def _take(self, part: Part, ref: Any) -> None:
         """Write the files of a finished part, report the part, and note its exit code.
 
-        The code is `INCOMPLETE` if the part was lost, or failed without writing a record.
+        The code is `INCOMPLETE` if the part was lost, failed without writing a record, or ended
+        with a code that is not an `ExitCode`.
         """
         import ray
 
@@ -397,7 +399,8 @@ class Run:
     def code(self) -> ExitCode:
         """Return the exit code of the run: `OK` if everything succeeded, or else another code.
 
-        Of several other codes, the first of `INCOMPLETE`, `USAGE` and `DEVIATES` takes precedence.
+        Of several other codes, `INCOMPLETE` takes precedence over `USAGE`, and `USAGE` over
+        `DEVIATES`. Any others come last.
         """
         found = {*self._codes.values()} - {ExitCode.OK}
         order = (ExitCode.INCOMPLETE, ExitCode.USAGE, ExitCode.DEVIATES)

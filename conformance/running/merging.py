@@ -1,13 +1,13 @@
-"""Merge the results of several runs into one record: of earlier runs, or of parts of a run.
+"""Reuse results of earlier runs in a new record, and join the records of the parts of a run.
 
-A result of an earlier run is reused while it is valid, that is, as long as nothing has changed on
-which it depends, such as the case, the requirements, the adapter, the packages and the machine. All
-of these are in the header of a record, so comparing two headers shows which items must be measured
-again. Items that crashed, timed out, were unavailable or were not run are always measured again.
-The journal of an interrupted run can be reused too.
+A result of an earlier run is valid as long as the case, the requirements, the adapter, the
+packages, the machine and everything else on which it depends are unchanged. All of these are in the
+header of a record, so comparing two headers shows which items must be measured again. Items that
+crashed, timed out, were unavailable or were not run are always measured again. The journal of an
+interrupted run can be reused too.
 
-Partial records of an implementation may have different items (a shard, one dtype, some cases) and
-may come from different machines. If two records disagree on an item, the contradiction is reported.
+The parts of a run may have different items (a shard, one dtype, some cases) and may come from
+different machines. If two parts disagree on an item, the contradiction is reported.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _SHARD = re.compile(r"(?:^| )--shard (\d+)/(\d+)$")
 class Lock:
     """An exclusive lock on writing a record, held until `release`.
 
-    If the process ends without a call of `release`, the operating system releases the lock. On
+    If the process ends without calling `release`, the operating system releases the lock. On
     platforms without `flock`, this class does nothing.
 
     Raises:
@@ -83,7 +83,7 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file, or None to try again if another process just removed the file.
+        """Return the locked file, or None if it was just removed, so that the caller tries again.
 
         Raises:
             ConformanceError: another process has the lock.
@@ -186,9 +186,9 @@ def earlier(
 
 
 def _measured(result: CaseResult, day: str, header: Header) -> CaseResult:
-    """Return a result with the day of its measurement, for a record with this header.
+    """Return a copy of a result whose `measured` is `day`, the day of its measurement.
 
-    The day is "" if it is the day on which the record was created.
+    If the record with this header was created on the same day, `measured` is "".
     """
     day = "" if day == header.provenance.created[:10] else day
     return msgspec.structs.replace(result, measured=day)
@@ -227,7 +227,8 @@ def _read(file: Path) -> tuple[Header, dict[str, tuple[CaseResult, dict[str, Arr
 def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
     """Return a function that returns whether a result of an earlier run is valid in a new run.
 
-    `before` is the header of the earlier run, and `now` that of the new run.
+    Its arguments are the result and the row of the same item in the new run. `before` is the header
+    of the earlier run, and `now` that of the new run.
     """
     one, other = before.provenance, now.provenance
     pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
@@ -265,9 +266,10 @@ def _without_words(declared: Implementation) -> Implementation:
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
     """Return the record in a file if a new run of these implementations would not change it.
 
-    Return None if the record is incomplete, is of a restricted run, or has results that are no
-    longer valid or that verify nothing. No adapter and no framework is imported. For a GPU the
-    result is None, because only a framework could determine the model of the GPU.
+    Return None if the record cannot be read, is incomplete, comes from a restricted run or a run
+    of other implementations, or has results that are no longer valid or that verify nothing. No
+    adapter or framework is imported. Because only a framework could determine the model of a GPU,
+    the result is also None unless `device` is "cpu".
     """
     try:
         previous = read(record)
@@ -301,7 +303,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
 
 
 def _stands(one: Implementation) -> bool:
-    """Return whether the adapter's code, documentation and package versions are as described.
+    """Return whether an adapter's code, documentation and package versions are as declared.
 
     Return False if the adapter's code is unknown.
     """
@@ -318,8 +320,8 @@ class Joined(NamedTuple):
     """A record joined from parts.
 
     Attributes:
-        record: the joined record; each item has its result from the first part that verified it,
-            or else from the last part that contains it.
+        record: the joined record; each item has its result from the first part that could check it
+            (with a verdict not in `NOT_VERIFIED`), or else from the last part that contains it.
         contradictions: a line of text for each item on which two parts disagree.
     """
 
@@ -373,7 +375,7 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
 
 def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
-    """Return what must be the same on all machines: each finding's requirement, verdict, value."""
+    """Return each finding's requirement, verdict and value, on which all machines must agree."""
     return [(f.requirement, f.verdict, f.value) for f in result.findings]
 
 
@@ -440,11 +442,12 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 
 
 def joined_selection(selections: Sequence[str]) -> str:
-    """Return the selection of the joined record, given the selections of its parts.
+    """Return the selection of a joined record, given the selections of its parts.
 
-    It is "" if a part is a complete run, or if all shards of a complete run are present. Otherwise,
-    it has the selections of the parts, separated by semicolons. Shards of one run are combined,
-    without --shard if all of them are present.
+    A selection is the text of the options that restrict a run. It is "" if a part is a complete
+    run, or if all shards of a complete run are present. In all other cases, the selections of the
+    parts are separated by semicolons. Shards of one run are combined, as in "--shard 1/4, 3/4", and
+    --shard is left out if all of them are present.
     """
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}
@@ -465,7 +468,7 @@ def joined_selection(selections: Sequence[str]) -> str:
 
 
 def _place(result: CaseResult, header: Header) -> tuple[int, ...]:
-    """Return a sort key by which results have the order that they would have in a single run."""
+    """Return a sort key that puts the results of several parts in the order of a single run."""
     names = [one.name for one in header.implementations]
     implementation = names.index(result.implementation)
     mode = _index(header.implementations[implementation].modes, result.mode)

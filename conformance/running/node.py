@@ -162,7 +162,7 @@ def unpack(project: bytes, root: Path) -> None:
 def _holds(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
     """Return whether the file at this path has the content of a member of the archive.
 
-    The file must also be executable if the member is, and not otherwise.
+    The file must also be executable if and only if the member is.
     """
     if path.is_symlink() or not path.is_file() or (content := archive.extractfile(member)) is None:
         return False

@@ -88,7 +88,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize the conformance test with all items of the run."""
+    """Parametrize the conformance test with all rows of the run.
+
+    Raises:
+        CollectError: the run cannot be created.
+    """
     if "conformance_item" in metafunc.fixturenames:
         try:
             items = start(metafunc.config).planned

@@ -1,8 +1,8 @@
 """Describe the setting of a run, the implementations and the code, for the header of a record.
 
-The code is described by digests, because an item need not be measured again as long as its result
-cannot have changed. A result depends on the adapter and the modules of the same project that it
-imports, on the checks of the requirements that use the case, and on code shared by all of these.
+The code is described by digests. As long as those on which a result depends are unchanged, its
+item need not be measured again. A result depends on the adapter and the modules of the same project
+that the adapter imports, on the checks of the requirements that use the case, and on shared code.
 Source files are parsed, not imported, so that a run without changes does not wait for a framework.
 A digest depends on string constants in code, but not on comments, docstrings or formatting.
 """
@@ -254,9 +254,9 @@ def _example(adapter: Adapter) -> str:
 
 
 def _parameters(adapter: Adapter) -> list[ParameterInfo]:
-    """Return the parameter table of a layer for the simplest of two shapes that it accepts.
+    """Return the parameter table of a layer for self-attention, or else for cross-attention.
 
-    Return [] if it accepts neither, and for adapters that are not layers.
+    Return [] if the layer accepts neither, and for adapters that are not layers.
     """
     if not isinstance(adapter, Layer):
         return []
@@ -283,7 +283,7 @@ SUITE = "conformance"
 ROOMS = ("definition", "adapter")
 """The subpackages on which every result depends."""
 JUDGING = ("requirements", "experiments")
-"""The subpackages of which a digest covers only the modules that are imported, also indirectly."""
+"""The subpackages of which a digest covers only modules that are imported, if only indirectly."""
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
@@ -317,9 +317,9 @@ def revisions() -> dict[str, str]:
     """Return a digest for each requirement and experiment, by id.
 
     Each digest covers the module that defines the requirement or experiment, and the modules in
-    `JUDGING` that this module imports, also indirectly. The digest of a requirement follows its
-    revision number and a hyphen. The key "causes" has the digest of the package `causes`: if this
-    digest changes, deviating items are measured again.
+    `JUDGING` that this module imports directly or indirectly. The digest of a requirement is
+    preceded by its revision number and a hyphen. The key "causes" has the digest of the package
+    `causes`: if this digest changes, deviating items are measured again.
     """
 
     @cache
@@ -347,9 +347,9 @@ def _modules(room: str) -> list[str]:
 
 
 def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
-    """Return these modules and those that they import, also indirectly, and that `follow` accepts.
+    """Return these modules, and those that `follow` accepts among all that they import.
 
-    Modules without a file are left out.
+    Indirect imports through accepted modules count too. Modules without a file are left out.
     """
     known: dict[str, None] = {}
     todo = list(modules)
@@ -379,9 +379,9 @@ def _joined(lines: Iterable[str]) -> str:
 def adapter_digest(spec: str, framework: str) -> str:
     """Return the digest of an adapter, its project's modules that it imports, and its bridge.
 
-    The digest includes the versions of installed packages that the adapter and these modules
-    import. The digest is "" if the adapter has no source file; in this case, changes cannot be
-    detected, so all its items are measured again.
+    The bridge is the suite's code for the adapter's framework. The digest includes the versions of
+    installed packages that the adapter and these modules import. The digest is "" if the adapter
+    has no source file; then changes cannot be detected, so all its items are measured again.
 
     Args:
         spec: the argument of `--implementation`.
@@ -417,7 +417,8 @@ def documentation(spec: str) -> str:
 def _start(spec: str) -> tuple[str, Path | None]:
     """Return the module name or path in an implementation's spec, and the file of the module.
 
-    A registered name has the module of its entry point. The file is None if there is none.
+    For a registered name, the module is that of its entry point. The file is None if it does not
+    exist.
     """
     known = registered()
     place = (known[spec].value if spec in known else spec).partition(":")[0]
@@ -434,9 +435,9 @@ def _project(
 ) -> Iterator[tuple[Path, str]]:
     """Yield the file and the name of each module of the project that an import refers to.
 
-    If the import, in the module `importer` at `path`, refers to an installed or missing package,
-    add its version or "none" to `packages` instead. Ignore the standard library and all modules of
-    the suite except its adapters.
+    The module `importer` at `path` imports the name `imported`. If this name refers to an installed
+    package, add its version to `packages` instead, and if to a missing package, "none". Ignore the
+    standard library and all modules of the suite except its adapters.
     """
     dots = len(imported) - len(imported.lstrip("."))
     if dots:
@@ -474,10 +475,10 @@ _distributions = cache(metadata.packages_distributions)
 
 
 def _version(package: str) -> str:
-    """Return the version of the distribution with the name of a package.
+    """Return the version of the distribution that has the same name as a package.
 
-    If there is none, return names and versions of all distributions that contain the package, or ""
-    if there are none of these either.
+    If no distribution has this name, return the names and versions of those that contain the
+    package, or "" if none does.
     """
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
@@ -508,7 +509,7 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module (source or compiled library), or None."""
+    """Return the file of a module (source or compiled library), or None if it has no file."""
     spec = _spec(module)
     if spec is None or spec.origin is None or not spec.has_location:
         return None

@@ -91,7 +91,7 @@ def take_gpu(worker: str) -> None:
     """Restrict an xdist worker ("gw1") and the processes that it starts to one of the GPUs.
 
     The GPUs in `CUDA_VISIBLE_DEVICES`, or else all GPUs, are assigned to the workers in turn. If
-    there are none, nothing changes. A framework reads this variable when it first uses a GPU, so
+    there are no GPUs, nothing changes. A framework reads this variable when it first uses a GPU, so
     this function must be called before adapters are loaded.
     """
     given = os.environ.get(GPUS)
@@ -219,7 +219,7 @@ class Run:
         return next(spec for own, spec in self.adapters if own is adapter)
 
     def _conforms_alone(self, row: Row) -> bool:
-        """Return whether a new instance of the implementation conforms without earlier calls.
+        """Return whether a new instance of the implementation conforms on this row alone.
 
         Return False if the row is the first that was examined, if the implementation is isolated,
         or if `conforms_alone` does not make a new instance.
@@ -291,7 +291,8 @@ class Run:
     def pytest_configure_node(self, node: Any) -> None:
         """Send an xdist worker the declarations of isolated implementations, and the header.
 
-        The worker needs the header to select results of earlier runs; it is "" if there are none.
+        The worker needs the header to select results of earlier runs; if there are no such results,
+        the header is "".
         """
         header = msgspec.json.encode(self._header()).decode() if self._earlier.lines else ""
         node.workerinput["conformance"] = {"declared": self._declared, "header": header}
@@ -389,7 +390,10 @@ class Run:
             yield
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Determine whether setup and teardown can be skipped for the tests of this session."""
+        """Determine whether setup and teardown can be skipped for the tests of this session.
+
+        Also exempt the objects that exist now from garbage collection during the tests.
+        """
 
         def plugins(*names: str) -> set[str]:
             hooks = [getattr(self.config.hook, f"pytest_runtest_{name}") for name in names]
@@ -411,11 +415,11 @@ class Run:
         gc.freeze()
 
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
-        """Run a test without setup and teardown, if these would do nothing; return True.
+        """Run a test without setup and teardown and return True, if these would do nothing.
 
-        Setup and teardown take as long as examining an item. Their reports are still made if
-        another plugin, such as the JUnit writer, may use them. Otherwise, return None, so that
-        pytest runs the test.
+        If setup and teardown may do something, return None, so that pytest runs the test. They take
+        as long as examining an item. Their reports are still made if another plugin, such as the
+        JUnit writer, may use them.
         """
         if not self._phases:
             return None
@@ -473,7 +477,10 @@ class Run:
             report.conformance = encode_line(crashed, {}).decode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store an item's result and write it to the journal, except in xdist workers."""
+        """Store an item's result and write it to the journal, except in xdist workers.
+
+        If the journal cannot be written, stop the session.
+        """
         line = getattr(report, "conformance", None)
         if line is None or self._is_worker:
             return
@@ -604,7 +611,7 @@ class Run:
                 write(line)
 
     def _about_record(self) -> Iterator[str]:
-        """Yield lines about reused results, unusable files and the path of the record."""
+        """Yield lines about unusable files, reused results, and the record or why there is none."""
         for problem in self._earlier.problems:
             yield f"measured again: {problem}"
         if self._earlier.lines:
@@ -620,7 +627,7 @@ class Run:
     def _worst(self) -> Iterator[str]:
         """Yield lines with the worst deviation of each implementation, for `--survey`.
 
-        If an implementation has several, the last line says how to show all of them.
+        If an implementation has several deviations, the last line says how to show all of them.
         """
         most = 0
         for adapter, _ in self.adapters:
@@ -653,8 +660,8 @@ class Run:
 def exit_raises() -> Iterator[None]:
     """Make `os._exit` raise `SystemExit` inside the context, in the main thread of this process.
 
-    Otherwise, a call by an implementation would end the run as if all items had been examined. In
-    other threads, `os._exit` ends the process, but with an exit code other than 0. In a forked
+    Without this, an implementation that calls it could end the run as if all items were examined.
+    In other threads, `os._exit` ends the process, but with an exit code other than 0. In a forked
     child process, it works as usual.
     """
     leave, process = os._exit, os.getpid()

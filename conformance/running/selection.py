@@ -43,11 +43,11 @@ class Selection:
         dtypes: the dtypes of the cases; empty for all. An experiment, which has one dtype, is run
             if that dtype is included.
         modes: the names of modes, or `FIRST`; empty for all.
-        level: "core" selects the cases marked `core` and no experiments; "full" selects everything;
-            "large" selects `large_cases()` and, only if `cases` name them, experiments. Without
-            `dtypes`, "core" runs in `CORE_DTYPES`, and so does "large" without `cases`; anything
-            else runs in all dtypes. `cases` restrict every level; `find_cases` raises
-            `ConformanceError` for a pattern that matches nothing in the level.
+        level: "full" selects everything. "core" selects the cases marked `core`, and no
+            experiments. "large" selects `large_cases()`, and only those experiments that `cases`
+            name. `cases` restrict every level; `find_cases` raises `ConformanceError` for a pattern
+            that matches nothing in the level. Without `dtypes`, all dtypes are used, except that
+            level "core" and, without `cases`, level "large" use only `CORE_DTYPES`.
         files: cases from case files, by id; they belong to every level.
 
     Raises:
@@ -65,7 +65,7 @@ class Selection:
         object.__setattr__(self, "dtypes", [dtype_of(name).name for name in self.dtypes])
 
     def __str__(self) -> str:
-        """Return the options as text for the record, or ""."""
+        """Return the options as text for the record, or "" if they do not restrict the run."""
         options = (("--case", self.cases), ("--dtype", self.dtypes), ("--mode", self.modes))
         words = [f"{option} {value}" for option, values in options for value in values]
         words += [f"--level {self.level}"] if self.level != "full" else []
@@ -83,7 +83,7 @@ class Selection:
     def find_cases(self) -> list[Case]:
         """Return the selected cases.
 
-        Cases whose `grid` is None are not yet adapted to the sizes that an implementation accepts.
+        The cases are not yet adapted to the sizes that an implementation accepts; `rows` does this.
 
         Raises:
             UnknownName: a pattern matches neither cases nor experiments.
@@ -151,8 +151,8 @@ class Selection:
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:
     """Return the dtypes in which to check an adapter.
 
-    At level "full", these are all that the adapter declares. Otherwise, they are at most one of
-    `SINGLE` and one of `HALVES`, in each of which it can express a case marked `core`.
+    At level "full", these are all that the adapter declares. At other levels, they are the first
+    dtype of `SINGLE` and the first of `HALVES`, if any, in which it can express a core case.
     """
     if level == "full":
         return list(adapter.dtypes)
@@ -199,7 +199,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
     """Return part `number` of `of` parts of about equal size, in the order of the plan.
 
-    Parts are counted from 1. Items that share an expectation are in the same part. The division
+    Parts are counted from 1. Items that share a reference answer are in the same part. The division
     depends only on the plan, so machines with the same plan need not communicate.
     """
     rows = list(rows)

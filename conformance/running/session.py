@@ -55,7 +55,7 @@ from conformance.running.kept import expectation
 from conformance.text import message
 
 EVERY_MODE = ("edge/fully-masked-row/self",)
-"""Cases to run in every mode that has the dtype, in addition to those that serve `call.repeats`."""
+"""Cases to run in every mode that has the dtype, besides those for requirement `call.repeats`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ def plan(
 ) -> Iterator[Item]:
     """Yield the items of these adapters, with each case at the sizes that the adapter declares.
 
-    Items that share an expectation are adjacent.
+    Items that share an expectation (the reference answer) are adjacent.
     """
     takers: dict[Case, list[Adapter]] = defaultdict(list)
     for case in cases:
@@ -165,12 +165,12 @@ def plan(
 
 
 def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
-    """Return the modes in which to examine a case; () if the case does not apply.
+    """Return the modes in which to examine a case in a dtype; () if the case does not apply.
 
-    If the adapter cannot express the case, only the first mode is examined. A case with features
-    does not apply to an implementation that declares none of them, unless the case is `maskable`,
-    which means that masks can express its features, and the implementation accepts these masks. A
-    mode is left out if it lacks the dtype, or is run on some cases only and the case is not one.
+    A case with features, such as a window, applies only if the adapter declares one of them, or if
+    masks can express them (the case is `maskable`) and the adapter accepts these masks. If the
+    adapter rejects a case that applies, return only the first mode, which will report this. A mode
+    is left out if it lacks the dtype, or if it is run only on some cases and this is not one.
     """
     if isinstance(adapter, Planned):
         return adapter.planned_modes(case, dtype)
@@ -216,8 +216,8 @@ class Session:
             the process; None to run these in this process, too.
         checked: a function that is called with the result of an item before the search for the
             causes of its deviations, if there is such a search.
-        entries: the entries that experiments found in their first mode, by the id of the row, for
-            comparison with other modes.
+        entries: the entries (observations) of experiments in their first mode, by the id of the
+            row, for comparison with other modes.
     """
 
     bench: Workbench = field(default_factory=lambda: Workbench(expect=expectation))
@@ -244,7 +244,7 @@ class Session:
     def examine(self, item: Item) -> CaseResult:
         """Return the result of an item; exceptions of the implementation become findings.
 
-        If a process that computes part of a call is lost, its verdict is the only finding.
+        If one of several processes that compute a call together is lost, the only finding says so.
         """
         try:
             with _unchanged(item.adapter) as put_back:
@@ -302,10 +302,10 @@ class Session:
         return self.laboratories[place]
 
     def _between_modes(self, inquiry: Inquiry, entries: Sequence[Entry]) -> Iterator[Finding]:
-        """Compare the entries with those of the experiment's first mode, and yield the finding.
+        """Compare the entries with those of the experiment's first mode, and yield any finding.
 
-        In the first mode, only store the entries. Yield nothing either if modes may differ in this
-        experiment, or if no entries are comparable.
+        In the first mode, only store the entries and yield nothing. Also yield nothing if modes may
+        differ in this experiment, or if no entries are comparable.
         """
         if inquiry.asked.name not in ONE_FOR_ALL:
             return
@@ -378,7 +378,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def is_exchanged(row: Row) -> bool:
-    """Return whether the output is recorded, so that implementations can be compared."""
+    """Return whether a row's output is recorded, so that implementations can be compared."""
     return isinstance(row, Item) and row.asked.exchanged and row.mode is row.adapter.modes[0]
 
 
@@ -470,9 +470,9 @@ class Worst:
 
 
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
-    """Return a function that returns whether to record an array, given "item id|array".
+    """Return a function that returns whether to record an array, given its name "item id|array".
 
-    It returns False only for attention weights of items that are not among the worst.
+    The function returns False only for attention weights of items that are not among the worst.
     """
     worst = Worst(places, results).ids
 

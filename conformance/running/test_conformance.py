@@ -1,4 +1,4 @@
-"""The test that pytest runs for each row: implementation x case x dtype x device x mode."""
+"""The test that pytest runs for each row: a case or experiment x implementation, dtype and mode."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from conformance.running.session import Row
 
 
 def test_conforms(conformance_item: Row, conformance_run: Run) -> None:
-    """Check all requirements on an item, or run the experiment of an inquiry."""
+    """Examine a row: check all requirements on a case, or run an experiment."""
     conformance_run.examine(conformance_item)
