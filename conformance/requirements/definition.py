@@ -135,7 +135,7 @@ def kernel(ex: Examination) -> Finding | None:
     heads are rounded to the dtype. Compare the output and the gradients of the heads and the bias
     with the definition for these heads, allowing only the rounding noise of the function. This
     check is skipped if the function already deviates with the projections, and for layers, which
-    have their own projections. If calls are compiled, only one family of cases is checked."""
+    have their own projections. If calls are compiled, only one family of shapes is checked."""
     if not ex.adapter.projections_supplied or (ex.adapter.compiles and ex.case.family != "cross"):
         return None
     answer = {n: array for n, array in ex.answer.arrays().items() if n != "weights"}

@@ -137,8 +137,8 @@ class Examination:
         """Whether checks that call the implementation eagerly are worth their cost.
 
         They always are, unless the implementation is normally compiled. Eager calls, operation by
-        operation, are slow then, so they are made for one family of cases only, and only if
-        `varies_arguments` is true.
+        operation, are slow then, so they are made only for cases of one family of shapes, and only
+        if `varies_arguments` is true.
         """
         return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
 
@@ -156,8 +156,9 @@ class Examination:
         """Return the expectation for `problem()`, a variant of the case's problem.
 
         The expectation is cached under `variant`, the name of the variant, which is "" for the
-        problem of the case itself; `problem` is called only if nothing is cached. Its σ is that of
-        the accuracy class that the adapter promises, or else of the least accurate class.
+        problem of the case itself; `problem` is called only if nothing is cached. The
+        expectation has the σ of the accuracy class that the adapter promises, or else of the least
+        accurate class.
         """
         gradients = self.adapter.has_gradients
         key = (self.case.id, self.dtype, variant, gradients)

@@ -186,8 +186,8 @@ def batch_entries(ex: Examination) -> Finding:
     why="A softmax ignores it; one that does not subtract the row's maximum may not.",
 )
 def logit_shift(ex: Examination) -> Finding:
-    """Add an integer between -3 and 3 to each row of the additive bias, which is first rounded so
-    that the sum is exact. The output must stay the same up to rounding noise."""
+    """Add an integer between -3 and 3 to each row of the additive bias. The bias is first clipped
+    and rounded so that the sum is exact. The output must stay the same up to rounding noise."""
     problem = ex.problem
     if problem.attn_bias is None:
         raise Unsupported("no additive bias to shift")
@@ -344,7 +344,7 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
     shape = problem.shape
 
     def cut(array: Any, *axes: BoolArray | None) -> Any:
-        """Return the kept part of an array, in which an axis of size 1 stays; None for None."""
+        """Return the kept part of an array, or None for None; axes of size 1 are not cut."""
         if array is None:
             return None
         array = array[entries] if array.shape[0] > 1 else array
@@ -466,7 +466,7 @@ def steps(ex: Examination) -> Finding | None:
 
 
 def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
-    """Yield booleans for each step of `steps`: its queries `[query]` and its keys `[key]`."""
+    """Yield booleans for each step of the check `steps`: its queries `[query]` and keys `[key]`."""
     queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
     cached, start = len(keys) - len(queries), 0
     while start < len(queries):

@@ -213,7 +213,7 @@ class Refused:
 
     @property
     def told(self) -> str:
-        """The reason, as the text of evidence in an entry, marked if it is `unsupported`."""
+        """The reason, to be shown as evidence; after "unsupported: " if `unsupported` is true."""
         return f"unsupported: {self.reason}" if self.unsupported else self.reason
 
 
@@ -229,13 +229,13 @@ class Laboratory:
     """One implementation in one mode and dtype, on one device, ready for experiments.
 
     Attributes:
-        adapter: the adapter of the implementation.
+        adapter: the adapter for the implementation.
         dtype, device, mode: those with which the implementation is called by default.
         only: the names of the mask arguments to examine; empty for all of them.
         case: a shape that gives the default sharing, score, biases and numbers of heads of
             problems; None to choose what suits the implementation.
-        fixed_sharing: which inputs are the same array if there is no `case`; None for as few as the
-            implementation supports.
+        fixed_sharing: which inputs are the same array if there is no `case`; None for as few inputs
+            as the implementation supports.
     """
 
     adapter: Adapter

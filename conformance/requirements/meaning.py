@@ -373,7 +373,7 @@ STILL, MOVED = 12.0, 24.0
 
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
-    """Return an entry for the convention card: what a mask of a form means for an argument.
+    """Return an entry for the convention card: what a mask argument means in a given form.
 
     `dtype` is that of the inputs; "" stands for the laboratory's.
     """

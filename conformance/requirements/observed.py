@@ -22,7 +22,7 @@ WHERE = (0, 1)
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
-    """Return a finding that conforms if `agrees`: if the observation is as declared.
+    """Return a finding that conforms if `agrees`, that is, if the observation is as declared.
 
     Otherwise, the finding deviates, and its text shows the declaration and `seen`, the observed
     `value` in words. `name` is the id of the requirement.

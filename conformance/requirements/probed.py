@@ -444,7 +444,7 @@ def returned_weights(adapter: Adapter, returned: str) -> Phrase:
 def taken(ex: Examination) -> Finding | None:
     """Check whether a case is refused only because of its sizes, although the adapter declares
     them. If an implementation that declares a `Geometry` refuses a case, it is called again at the
-    same sizes, without masks or other arguments. It deviates if it refuses that too, unless the
+    same sizes, without masks or other arguments. Refusing this call too is a deviation, unless the
     refusal seems to have another reason: in this dtype, the implementation accepts no shape of the
     same kind (for example, with shared key/value heads), although it accepts other shapes or
     dtypes."""
@@ -486,7 +486,7 @@ def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
 
 
 def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]:
-    """Yield, for each grid (a set of declared sizes), the shape of each case family, by its name.
+    """Yield, for each grid (a set of declared sizes), the shape of each case family, by name.
 
     The family "far" and families with a score that the adapter does not support are left out.
     """
@@ -502,7 +502,7 @@ def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
     """Yield shapes that differ from the shape of the case only in their sizes.
 
     Sharing, biases and score are the same, and so is whether heads share key/value heads, and
-    whether value heads have another size.
+    whether value heads differ in size from key heads.
     """
 
     def kind(shape: Shape) -> tuple[object, ...]:
