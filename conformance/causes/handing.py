@@ -458,7 +458,7 @@ def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses about an implementation that maintains its cache of keys and values itself.
 
-    Nothing is yielded if there are no more keys than queries.
+    Nothing is yielded unless there are more keys than queries.
     """
     shape = maker.problem.shape
     queries, keys = shape.query_length, shape.key_length

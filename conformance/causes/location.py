@@ -193,7 +193,7 @@ def responsible(finding: Finding, ex: Examination) -> MadeBy:
 def _projections_deviate(ex: Examination) -> bool:
     """Return whether the projections in the implementation's framework deviate (cached).
 
-    The result is False if the projections cannot be read, or do not include the biases.
+    The result is False if the projections cannot be read, or if the function adds their biases.
     """
     adapter, problem = ex.adapter, ex.problem
     if not isinstance(adapter, Function) or ex.mode.name in adapter.bias_modes:
