@@ -52,7 +52,7 @@ OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "mod
 """Prefixes of the requirements whose findings a diagnosis of the answer may explain."""
 
 LOCATED = ("output.", "gradient.", "weights.equal")
-"""Prefixes of the requirements for whose findings the deviating part of an array is looked for."""
+"""Prefixes of the requirements whose findings say which part of an array deviates."""
 
 ELEMENTS = 2**14
 """The number of attention weights above which some causes of a wrong output are not tried.
@@ -149,9 +149,9 @@ def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
 def causes(ex: Examination, mode: Mode) -> Causes:
     """Return the known defects that explain the answer to the case in a mode (cached).
 
-    A mode is a way to run the implementation.
-    If a part is wrong for no known reason, and repeating the call changes the answer by more than
-    rounding noise, its cause is "state.changes". Without an answer, all causes are empty phrases.
+    A mode is a way to run the implementation. If a part of the answer is wrong for no known reason,
+    and repeating the call changes the answer by more than rounding noise, the cause is
+    "state.changes". Without an answer, all causes are empty phrases.
     """
     key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
 
@@ -175,7 +175,7 @@ def causes(ex: Examination, mode: Mode) -> Causes:
 def _changes(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) -> bool:
     """Return whether repeating the call changes an array by more than the rounding noise.
 
-    The result is False if the repeated call gives no answer. NaN does not count as a change.
+    The result is False if the repeated call gives no answer. NaN and changed shapes do not count.
     """
     try:
         arrays = ask(ex.problem).arrays()
@@ -197,8 +197,8 @@ class Similar:
 
     Attributes:
         search: a function that takes the id of the only cause to consider, or "" for all causes,
-            and returns what `_search` returns for this answer.
-        is_elsewhere: whether this case is in another family of shapes than the original case.
+            and returns, by the name of each wrong part of this answer, the causes that explain it.
+        is_elsewhere: whether this case and the original case are in different families of shapes.
     """
 
     search: Callable[[str], dict[str, Best]]
@@ -222,8 +222,8 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
 
     If two sizes or two keys happen to be equal, two different defects may have the same effect in
     the original case. They rarely have the same effect in a case of another family of shapes, or in
-    one of the same family with other numbers. At most one case of each of these two groups is
-    yielded, and none if the problem is large.
+    one of the same family with other numbers. Each of these two groups gives at most one answer,
+    and none if the problem is large.
     """
     if np.prod(ex.problem.shape.logits) > MOST_ELEMENTS:
         return
@@ -242,9 +242,10 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
 
 
 def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict[str, Best]:
-    """Return the result of `_search` for the answer in a mode (cached).
+    """Return, for each wrong part of an answer, the choice among the causes that explain it.
 
-    `wanted` is the id of the only cause to consider, or "" for all causes.
+    The result is cached. No similar cases are consulted. `wanted` is the id of the only cause to
+    consider, or "" for all causes.
     """
     key = (id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name, wanted)
     search = partial(_search, ex.problem, ex.expectation, answer, partial(ex.ask, mode=mode))
@@ -255,10 +256,10 @@ def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict
 def _of_spellings(
     ex: Examination, problem: Problem, expectation: Expectation, spellings: Iterable[Spelling]
 ) -> Phrase:
-    """Return the first cause that explains a wrong answer to an encoding of the mask.
+    """Return the first known cause of a wrong answer to the problem in one of some encodings.
 
-    `spellings` are the encodings; only the first few are tried. The result is an empty phrase if no
-    known defect explains an answer.
+    `spellings` are encodings of the mask, of which only the first few are tried. The result is an
+    empty phrase if no known defect explains an answer.
     """
     for spelling in itertools.islice(spellings, MOST_SPELLINGS):
         ask = partial(ex.ask, spelling=spelling)
@@ -275,10 +276,10 @@ def _of_spellings(
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return the cause of a wrong answer to a mask whose meaning differs from the declared meaning.
+    """Return the cause of a wrong answer to a mask argument that does not mean what is declared.
 
-    Each mask argument with such a difference is tried. The result is an empty phrase if there is no
-    such argument, or if no known defect explains the answer.
+    All such arguments are tried until a cause is found. The result is an empty phrase if there is
+    no such argument, or if no known defect explains an answer.
     """
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
@@ -340,7 +341,7 @@ def _search(
     """Return, for each wrong part of an answer, the choice among the causes that explain the part.
 
     If the output is wrong, "output" is the only part; otherwise, the parts are "weights" and
-    "gradients", if they are wrong. The result is {} if the output has another shape than expected.
+    "gradients", if they are wrong. The result is {} if the output has an unexpected shape.
     Only the cause with the id `wanted` is considered, unless `wanted` is "". `others` returns the
     answers to similar cases; a cause that one of them contradicts is not accepted, unless it only
     states how accurate the answer is.
@@ -389,9 +390,9 @@ def _errors_beside(
 ) -> dict[str, Array]:
     """Return the errors of the answer to a problem with perturbed inputs, by array name.
 
-    The result is {} if there is no answer, and lacks arrays of another shape than expected. The
-    relative perturbation has a standard deviation of 32 times 2^-bits, but at most 2^-5, so that
-    even a logit of a hundred is rounded differently.
+    The result is {} if there is no answer, and lacks arrays of an unexpected shape. The relative
+    perturbation has a standard deviation of 32 times 2^-`bits`, but at most 2^-5, so that even a
+    logit of a hundred is rounded differently.
     """
     random = np.random.Generator(np.random.PCG64(bits))
     moved = {}
@@ -418,9 +419,9 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: Best) -> None:
-    """Add causes that explain a wrong output to `best`, the simplest first, until one is chosen.
+    """Add causes that explain a wrong output, the simplest first, until `best` is final.
 
-    `again` returns the errors for perturbed inputs, as for `precision.coarse`.
+    `again` returns the errors of the answer to perturbed inputs, as for `precision.coarse`.
     """
     logits.factor_of_output(maker, evidence, best)
     if handing.all_nan(maker, [evidence]):
@@ -484,7 +485,7 @@ _FORMS = {
     "form.zero-one": "handed.as-ones",
     "form.zero-infinite": "handed.as-infinite",
 }
-"""By the id of a form of masks, the id of the phrase that says how such a mask was passed."""
+"""For each form of masks, by id, the id of the phrase that says how such a mask was passed."""
 
 _MASKED_ROW = {
     "row.nan": "masked-row.nan",
@@ -500,7 +501,7 @@ _KEPT = {
     "dropout.drops-no-weight": "dropout.of-logits",
     "dropout.scaled-unevenly": "dropout.renormalised",
 }
-"""By the id of an observation about the weights that dropout keeps, the id of its cause."""
+"""For each observation about the weights that dropout keeps, by id, the id of its cause."""
 
 
 def _of_observation(finding: Finding, ex: Examination) -> Phrase:
@@ -539,10 +540,10 @@ def _polarity(ex: Examination) -> Phrase:
 
 
 def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
-    """Return the cause that the entries of an experiment reveal, or else the finding's own cause.
+    """Return the cause that an experiment's observations reveal, or else the finding's own cause.
 
-    If the finding is a deviation from "dropout.is-unbiased" and the entries do not reveal a cause,
-    the result is an empty phrase.
+    `entries` holds the observations. If they reveal no cause, and the finding is a deviation from
+    "dropout.is-unbiased", the result is an empty phrase.
     """
     wrong = [entry for entry in entries if not entry.agrees]
     if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):

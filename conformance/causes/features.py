@@ -1,7 +1,7 @@
 """Known defects in windows, soft caps, sinks, ALiBi, rotary positions, norms, lengths and segments.
 
 With most of these defects, an implementation interprets a convention differently, or ignores a
-feature. Defects in passing queries in chunks, after keys in a cache, are here too.
+feature. Defects that appear when queries are passed in chunks, beside a cache, are here too.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _asked(maker: Maker, cause: str, *about: Any, **changes: Any) -> Hypothesis:
-    """Return the hypothesis that the answer is right for the problem with these fields changed.
+    """Return the hypothesis that the answer is the right one to a problem with other fields.
 
-    It is not tried whether only some heads or rows have the defect.
+    `changes` holds these fields, and `about` at most one mapping, the arguments of the cause. The
+    defect must affect all heads and rows.
     """
     return maker.asked(cause, *about, in_parts=False, **changes)
 

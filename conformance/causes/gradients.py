@@ -28,7 +28,7 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
     """Add causes that explain wrong gradients to `best`.
 
     `evidence` holds the evidence on each gradient by name, without the prefix "gradient.". `again`
-    returns the errors for perturbed inputs, as for `precision.coarse`.
+    returns the errors of the answer to perturbed inputs, as for `precision.coarse`.
     """
     wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
     if len(wrong) == 1:
@@ -69,9 +69,10 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
 
 
 def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase:
-    """Return a cause if gradients are wrong exactly where a fully masked query would make them NaN.
+    """Return a cause if gradients are NaN exactly where fully masked queries could make them NaN.
 
-    Otherwise, the result is an empty phrase.
+    All other elements must equal the prediction up to noise. Otherwise, and if no query is fully
+    masked, the result is an empty phrase.
     """
     empty = ~maker.right.allowed.any(axis=-1, keepdims=True)
     if not empty.any():
@@ -90,10 +91,10 @@ def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
-    """Return the rms over wrong gradients of the misfit, in units of the rms of the noise.
+    """Return how badly the predicted gradients `found` fit the wrong gradients.
 
-    `found` holds the predicted gradients. Gradients without noise are left out; if none remains,
-    the result is 0.
+    The result is an rms over the wrong gradients; the misfit of each is divided by the rms of its
+    noise. Gradients without noise are left out; if none remains, the result is 0.
     """
     sizes = [one.misfit(found[name]) / one.spread for name, one in wrong.items() if one.spread > 0]
     return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
@@ -187,7 +188,7 @@ def _turned(want: Array) -> Iterator[tuple[Phrase, Array]]:
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses whose backward pass does one step differently, the simplest first."""
+    """Yield hypotheses in which a step of the backward pass is wrong, the simplest first."""
     problem, shape, right = maker.problem, maker.problem.shape, maker.right
     yield from _of_scale_and_softmax(maker)
     if problem.soft_cap is not None:
@@ -360,7 +361,7 @@ def _of_shared(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_parts(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses whose backward pass leaves out tokens, or errs as fused kernels may do."""
+    """Yield hypotheses whose backward pass leaves out tokens, or normalises rows wrongly."""
     shape, logits = maker.problem.shape, maker.right.logits
     queries, keys = np.arange(shape.query_length)[:, None], np.arange(shape.key_length)
 
@@ -511,10 +512,10 @@ def _without_features(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_stored_tokens(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses whose backward pass loses gradients of the tokens from `Handed.stored`.
+    """Yield hypotheses whose backward pass loses the gradients of some keys, values or both.
 
-    These are the gradients of keys, values or both. Nothing is yielded if tokens were passed
-    unchanged.
+    The tokens are those of `Handed.stored`, such as the tokens in a cache. Nothing is yielded if
+    tokens were passed unchanged.
     """
     if maker.handed is None:
         return

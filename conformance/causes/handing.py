@@ -1,7 +1,7 @@
 """Known defects in reading packed sequences, pages and caches.
 
 Which tokens a query reads follows from offsets, a page table, or the length of a cache. With most
-defects, queries read other tokens. The suite arranged the memory, so it knows which tokens they
+defects, queries read the wrong tokens. The suite arranged the memory, so it knows which tokens they
 read with each defect.
 """
 
@@ -52,7 +52,7 @@ class Handed:
         """Return how an encoding passes tokens, or None if inputs are passed unchanged.
 
         If `spelling` is None, the encoding is the one that the adapter prefers. The result is also
-        None if the adapter cannot pass the problem.
+        None if the adapter cannot pass the problem, or declares no storage with these arguments.
         """
         handings = [one for one in adapter.features if isinstance(one, Handing)]
         if not handings:
@@ -187,8 +187,8 @@ def read(a: Stages, runs: Iterable[Run]) -> Array:
 def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | bool) -> Any:
     """Return the part of a mask or bias that applies to a run, `[heads query key]`.
 
-    Column i applies to the key that the run reads as number i. If the run reads more keys than the
-    array has columns, further columns with the value `rest` are appended.
+    Column i of the array applies to the i-th key that the run reads. If the run reads more keys
+    than the array has columns, further columns with the value `rest` are appended.
     """
     shape = problem.shape
     whole = np.broadcast_to(array, shape.logits)
@@ -388,7 +388,7 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
     def moved(by: IntArray, *sides: str) -> Change:
         """Return a rotary stage that adds `by`, `[batch]`, to the positions of new tokens.
 
-        `sides` is as for `rotated_at`.
+        `sides` says whose positions are changed: "query" or "key"; if it is empty, both are.
         """
         first = cached[:, None]
         return rotated_at(lambda p: np.where(p >= first, p + by[:, None], p), *sides)
@@ -458,7 +458,7 @@ def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses about an implementation that maintains its cache of keys and values itself.
 
-    Nothing is yielded if there are no more keys than queries.
+    Nothing is yielded unless there are more keys than queries.
     """
     shape = maker.problem.shape
     queries, keys = shape.query_length, shape.key_length

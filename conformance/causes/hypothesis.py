@@ -1,8 +1,9 @@
 """A `Hypothesis`: a known defect, and the answer of an implementation that has it.
 
 The modules `handing`, `features`, `logits`, `projections`, `softmax`, `precision` and `gradients`
-define the hypotheses. To add one, add its id, the arguments of the id and its computation to the
-module that fits, and the English text for the id to `conformance/words.toml`.
+define the hypotheses. To add a hypothesis, define its cause (an id and arguments) and its
+computation in the module that fits, and add the English text for the id to
+`conformance/words.toml`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from conformance.causes.handing import Handed
 
 CHUNKS = (1, 2, 3, 4, 5, 8, 16)
-"""The lengths of the chunks in which queries may have been passed beside a cache."""
+"""The chunk lengths that hypotheses about queries passed in chunks, beside a cache, try."""
 
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 """The tile sizes that hypotheses about lengths, windows and packed sequences try."""
@@ -34,14 +35,15 @@ TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 MOST_ELEMENTS = 2**17
 """The number of attention weights above which the slowest searches are left out.
 
-These compare similar cases, or look for mistakes in reading packed, paged or cached tokens, or for
-defects of only some heads or rows.
+These searches compare similar cases, or look for mistakes in reading packed, paged or cached
+tokens, or for defects of only some heads or rows.
 """
 
 BETTER = 0.5
 """The largest share of the rms error that may remain if a hypothesis explains an answer.
 
-Elements without a finite prediction do not count. If no other element is wrong, no limit applies.
+Elements without a finite prediction do not count. If no other element is wrong, any share may
+remain.
 """
 
 ALIKE = 1.25
@@ -77,7 +79,7 @@ _BACKWARD = frozenset(
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Return a number rounded to `digits` significant digits, so that machines rarely disagree."""
+    """Return a number rounded to `digits` significant digits, on which machines rarely disagree."""
     return float(f"{value:.{digits}g}")
 
 
@@ -89,8 +91,8 @@ class Hypothesis:
         cause: the phrase that names the defect, such as "mask.inverted".
         make: a function that returns the computation with the defect.
         in_parts: whether the defect may also be confined to some heads or rows.
-        breaks: whether the hypothesis predicts only which rows are wrong, so that several such
-            hypotheses may fit equally well.
+        breaks: whether the hypothesis predicts only which rows are wrong, not the numbers in them,
+            so that several such hypotheses may fit equally well.
     """
 
     cause: Phrase
@@ -120,8 +122,9 @@ class Maker:
     def asked(
         self, cause: str, about: About = NO_MORE, /, *, in_parts: bool = True, **changes: Any
     ) -> Hypothesis:
-        """Return the hypothesis that the answer is right for the problem with these fields changed.
+        """Return the hypothesis that the answer is the right one to another problem.
 
+        `changes` holds the fields in which that problem differs from the one that was posed.
         `in_parts` says whether the defect may also be confined to some heads or rows.
         """
 
@@ -135,7 +138,7 @@ class Maker:
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
     def weighed(self, cause: str, about: About = NO_MORE, /, **weights: Any) -> Hypothesis:
-        """Return the hypothesis that the answer is right if these weights replace the problem's."""
+        """Return the hypothesis that the answer is right for a problem with other `weights`."""
         phrase = Phrase(cause, dict(about))
         return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
 
@@ -151,8 +154,8 @@ class Maker:
     ) -> Hypothesis:
         """Return the hypothesis that some stages are computed differently.
 
-        `stages` holds the replacements by the name of the stage; `in_parts` and `breaks` are as in
-        `Hypothesis`.
+        `stages` maps the names of stages to their replacements; `in_parts` and `breaks` are the
+        attributes of the `Hypothesis`.
         """
 
         def make() -> Stages:
@@ -180,9 +183,10 @@ class Maker:
         return self.asked(cause, about, mask=allowed, causal=None, **rest)
 
     def share(self, found: Stages, *more: str) -> None:
-        """Copy correct results to `found`: projections, scores, repeated values, and `more`.
+        """Copy intermediate results of the correct computation to `found`.
 
-        `more` holds the names of further attributes of `Stages`.
+        These are the projections, the scores, the repeated values, and the attributes of `Stages`
+        that are named in `more`.
         """
         for name in ("plain", "projected", "scores", "values", *more):
             found.__dict__[name] = getattr(self.right, name)
@@ -206,7 +210,8 @@ class Best:
 
     Attributes:
         dtype: the dtype of the problem.
-        accepts: a function that returns whether the answers to other problems permit a cause.
+        accepts: a function that returns whether a cause is consistent with the answers to similar
+            problems.
         wanted: the id of the only cause to consider, or "" for all.
         known: the accepted causes, each with its misfit.
     """
@@ -222,7 +227,7 @@ class Best:
         return bool(self.known) and (bool(self.wanted) or self.dtype not in HALF)
 
     def tries(self, cause: Phrase) -> bool:
-        """Return whether this cause is to be tried, which depends on `wanted`."""
+        """Return whether to try this cause: `wanted` must be its id, or "" for all causes."""
         return not self.wanted or cause.id == self.wanted
 
     def add(self, misfit: float, cause: Phrase) -> bool:
@@ -260,7 +265,7 @@ class Evidence:
 
     @classmethod
     def of(cls, array: str, got: Array, expectation: Expectation) -> Evidence:
-        """Return the evidence on an array, given its name and the values `got` in the answer."""
+        """Return the evidence on the array named `array`, whose returned values are `got`."""
         want, noise = expectation.arrays[array], expectation.sigma[array]
         return cls(got, want, noise, expectation.underflow)
 
@@ -283,10 +288,10 @@ class Evidence:
         return _rms(self.noise)
 
     def gain(self, found: Array) -> float:
-        """Return the rms of the finite elements of `found` divided by that of the expected array.
+        """Return the rms of the prediction `found` divided by that of the expected array.
 
-        The result is at least 1. It is always 1 if the expected array is hardly more than rounding
-        noise, such as the gradient of a key bias.
+        Only finite elements of `found` count, and the result is at least 1. It is always 1 if the
+        expected array is hardly more than rounding noise, such as the gradient of a key bias.
         """
         if self._size <= 10 * self.spread:
             return 1.0
@@ -295,9 +300,9 @@ class Evidence:
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
         """Return a mask, True where the answer equals the prediction `found` up to noise.
 
-        The tolerance includes the noise of the prediction. This is `gain` times as large as that of
-        the expected array, or more if the prediction itself is larger than the expected array by a
-        greater factor.
+        The prediction is noisy too: its noise is that of the expected array times `gain`, or times
+        `self.gain(found)` if this is greater. Predicted zeros without noise must be matched
+        exactly, apart from underflow.
         """
         gain = max(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
@@ -313,15 +318,15 @@ class Evidence:
     def explained(self, found: Array, gain: float = 1.0) -> bool:
         """Return whether the prediction `found` fits the whole returned array.
 
-        Arrays of different shapes do not fit. Where the prediction is NaN, any element fits. Where
-        it is ±∞, the row of the returned array must be clearly wrong; where it is −∞, the element
-        must also be NaN. There must be finite predictions, and the returned array must be near all
-        of them, as `near` decides with `gain`.
+        The shapes must be equal, and some predictions finite. Each returned element must then fit
+        its prediction. A number must be matched up to noise, as `near` decides with `gain`. NaN
+        predicts nothing, so any element fits. ±∞ predicts that the row is clearly wrong, and −∞
+        also that the element is NaN.
 
-        Some wrong element must have a prediction other than NaN, unless there are rows that are
-        predicted to be NaN throughout, and each of these contains a wrong element. If a wrong
-        element has a finite prediction, the rms difference from the finite predictions must be at
-        most half of that from the expected array.
+        The prediction must also explain an error. Some wrong element must have a prediction other
+        than NaN; if none has, some rows must be predicted to be NaN throughout, and each of these
+        must contain a wrong element. If wrong elements have finite predictions, the rms difference
+        from the finite predictions must be at most half of that from the expected array.
         """
         if found.shape != self.got.shape:
             return False

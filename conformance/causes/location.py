@@ -1,8 +1,10 @@
 """Find out where an array is wrong, and which part of an implementation is responsible.
 
-A defect may be confined to some heads or rows. If the suite supplies the projections of a function,
-the function is named as responsible if it deviates when it is called alone, and the projections if
-they deviate and the function alone does not. If neither does, the deviation depends on something
+A defect may be confined to some heads or rows.
+
+An implementation may be a function without projections, which the suite then supplies. The function
+is responsible if it also deviates when it is called alone, with projected heads. Otherwise, the
+projections are responsible if they deviate. If neither does, the deviation depends on something
 else, such as earlier calls, the memory layout of the inputs, or which arrays need a gradient.
 """
 
@@ -29,7 +31,7 @@ MOST = 3
 """The largest number of indices that are listed one by one."""
 
 CLEAR = 0.05
-"""The largest distance from 0 or 1 of the share of a defect that least squares give each head."""
+"""The largest accepted distance from 0 or 1 of a head's share of a defect, by least squares."""
 
 MadeBy = Literal["", "kernel", "projections"]
 
@@ -162,8 +164,8 @@ def responsible(finding: Finding, ex: Examination) -> MadeBy:
 
     The kernel is the function without projections. It is responsible if its answer also deviates
     when it gets heads that the reference projected, rounded to the dtype. The projections are
-    responsible if they deviate, and the answer of the kernel does not. The result is "" if the
-    suite does not supply the projections, or if the kernel alone gives no answer.
+    responsible if they deviate, and the answer of the kernel does not. The result is "" if neither
+    deviates, if the suite does not supply the projections, or if the kernel gives no answer.
     """
     if not ex.adapter.projections_supplied:
         return ""
@@ -191,7 +193,7 @@ def responsible(finding: Finding, ex: Examination) -> MadeBy:
 def _projections_deviate(ex: Examination) -> bool:
     """Return whether the projections in the implementation's framework deviate (cached).
 
-    The result is False if the projections cannot be read.
+    The result is False if the projections cannot be read, or if the function adds their biases.
     """
     adapter, problem = ex.adapter, ex.problem
     if not isinstance(adapter, Function) or ex.mode.name in adapter.bias_modes:

@@ -1,4 +1,4 @@
-"""Known defects in what is done to the logits: the mask, the causal flag, the bias, the scale."""
+"""Known defects in how the mask, the causal flag, the bias and the scale act on the logits."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def best_factor(got: Array, want: Array) -> float:
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
     """Return the factor between 1/16 and 16 for which the predicted answer fits best.
 
-    A grid is searched, and the best factor of the grid is refined. `answer` returns the prediction
+    The factors of a grid are tried, and the best one is refined. `answer` returns the prediction
     for a factor. The result is None if the misfit is NaN for some factor of the grid.
     """
 

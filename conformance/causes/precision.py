@@ -33,8 +33,8 @@ The keys are the numbers of significand bits of these dtypes.
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which intermediate results are rounded to a narrower format.
 
-    In each hypothesis, one kind of intermediate result or all factors of products are rounded. In
-    the last hypothesis about a format, all factors and all biases are rounded.
+    In each hypothesis, either one kind of intermediate result is rounded, or all factors of
+    products are. In the last hypothesis about a format, all factors and all biases are rounded.
     """
     problem, own = maker.problem, maker.problem.format.significand_bits
     if problem.dtype == "float16":

@@ -119,9 +119,10 @@ def _interleaved(array: Array) -> Array:
 
 
 def _other_way(array: Array) -> Array:
-    """Return the array with its last two axes, `[heads head]`, misread inversely to `_interleaved`.
+    """Return the array with its last two axes, `[heads head]`, exchanged and then misread.
 
-    Element d · heads + h of the two axes of the result, flattened, is element [h, d] of the array.
+    This is the inverse of `_interleaved`: element d · heads + h of the two axes of the result,
+    flattened, is element [h, d] of the array.
     """
     return array.swapaxes(-1, -2).reshape(array.shape)
 

@@ -40,7 +40,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def over(axis: int | tuple[int, ...], empty: float) -> Change:
-    """Return a softmax over one or more axes.
+    """Return a stage that computes the softmax over one or more axes.
 
     `empty` is the weight wherever everything along these axes is blocked.
     """
@@ -99,9 +99,10 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
-    """Yield the first index and the end of each tile of keys, except of the first tile.
+    """Yield the first index and the end of each tile of keys, except the first tile.
 
-    All large sizes in `TILES` are used for which there are at least two, but not too many, tiles.
+    Tiles of several sizes are yielded: the larger ones in `TILES` that divide `keys` keys into at
+    least 2 and at most `MOST_TILES` tiles.
     """
     for size in TILES[3:]:
         if size < keys <= MOST_TILES * size:
@@ -114,7 +115,7 @@ def _from(first: int, count: int) -> Phrase:
 
 
 def _powers(change: Callable[..., Array], plus: float = 0.0) -> Change:
-    """Return a softmax with the function `change` in place of exp.
+    """Return a stage that computes a softmax with the function `change` in place of exp.
 
     `plus` is added to the normaliser.
     """
@@ -171,7 +172,7 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which the softmax subtracts another number than the maximum of the row.
+    """Yield hypotheses in which the softmax subtracts a number other than the row's maximum.
 
     Infinite weights mark the rows that become wrong. Nothing is yielded if all logits are small.
     """
@@ -196,7 +197,7 @@ def _maximum(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _range(peak: Any) -> Change:
-    """Return a softmax that subtracts `peak`, and overflows or underflows as implementations do.
+    """Return a softmax stage that subtracts `peak`, and overflows as implementations do.
 
     Numbers have the range of float64 if that is the problem's dtype, and otherwise of float32.
     Weights are infinite in rows that become wrong, NaN in rows that cannot be predicted, and 0 for
@@ -242,9 +243,10 @@ def _quotient(powers: Array, summed: Array) -> Array:
 
 
 def _rescaled(size: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes over tiles of `size` keys that rescale sums wrongly.
+    """Return, by the id of the cause, stages whose softmax rescales sums over tiles wrongly.
 
-    Sums over earlier tiles have to be rescaled whenever a later tile has a larger logit.
+    A tile has `size` keys. Sums over earlier tiles have to be rescaled whenever a later tile has a
+    larger logit.
     """
 
     def running(logits: Array) -> Array:
@@ -271,10 +273,10 @@ def _rescaled(size: int) -> dict[str, Change]:
 
 
 def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
-    """Return, by cause, softmaxes that fail to rescale sums at one tile of keys, `first:end`."""
+    """Return, by the id of the cause, softmaxes that do not rescale at one tile, `first:end`."""
 
     def earlier(logits: Array) -> Array:
-        """Return the exponentials, without the rescaling at the tile for keys before it."""
+        """Return the exponentials; those of keys before the tile lack its rescaling."""
         before, after = _peak(logits[..., :first]), _peak(logits[..., :end])
         powers = _exponentials(logits)
         powers[..., :first] *= np.exp(np.maximum(after - before, 0.0))
@@ -293,8 +295,8 @@ def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
 def returned(maker: Maker, evidence: Evidence, again: Again, best: Best) -> None:
     """Add causes that explain wrong returned weights to `best`, given that the output is right.
 
-    Weights that are averaged over heads are not examined. `again` returns the errors for perturbed
-    inputs, as for `precision.coarse`.
+    Weights that are averaged over heads are not examined. `again` returns the errors of the answer
+    to perturbed inputs, as for `precision.coarse`.
     """
     if evidence.got.ndim != 4:
         return

@@ -26,7 +26,7 @@ Change = Callable[..., Any]
 
 
 class Stages:
-    """One computation of attention; its stages are methods, and `changes` replaces some of them."""
+    """One computation of attention. Stages are methods; `changes` maps names to replacements."""
 
     def __init__(self, problem: Problem, **changes: Change) -> None:
         self.problem = problem
@@ -138,7 +138,7 @@ class Stages:
         return projected.transpose(0, 2, 1, 3)
 
     def repeat(self, heads: Array, name: str) -> Array:
-        """Return key/value heads repeated so that there are as many as query heads."""
+        """Return key or value heads, each repeated for all query heads that share it."""
         return np.repeat(heads, self.shape.group, axis=1)
 
     def score(self, q: Array, k: Array) -> Array:
@@ -188,7 +188,7 @@ class Stages:
         return self.rotated(side, self.normed(side, heads))
 
     def prepared_values(self, heads: Array) -> Array:
-        """Return the value heads, which stay as they are."""
+        """Return the value heads unchanged; replacements norm or rotate them by mistake."""
         return heads
 
     def gain(self, side: str) -> Array | None:
@@ -202,12 +202,12 @@ class Stages:
         return np.sqrt((heads**2).mean(axis=-1, keepdims=True) + self.problem.norm.epsilon)
 
     def normed(self, side: str, heads: Array) -> Array:
-        """Return heads divided by their `root` and times the norm's weight, if there is a norm."""
+        """Return heads after the norm, if any: divided by their `root`, times the norm's weight."""
         gain = self.gain(side)
         return heads if gain is None else heads / self.root(heads) * gain
 
     def rotated(self, side: str, heads: Array) -> Array:
-        """Return heads after the rotary embedding of their tokens' positions, if there is one."""
+        """Return heads rotated by the positions of their tokens, if there is a rotary embedding."""
         rotary = self.problem.rotary
         return heads if rotary is None else self.turned(heads, self.angles(self.positions(side)))
 
@@ -288,7 +288,7 @@ class Stages:
         return self.product("bhqk,bhkd->bhqd", weights, values)
 
     def merge(self, context: Array) -> Array:
-        """Return the heads side by side, `[b q h d]`."""
+        """Return the context with its heads side by side, `[b q h d]`."""
         return context.transpose(0, 2, 1, 3)
 
     def finish(self, merged: Array) -> Array:
@@ -365,7 +365,7 @@ class Stages:
         return sink / np.where(total > 0, total, 1.0)
 
     def d_capped(self, d_logits: Array) -> Array:
-        """Return the gradient of the logits before the soft cap, given that after it."""
+        """Return the gradient of the logits before the soft cap, given that of capped logits."""
         cap = self.problem.soft_cap
         return d_logits if cap is None else d_logits * self.slope_of_cap(cap)
 
@@ -374,7 +374,7 @@ class Stages:
         return 1.0 - np.tanh(self.scaled(self.scores) / cap) ** 2
 
     def d_prepared(self, side: str, gradient: Array, found: dict[str, Array]) -> Array:
-        """Return the gradient of heads before the norm and the rotation, given that after both.
+        """Return the gradient of heads before norm and rotation, given `gradient` after both.
 
         If there is a norm, add the gradient of its weight to `found`.
         """
@@ -386,7 +386,7 @@ class Stages:
         return self.d_normed(side, gradient)
 
     def d_rotated(self, side: str, gradient: Array) -> Array:
-        """Return the gradient of heads before the rotation, given that after it."""
+        """Return the gradient of heads before the rotation, given that of the rotated heads."""
         return self.turned(gradient, -self.angles(self.positions(side)))
 
     def d_gain(self, side: str, gradient: Array) -> Array:
@@ -395,14 +395,17 @@ class Stages:
         return (gradient * heads / self.root(heads)).sum(axis=(0, 1, 2))
 
     def d_normed(self, side: str, gradient: Array) -> Array:
-        """Return the gradient of heads before the norm, given that after it."""
+        """Return the gradient of heads before the norm, given that of the normed heads."""
         gain = self.gain(side)
         heads, scaled = self.plain[side], gradient if gain is None else gradient * gain
         root = self.root(heads)
         return scaled / root - heads * self.d_root(heads, scaled) / root**3
 
     def d_root(self, heads: Array, scaled: Array) -> Array:
-        """Return the mean over components of heads times gradients, for the root's derivative."""
+        """Return the mean over components of `heads` times `scaled`, for the derivative of `root`.
+
+        `scaled` is the gradient of the normed heads times the weight of the norm.
+        """
         return (heads * scaled).mean(axis=-1, keepdims=True)
 
     def d_scaled(self, d_logits: Array) -> Array:
@@ -427,7 +430,7 @@ class Stages:
         return d_hidden.sum(axis=3), d_hidden.sum(axis=2)
 
     def d_tanh(self, hidden: Array) -> Array:
-        """Return the slope of tanh, computed from its value."""
+        """Return the slope of tanh where its value is `hidden`."""
         return 1.0 - hidden**2
 
     def gather(self, gradient: Array, name: str) -> Array:
@@ -437,7 +440,10 @@ class Stages:
         return grouped.sum(axis=2)
 
     def joined(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return a gradient for each distinct input array, summed over the inputs that share it."""
+        """Return the gradients of the distinct input arrays, given those of query, key and value.
+
+        The gradients of inputs that are the same array are added.
+        """
         found = dict(inputs)
         if self.shape.sharing != "separate":
             found["key"] = found["key"] + found.pop("value")

@@ -2,9 +2,9 @@
 
 The calls differ in the mode, in the encoding of the mask, in the memory layout, in the dropout
 probability of a mode without dropout, in which arguments need a gradient, in the number of backward
-passes, or in what their arguments held before. Other checks repeat one call on the same objects; it
-must change neither these objects nor the process. Several checks skip frameworks that compile,
-because there derivatives are functions and arrays are immutable.
+passes, or in what their arguments held before. Other checks repeat one call on the same objects;
+the call must change neither these objects nor the state of the process. Several checks skip
+frameworks that compile, because there derivatives are functions and arrays are immutable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _equal(name: str, ex: Examination, one: Answer, other: Answer, said: str) ->
 
     Arrays that only one answer has are left out, as are arrays whose shapes differ from each other
     or from the shape in the expectation, and weights if `ex.answer` has none. If no array remains,
-    raise `Unsupported`. `said` describes a deviation, as in `judge`.
+    raise `Unsupported`. `name` is the id of the requirement; `said` describes a deviation, as in
+    `judge`.
     """
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None:
@@ -128,9 +129,10 @@ def _changed(name: str, lines: tuple[str, ...]) -> Finding:
 def unchanged(ex: Examination) -> Finding | None:
     """Call the implementation twice on the same objects, and look for changes in them. Inputs,
     masks, parameters and the gradient of the output must hold the same numbers as before, and must
-    not have new attributes. If the case also serves `mask.spellings-agree`, and calls are not
-    compiled, the other encodings of the mask that the latter compares are passed too, until a
-    change is found. An encoding for which the implementation raises an exception is skipped."""
+    not have new attributes. If the requirement `mask.spellings-agree` is also checked with the
+    case, and calls are not compiled, the encodings of the mask that it compares are passed too,
+    until a change is found. An encoding for which the implementation raises an exception is
+    skipped."""
     if not ex.calls_eagerly:
         return None
     changed = ex.side_effects().changed
@@ -226,7 +228,8 @@ def twice(ex: Examination) -> Finding | None:
 def rewritten(ex: Examination) -> Finding | None:
     """Call the implementation again after its arguments have been overwritten in place. The first
     call gets other numbers; the second call gets the numbers of the case in the same arrays. The
-    second answer must equal the answer for new arrays."""
+    second answer must equal the answer for new arrays, which it does not if the implementation
+    caches results by the identity of its arguments."""
     if ex.adapter.compiles:
         return None
     said = "{array} is not that of the numbers it was given last"

@@ -1,7 +1,8 @@
 """Requirements that output, gradients and attention weights equal the definition's.
 
-Others are that the output and the input gradients have the dtype of the inputs, that returned
-weights sum to one, that those of blocked keys are 0, and that the output is made of these weights.
+Other requirements are that the output and the input gradients have the dtype of the inputs, that
+the returned weights of each query sum to one and are 0 for blocked keys, and that the output is
+made of these weights.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from conformance.requirements.requirement import Check, judge, requirement
 def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said: str) -> Finding:
     """Return the finding on whether arrays equal those of an expectation.
 
-    If every array fits, the finding names the most accurate class within whose limit every element
-    is. `said` describes a deviation, as in `judge`.
+    If every array fits, the finding names the most accurate class whose limit every element meets.
+    `name` is the id of the requirement; `said` describes a deviation, as in `judge`.
     """
     comparisons = against(expectation, arrays)
     accuracy = ""
@@ -38,8 +39,8 @@ def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said:
 def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | None:
     """Return the finding on the gradients of the arrays `names`; a missing one is a deviation.
 
-    Return None if the mode has no gradients or `names` is empty. Raise `Unsupported` if the
-    implementation has no gradients in any mode.
+    `name` is the id of the requirement. Return None if the mode has no gradients or `names` is
+    empty. Raise `Unsupported` if the implementation has no gradients in any mode.
     """
     if not ex.mode.gradients or not names:
         return None
@@ -134,7 +135,7 @@ def kernel(ex: Examination) -> Finding | None:
     heads are rounded to the dtype. Compare the output and the gradients of the heads and the bias
     with the definition for these heads, allowing only the rounding noise of the function. This
     check is skipped if the function already deviates with the projections, and for layers, which
-    have their own projections. If calls are compiled, only one family of cases is checked."""
+    have their own projections. If calls are compiled, only one family of shapes is checked."""
     if not ex.adapter.projections_supplied or (ex.adapter.compiles and ex.case.family != "cross"):
         return None
     answer = {n: array for n, array in ex.answer.arrays().items() if n != "weights"}

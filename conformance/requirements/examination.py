@@ -1,9 +1,9 @@
 """Define `Examination`, which calls one implementation with one case.
 
 Answers and expectations are cached. One call, which computes the output, and weights and gradients
-if the mode has them, serves all checks that need the answer to the case in this mode. All modes
-share the expectation for a problem in a dtype, and so do all implementations with gradients, and
-all without.
+if the mode has them, serves all checks that need the answer to the case in this mode. The
+expectation for a problem in a dtype is computed once for all implementations and modes, but
+separately for implementations without gradients.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Memory:
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make()`, cached under the key.
 
-        If `make()` raises an exception, it is cached too, and raised again by later calls.
+        If `make()` raises an exception, the exception is cached, and raised by later calls too.
         """
         if key in self._known:
             self._known.move_to_end(key)
@@ -77,7 +77,7 @@ class Memory:
         return value
 
     def known(self, key: Hashable) -> Any:
-        """Return the result cached under the key; None if there is none or `make()` raised."""
+        """Return the result cached under the key; None if nothing or an exception is cached."""
         return self._known.get(key, (None, None))[0]
 
 
@@ -90,7 +90,7 @@ class Workbench:
     """Caches that several examinations share, and the function that computes expectations.
 
     Attributes:
-        decided: findings on requirements with `Requirement.of_answer`.
+        decided: findings that depend only on an answer, see `Requirement.of_answer`.
         answers: answers, and other results that several checks need.
         explained: the known mistakes that explain wrong answers.
         expectations: expectations for problems.
@@ -137,8 +137,8 @@ class Examination:
         """Whether checks that call the implementation eagerly are worth their cost.
 
         They always are, unless the implementation is normally compiled. Eager calls, operation by
-        operation, are slow then, so they are made for one family of cases only, and only if
-        `varies_arguments` is true.
+        operation, are slow then, so they are made only for cases of one family of shapes, and only
+        if `varies_arguments` is true.
         """
         return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
 
@@ -158,8 +158,9 @@ class Examination:
         """Return the expectation for `problem()`, a variant of the case's problem.
 
         The expectation is cached under `variant`, the name of the variant, which is "" for the
-        problem of the case itself; `problem` is called only if nothing is cached. Its σ is that of
-        the accuracy class that the adapter promises, or else of the least accurate class.
+        problem of the case itself; `problem` is called only if nothing is cached. The
+        expectation has the σ of the accuracy class that the adapter promises, or else of the least
+        accurate class.
         """
         gradients, accuracy, bench = self.adapter.has_gradients, self.adapter.accuracy, self.bench
         key = (self.case.id, self.dtype, variant, gradients)
@@ -192,7 +193,7 @@ class Examination:
 
     @cached_property
     def suited_expectation(self) -> Expectation:
-        """The expectation, with weights averaged over heads if those of the answer are."""
+        """The expectation; its weights are averaged over heads if those of the answer are."""
         weights = self.answer.weights
         if weights is None or weights.ndim != 3:
             return self.expectation
@@ -217,8 +218,8 @@ class Examination:
     def answer_identity(self) -> Hashable:
         """A key that two modes share only if their answers are equal bit for bit.
 
-        The dtypes of the answers must be equal too, and either both modes or none must have
-        gradients, and likewise return weights.
+        The two modes must also agree in the dtypes of their answers, in whether they have
+        gradients, and in whether they return weights.
         """
         arrays = self.answer.arrays()
         names = repr([*arrays, *sorted(self.answer.dtypes.items())]).encode()
@@ -288,7 +289,7 @@ class Examination:
         """Return the answer, or raise `WrongShape` if it does not fit the problem.
 
         Gradients are removed if the implementation has none. If the case has a defined answer, and
-        the problem has features, `without_masked_rows` is applied.
+        the problem has features, the rows of fully masked queries get predetermined values.
         """
         check_answer(answer, problem)
         if self.case.defined and problem.features:
@@ -299,7 +300,7 @@ class Examination:
         """Return the answer to the case in a call with arrays that have been overwritten in place.
 
         Before they are overwritten, the arrays hold the numbers of the problem `earlier`, and are
-        passed to a first call.
+        passed to a first call. An implementation that caches results by array gives a stale answer.
         """
         with _theirs():
             answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
@@ -330,7 +331,10 @@ class Examination:
 
 @contextmanager
 def _theirs() -> Iterator[None]:
-    """Convert exceptions that the implementation raises inside the context to `Raised`."""
+    """Convert exceptions that the implementation raises inside the context to `Raised`.
+
+    `Unsupported`, errors of the suite and `KeyboardInterrupt` are raised unchanged.
+    """
     try:
         yield
     except (Unsupported, ConformanceError, KeyboardInterrupt):

@@ -1,11 +1,12 @@
 """Requirements that answers are invariant under changes that must not affect them.
 
-Each check calls the implementation with two or more problems and compares the answers. The problems
-differ in blocked keys, in the order of keys, in other batch entries, or by a shift of the logits;
-or they are ways to pose one problem: a window that includes all keys has no effect, a packed
-sequence gets the same answer as on its own, and decoding in steps with a KV cache gives the same as
-a single pass. The checks use the reference only for the size of the noise, so an answer that is
-wrong in the same way for all of these problems is not reported here.
+Each check calls the implementation with two or more problems and compares the answers. In some
+checks, the problems differ in what must not matter: in blocked keys, the order of keys, other batch
+entries, or a shift of logits or positions. In others, they are ways to pose one problem: for
+example, a window that includes all keys and no window, or a packed sequence and the same sequence
+alone, or decoding in steps with a KV cache and a single pass. The checks use the reference only for
+the size of the noise, so an answer that is wrong in the same way for all of these problems is not
+reported here.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ def _unseen(problem: Problem) -> BoolArray:
 
 
 def _blocked_tokens(problem: Problem) -> BoolArray:
-    """Return True for the keys `[batch key]` that are `_unseen`.
+    """Return True for keys `[batch key]` that are blocked for all queries in all heads.
 
-    If the whole batch has none, return True in each entry for the key that most queries may not
-    attend to in any head.
+    If the whole batch has no such key, return True in each entry for one key: the one that is
+    blocked in all heads for the largest number of queries.
     """
     never = _unseen(problem)
     if never.any():
@@ -86,9 +87,9 @@ def _blocked_tokens(problem: Problem) -> BoolArray:
 )
 def blocked_key(ex: Examination) -> Finding:
     """Replace blocked keys and their values with random numbers about four times as large. The
-    outputs of queries that may not attend to these keys must stay the same. If no query may attend
-    to some keys, and this is not self-attention, the gradients of the queries must stay the same
-    too, and the gradients of these keys and their values must be exactly 0."""
+    outputs of queries that may not attend to these keys must stay the same. If some keys are
+    blocked for all queries, and this is not self-attention, the gradients of those queries must
+    stay the same too, and the gradients of these keys and their values must be exactly 0."""
     problem, answer = ex.problem, ex.answer
     tokens = _blocked_tokens(problem)
     again = ex.ask(with_other_content(problem, tokens, ex.case.random("blocked")))
@@ -154,8 +155,8 @@ def key_order(ex: Examination) -> Finding:
     why="A mask or a tile of a neighbouring entry goes unnoticed while entries are equal.",
 )
 def batch_entries(ex: Examination) -> Finding:
-    """Replace the inputs of all batch entries except the last, and their masks if there is one for
-    each entry. The output and the input gradients of the last entry must stay the same up to
+    """Replace the inputs of all batch entries except the last, and also their masks if each entry
+    has its own mask. The output and the input gradients of the last entry must stay the same up to
     rounding noise."""
     problem, last = ex.problem, ex.problem.shape.batch - 1
     random = ex.case.random("batch")
@@ -185,8 +186,8 @@ def batch_entries(ex: Examination) -> Finding:
     why="A softmax ignores it; one that does not subtract the row's maximum may not.",
 )
 def logit_shift(ex: Examination) -> Finding:
-    """Add an integer between -3 and 3 to each row of the additive bias, which is first rounded so
-    that the sum is exact. The output must stay the same up to rounding noise."""
+    """Add an integer between -3 and 3 to each row of the additive bias. The bias is first clipped
+    and rounded so that the sum is exact. The output must stay the same up to rounding noise."""
     problem = ex.problem
     if problem.attn_bias is None:
         raise Unsupported("no additive bias to shift")
@@ -218,8 +219,8 @@ def _same(
 ) -> Finding:
     """Return the finding on whether two problems get equal answers, up to the noise of `other`.
 
-    The expectation for `other` is cached under `variant`. `said` describes a deviation, as in
-    `judge`.
+    The expectation for `other` is cached under `variant`. `name` is the id of the requirement;
+    `said` describes a deviation, as in `judge`.
     """
     noise = ex.expected(variant, lambda: other).sigma
     first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
@@ -236,8 +237,8 @@ def _judged(
 ) -> Finding:
     """Return the finding on whether the arrays that two answers have in common are equal.
 
-    Arrays of `one` whose shape is not that of their noise are left out. `said` describes a
-    deviation, as in `judge`.
+    Arrays of `one` whose shape is not that of their noise are left out. `name` is the id of the
+    requirement; `said` describes a deviation, as in `judge`.
     """
     compared = [
         _between(ex, array, values, other[array], noise[array])
@@ -343,7 +344,7 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
     shape = problem.shape
 
     def cut(array: Any, *axes: BoolArray | None) -> Any:
-        """Return the kept part of an array, in which an axis of size 1 stays; None for None."""
+        """Return the kept part of an array, or None for None; axes of size 1 are not cut."""
         if array is None:
             return None
         array = array[entries] if array.shape[0] > 1 else array
@@ -383,8 +384,9 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
     cases=("feature/segments/*", "feature/segments-causal/*", "feature/segments-with-*"),
 )
 def members(ex: Examination) -> Finding | None:
-    """Pass each packed sequence of the last batch entry that has keys separately. Its output and
-    the gradients of its inputs must equal those of the packed batch up to rounding noise."""
+    """Pass each packed sequence of the last batch entry separately, unless it has no keys. Its
+    output and the gradients of its inputs must equal those of the packed batch up to rounding
+    noise."""
     segments, answer = ex.problem.segments, ex.answer.arrays()
     if segments is None or not _applies(ex, "segments"):
         return None
@@ -412,9 +414,9 @@ def members(ex: Examination) -> Finding | None:
 
 
 def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> dict[str, BoolArray]:
-    """Return booleans `[length]` that mark the rows of these tokens, by the name of the array.
+    """Return, by array name, booleans `[length]` that are True for the rows of these tokens.
 
-    The arrays are the output and the input gradients.
+    The arrays are the output and the input gradients; `queries` and `keys` mark the tokens.
     """
     of_inputs = {"query": queries, "key": keys, "value": keys}
     inputs = {f"gradient.{name}": of_inputs[name] for name in problem.shape.distinct_inputs()}
@@ -464,7 +466,7 @@ def steps(ex: Examination) -> Finding | None:
 
 
 def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
-    """Yield booleans for each step of `steps`: its queries `[query]` and its keys `[key]`."""
+    """Yield booleans for each step of the check `steps`: its queries `[query]` and keys `[key]`."""
     queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
     cached, start = len(keys) - len(queries), 0
     while start < len(queries):

@@ -166,7 +166,10 @@ def noise_of(shape: Shape, dtype: str) -> Array:
 
 
 def pattern(problem: Problem, output: Array) -> Array:
-    """Return the weights `[batch heads query key]` that the output `[batch query width]` holds."""
+    """Return the weights `[batch heads query key]` in the output `[batch query width]`.
+
+    `problem` is the readout problem that gave the output.
+    """
     heads = einops.rearrange(output, "b q (h d) -> b h q d", h=problem.shape.heads)
     return heads[..., : problem.shape.key_length]
 
@@ -200,8 +203,8 @@ class Refused:
     Attributes:
         reason: the reason, in one line.
         unsupported: whether the suite or the adapter raised `Unsupported`.
-        value: the value for a card entry: refused, cannot be asked, another shape, or a malformed
-            answer.
+        value: the value of an entry that reports this outcome: refused, cannot be asked, another
+            shape, or a malformed answer.
     """
 
     reason: str
@@ -210,7 +213,7 @@ class Refused:
 
     @property
     def told(self) -> str:
-        """The reason, as the evidence of a card entry."""
+        """The reason, to be shown as evidence; after "unsupported: " if `unsupported` is true."""
         return f"unsupported: {self.reason}" if self.unsupported else self.reason
 
 
@@ -226,13 +229,13 @@ class Laboratory:
     """One implementation in one mode and dtype, on one device, ready for experiments.
 
     Attributes:
-        adapter: the adapter of the implementation.
+        adapter: the adapter for the implementation.
         dtype, device, mode: those with which the implementation is called by default.
         only: the names of the mask arguments to examine; empty for all of them.
-        case: a shape whose sharing, score, biases and numbers of heads problems have by default;
-            None for those that suit the implementation.
-        fixed_sharing: which inputs are the same array if there is no `case`; None for as few as the
-            implementation supports.
+        case: a shape that gives the default sharing, score, biases and numbers of heads of
+            problems; None to choose what suits the implementation.
+        fixed_sharing: which inputs are the same array if there is no `case`; None for as few inputs
+            as the implementation supports.
     """
 
     adapter: Adapter
@@ -263,7 +266,7 @@ class Laboratory:
 
     @cached_property
     def biased(self) -> bool:
-        """Whether the problems have projection biases: as in `case`, or else if supported."""
+        """Whether the problems have projection biases, as in `case`; by default, if supported."""
         return self.case.bias if self.case else self._has_shape(self.sharing, bias=True)
 
     @cached_property
@@ -285,7 +288,7 @@ class Laboratory:
     def has(self, dtype: str) -> bool:
         """Return whether the adapter and its framework support a dtype on this device.
 
-        A call that fails for another reason than `Unsupported` counts as support.
+        A call that fails for a reason other than `Unsupported` counts as support.
         """
         if not self._expresses(self.problem(dtype=dtype)):
             return False
@@ -323,9 +326,9 @@ class Laboratory:
         return self._declared(Sizes(**sizes), equal=self.sharing == "self")
 
     def _declared(self, sizes: Sizes, *, equal: bool) -> Sizes:
-        """Return allowed sizes near those that are wanted; lengths of 0 remain 0.
+        """Return sizes near `sizes` that the adapter declares as supported; lengths of 0 remain 0.
 
-        With a case, or if the adapter declares no sizes, return the sizes unchanged. `equal` is
+        With a case, or if the adapter declares no sizes, return `sizes` unchanged. `equal` is
         whether both lengths must be equal.
         """
         geometry = self.adapter.geometry
@@ -420,7 +423,7 @@ class Laboratory:
         """Return the answer to any problem; its mask, bias and causal flag are not passed.
 
         No gradients are computed. Set `compiled` to have the call compiled as a whole, which takes
-        less time than compiling each operation if its sizes are used for the first time.
+        less time than compiling each operation if the sizes are used for the first time.
         """
         mode = dataclasses.replace(self.mode, gradients=False)
         return self._run(problem, None, mode, {"compiled": compiled})
@@ -435,7 +438,7 @@ class Laboratory:
     ) -> Answer | Refused:
         """Return the answer to inputs and masks that may contradict each other.
 
-        The answer may have any shape.
+        The answer may have any shape. Without an answer, the result is `Refused`.
 
         Args:
             problem: a similar problem, which supplies all arrays that are not in `given`.
@@ -503,7 +506,8 @@ class Laboratory:
     def unmasked(self, seen: Seen) -> Array:
         """Return the weights `[batch heads query key]` for the same problem without any mask.
 
-        They are those of the readout problem with the same sizes, dtype and scale, see `plain`.
+        They are those of the readout problem with the same sizes, dtype and scale. Exceptions are
+        those of `plain`.
         """
         problem = seen.problem
         return self.plain(Sizes(*problem.shape.logits), problem.dtype, problem.scale).applied

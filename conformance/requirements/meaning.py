@@ -157,10 +157,10 @@ def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
 
 
 def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
-    """Return a random mask of this form, whose rows normally differ, to tell its axes apart.
+    """Return a random mask of this form, once with all axes and once in the argument's layout.
 
-    Rows are equal only if `arrange` finds no order in which all differ, for example because there
-    are too few permutations of the values. The order depends on `seed`.
+    Its rows differ, so that its axes can be told apart, unless `arrange` finds no such order, for
+    example because there are too few permutations of the values. The order depends on `seed`.
 
     Returns:
         The mask as `[batch heads query key]`, with size 1 for each axis that the argument's first
@@ -296,7 +296,7 @@ def added_to(plain: Array, added: Array) -> Array:
 
 
 def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = True) -> bool:
-    """Return whether the weights are those of a mask that leaves only these keys visible.
+    """Return whether the weights are those of a mask that leaves only the keys `visible`.
 
     Where a head masks a query fully, its weights are not compared with any prediction. If all heads
     mask the query fully, its weights must at least differ from those without a mask, unless
@@ -373,7 +373,7 @@ STILL, MOVED = 12.0, 24.0
 
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
-    """Return a card entry on what a mask in a given form means for an argument.
+    """Return an entry for the convention card: what a mask argument means in a given form.
 
     `dtype` is that of the inputs; "" stands for the laboratory's.
     """
@@ -492,9 +492,10 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
 
 
 def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
-    """Return each mask argument with the forms that it is declared to take, and the card entries.
+    """Return what each mask argument means in each form that it is declared to take.
 
-    Only three forms are tried: booleans, 0 and 1, and 0 and −inf. The result is cached. Raise
+    Each element of the list is an argument, a form, and the entry with the observed meaning. Only
+    three forms are tried: booleans, 0 and 1, and 0 and −inf. The result is cached. Raise
     `Unsupported` if the adapter cannot express the case.
     """
 
@@ -527,9 +528,9 @@ def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
     why="`True` attends in one library and blocks in the next; a wrong guess costs a week.",
 )
 def polarity(ex: Examination) -> Finding | None:
-    """Pass an array to each mask argument: booleans, 0 and 1, and 0 and −inf, as far as the adapter
+    """Pass arrays to each mask argument: booleans, 0 and 1, and 0 and −inf, as far as the adapter
     declares that the argument takes them. The output of the problem is the attention weights. The
-    meaning that predicts these weights must be the declared one."""
+    meaning of the array that predicts these weights must be the declared one."""
     if not ex.adapter.mask_arguments:
         raise Unsupported("no mask arguments are declared")
     if not ex.varies_arguments:

@@ -22,9 +22,10 @@ WHERE = (0, 1)
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
-    """Return a finding that conforms if `agrees`, which is whether the declaration is observed.
+    """Return a finding that conforms if `agrees`, that is, if the observation is as declared.
 
-    Otherwise the finding deviates, and its text shows the declaration and `seen`.
+    Otherwise, the finding deviates, and its text shows the declaration and `seen`, the observed
+    `value` in words. `name` is the id of the requirement.
     """
     if agrees:
         return Finding(name, "conforms", value=value)
@@ -71,7 +72,11 @@ def fully_masked_row(ex: Examination) -> Finding:
 
 
 def _beside(answer: Answer) -> Phrase:
-    """Return a phrase on NaN in the gradients, and in outputs of other queries of batch entry 0."""
+    """Return a phrase that says in which gradients there is NaN, if in any.
+
+    The phrase also says if there is NaN in outputs of batch entry 0 for queries that are not fully
+    masked.
+    """
     gradients = Phrase("beside.gradients", {"value": Phrase("gradients.finite")})
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
     if lost:
@@ -140,8 +145,8 @@ def returned_weights(ex: Examination) -> Finding | None:
 def _near(ex: Examination, output: Array, want: Array) -> bool:
     """Return whether no element of two outputs differs by more than a tolerance.
 
-    The tolerance is four times the limit for noise, from the rms of σ over the expected output, or
-    1/1000 of the rms of the expected output if that is larger. NaN is never near.
+    The tolerance is 4 `LIMIT` times the rms of σ over the whole output, or 1/1000 of the rms of the
+    expected output if that is larger. NaN is never near.
     """
     noise = np.sqrt(np.mean(ex.expectation.sigma["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))

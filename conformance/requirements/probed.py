@@ -1,9 +1,10 @@
 """Requirements that are decided by the entries of `conformance.experiments`, not by cases.
 
-The first requirement is that the entries agree with the adapter's declaration. For others, a `Rule`
-derives the verdict from the entries on certain subjects. The requirements "conventions.*" compare
-entries with each other. The last requirement of this module is decided by cases after all: it is
-that an implementation accepts the sizes that it declares.
+An entry is a convention that an experiment observed, such as the meaning of a mask. The first
+requirement is that the entries agree with the adapter's declaration. For others, a `Rule` derives
+the verdict from the entries on certain subjects. The requirements "conventions.*" compare entries
+with each other. Only the last requirement of this module is decided by cases: that an
+implementation accepts the sizes that it declares.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from conformance.requirements.requirement import requirement
 from conformance.words import say
 
 MOST = 3
-"""The most entries that the detail of a finding names; the card lists all of them."""
+"""The most entries that the detail of a finding names; the convention card lists all of them."""
 
 
 @requirement(
@@ -36,7 +37,8 @@ MOST = 3
     why="With a wrong declaration, masks are converted wrongly and a card misleads its reader.",
 )
 def declares(ex: Examination) -> None:
-    """Compare the entries of all experiments with what the adapter declares, without any case."""
+    """Compare what all experiments observe with what the adapter declares. The experiments do this,
+    not a case."""
 
 
 @requirement(
@@ -172,7 +174,7 @@ class Rule:
     deviates: tuple[str, ...]
 
     def verdict(self, entry: Entry) -> Verdict:
-        """Return the verdict on an entry; one that agrees with a declaration never deviates."""
+        """Return the verdict on an entry, which never deviates if it agrees with a declaration."""
         if entry.value.id in self.deviates:
             return "conforms" if entry.declared and entry.agrees else "deviates"
         return "conforms" if entry.value.id in self.conforms else "unsupported"
@@ -292,7 +294,8 @@ def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -
 def _pairs(entries: Iterable[Entry], telling: str) -> Pairs:
     """Yield pairs of comparable entries, of which only the second has an argument in its subject.
 
-    `telling` is the name of the argument. Without it, `_about` makes their subjects equal.
+    `telling` is the name of the argument. Apart from it, and from details that `_about` leaves out,
+    the subjects are equal.
     """
     known = {_about(entry.subject): entry for entry in entries if not _has(entry, telling)}
     for entry in entries:
@@ -306,7 +309,7 @@ def _has(entry: Entry, argument: str) -> bool:
 
 
 def _about(subject: Phrase, without: str = "") -> Phrase:
-    """Return a subject without the argument `without`, so that comparable entries have equal ones.
+    """Return a subject without the argument `without`, to find entries that can be compared.
 
     For fully masked queries, all details of the mask's form are left out too if the dtype of the
     mask is that of the inputs or float32.
@@ -320,7 +323,7 @@ def _about(subject: Phrase, without: str = "") -> Phrase:
 
 
 def _is_judged(subject: Phrase) -> bool:
-    """Return whether an entry on this subject must be the same in other calls."""
+    """Return whether an entry on this subject must be the same in other modes or calls."""
     # A log-sum-exp of -1e9 loses the number of keys to rounding, so weights that are recomputed
     # from it are those of another row.
     return not (_is_finite(subject) and subject.id.startswith("fully-masked.gradients"))
@@ -353,7 +356,8 @@ def _encodings(entries: Iterable[Entry]) -> Pairs:
 def _agreeing(requirement: str, pairs: Pairs, where: str = "") -> Iterator[Finding]:
     """Yield the finding on whether the values of paired entries agree, if any can be compared.
 
-    For the message, `where` names the calls of the first entries; if empty, their subjects do.
+    In the message, `where` says from which calls the first entries come; if it is empty, the
+    message shows their subjects instead.
     """
     answered = [(one, other) for one, other in pairs if _both_answer(one.value, other.value)]
     wrong = [(one, other) for one, other in answered if _told(one) != _told(other)]
@@ -440,7 +444,7 @@ def returned_weights(adapter: Adapter, returned: str) -> Phrase:
 def taken(ex: Examination) -> Finding | None:
     """Check whether a case is refused only because of its sizes, although the adapter declares
     them. If an implementation that declares a `Geometry` refuses a case, it is called again at the
-    same sizes, without masks or other arguments. It deviates if it refuses that too, unless the
+    same sizes, without masks or other arguments. Refusing this call too is a deviation, unless the
     refusal seems to have another reason: in this dtype, the implementation accepts no shape of the
     same kind (for example, with shared key/value heads), although it accepts other shapes or
     dtypes."""
@@ -482,7 +486,7 @@ def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
 
 
 def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]:
-    """Yield, for each grid of the declared sizes, the shapes of the case families by their names.
+    """Yield, for each grid (a set of declared sizes), the shape of each case family, by name.
 
     The family "far" and families with a score that the adapter does not support are left out.
     """
@@ -498,7 +502,7 @@ def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
     """Yield shapes that differ from the shape of the case only in their sizes.
 
     Sharing, biases and score are the same, and so is whether heads share key/value heads, and
-    whether value heads have another size.
+    whether value heads differ in size from key heads.
     """
 
     def kind(shape: Shape) -> tuple[object, ...]:
