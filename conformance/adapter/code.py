@@ -125,7 +125,7 @@ def lines(text: str | Sequence[str]) -> list[str]:
 def keywords(usual: Mapping[str, object], **given: object) -> str:
     """Return code for the keyword arguments in `given`, such as ", bias=False".
 
-    Arguments whose value is that in `usual`, which holds defaults, are left out; "" if none remain.
+    Arguments that have their default value, given in `usual`, are left out; the result may be "".
     """
     return "".join(
         f', {name}="{value}"' if isinstance(value, str) else f", {name}={value!r}"

@@ -52,7 +52,7 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """The parts of a problem, such as its window, that certain arguments express, and their values.
+    """Which parts of a problem certain arguments express, and the values of these arguments.
 
     Attributes:
         parts: the parts, from `PARTS`, "causal" and "handing", that the arguments express, so that

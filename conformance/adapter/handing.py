@@ -280,8 +280,7 @@ class Cache(Handing):
         prepared: whether the keys of the cache have already been normed and rotated, as in most
             implementations.
         spare: how many rows the cache has in addition to those for the cached and the new keys. It
-            has no effect for a ring, nor without `lengths`: such a cache has rows for cached keys
-            only.
+            has no effect for a ring. A cache without `lengths` has rows for the cached keys only.
         ring: whether the cache is a ring buffer, for problems with a window: the key at position p
             is in row p modulo the number of rows. There is a row for each key that the window shows
             before a query, and one for each new key.

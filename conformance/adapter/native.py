@@ -281,7 +281,7 @@ class NativeAdapter(Adapter):
         return plain
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
-        """Return the input `name`, or "cotangent", as a native array as `call` requests it."""
+        """Return the input `name` (or the cotangent) as a native array, in the form of `call`."""
         if call.given and name in call.given:
             values = call.given[name]
         else:

@@ -285,7 +285,7 @@ def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:
     """Return, by id, a function for each known reading of a mask that does not fit.
 
-    The function returns the output of a call with the mask that the reading makes of `visible`.
+    The function returns the definition's output with the mask that the reading makes of `visible`.
     """
     target = problem.shape.logits
     wanted = tuple(1 if had == 1 else size for had, size in zip(visible.shape, target, strict=True))

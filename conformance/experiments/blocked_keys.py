@@ -324,7 +324,7 @@ def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
 
 
 def _reached(subject: Phrase, found: Outcome, rows: slice = slice(None)) -> Entry:
-    """Return an entry on whether a visible NaN reached the outputs of all, some or no `rows`."""
+    """Return an entry on whether visible NaN reaches all, some or no outputs of queries `rows`."""
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told)
     lost = np.isnan(found.answer.output[:, rows]).any(axis=-1)

@@ -183,7 +183,7 @@ def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
     """Return the numbers of which the query length and the key length must be multiples.
 
     Each length is extended by 1, then by 2, 4, and so on up to 64, but by less than the length. The
-    number is the first of these for which the sum is accepted, or the length if there is none.
+    number is the first of these with which it is accepted, or the length if there is none.
     """
 
     def multiple(axis: str) -> int:
