@@ -1,7 +1,7 @@
 """Wrap implementations: declarations, base classes, and lookup by name.
 
-The names that `conformance` exports suffice for most adapters. This package exports the
-declarations of features, too, and names for adapters that support several versions of a library or
+The names that `conformance` exports suffice for most adapters. This package also exports the
+declarations of features, and names for adapters that support several versions of a library or
 handle native arrays.
 """
 

@@ -63,8 +63,8 @@ class MaskArgument:
 
     Args:
         name: the name of the argument in the implementation.
-        axes: the layouts it accepts as einops patterns over batch, heads, query, key, preferred
-            first: "batch key", "(batch heads) query key", "batch heads query key".
+        axes: the accepted layouts, preferred first, as einops patterns over batch, heads, query and
+            key, such as "batch key" or "(batch heads) query key".
         true: what True means: "attends" (the query may attend to the key) or "blocks"; None if
             booleans are not accepted.
         number: what a number means, or None if numbers are not accepted. "added": added to the
@@ -72,13 +72,13 @@ class MaskArgument:
             if 1": every number other than 1 blocks, as in `mask != 1`. "attends, 0 or 1 only": 1
             attends, 0 blocks, other numbers are undefined. "blocks if nonzero", "blocks if 1" and
             "blocks, 0 or 1 only": likewise, with the roles exchanged.
-        whole: what numbers of an integer dtype mean, or None if they mean the same as `number`
-            says. Unless `dtype` is set, only the probe passes integers.
+        whole: what numbers of an integer dtype mean; None if that is what `number` says. Unless
+            `dtype` is set, only experiments pass integers.
         dtype: the integer dtype that numbers must have, such as "int32"; "" for the dtype of the
             inputs.
         broadcasts: whether axes that are not joined with others may also have size 1.
-        alone: whether the implementation rejects it together with another mask argument. A causal
-            flag does not count as one.
+        alone: whether the implementation rejects this argument together with another mask argument.
+            A causal flag does not count as one.
     """
 
     name: str
@@ -158,7 +158,7 @@ class CausalFlag:
             rejected.
         needs: the name of a mask argument that must hold the causal mask even if the flag is set
             (torch's `is_causal` is a hint about `attn_mask`), or None.
-        alone: whether it is rejected together with a mask argument.
+        alone: whether the flag is rejected together with a mask argument.
     """
 
     name: str
@@ -215,7 +215,7 @@ class Spelling:
         return {n: a for n, a in self.arguments.items() if not isinstance(a, np.ndarray)}
 
     def gradients(self) -> dict[str, str]:
-        """Return the canonical name of each argument's gradient, for arguments that have one."""
+        """Return, for each argument with a gradient, the canonical name of that gradient."""
         named = {variable.argument: name for name, variable in self.variables.items()}
         return named if self.bias is None else named | {self.bias[0]: "attn_bias"}
 
@@ -242,8 +242,7 @@ def to_layout(
     """Return a canonical array `[batch heads query key]` in a layout; None if it does not fit.
 
     Axes missing from the layout must have size 1. The others are expanded to their size in the
-    logits (`full`), except that axes of size 1 that are not joined with others keep it if
-    `broadcast` is true.
+    logits (`full`). If `broadcast` is true, axes that are not joined with others are not expanded.
     """
     named = layouts.axes(layout)
     sizes = dict(zip(AXES, full, strict=True))
@@ -319,7 +318,7 @@ class MaskTable:
         return spelling
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
-        """Yield every encoding of the problem once, the preferred one first; none if impossible."""
+        """Yield each possible encoding of the problem once, the preferred one first."""
         parts = _parts(problem)
         if not parts and not problem.features and not self._handings:
             yield NO_MASK
@@ -340,8 +339,8 @@ class MaskTable:
         The first way passes keys in pages if they fill more than one page and if that is possible.
         Apart from that, it expresses as many parts by arguments as possible, and it passes
         positions only if arguments can then express more parts. The second way expresses as few
-        parts by arguments as possible. The list is empty if neither arguments nor masks can express
-        one of the parts.
+        parts by arguments as possible. The list is empty if there is a part that neither arguments
+        nor masks can express.
         """
         if not problem.features and not self._handings:
             return [Said()]
@@ -401,12 +400,12 @@ class MaskTable:
                         yield _joined(spelling, said)
 
     def handed(self, spelling: Spelling, problem: Problem) -> Spelling:
-        """Return the encoding, with tokens packed, paged or cached if that is the only way.
+        """Return `spelling`, with tokens packed, paged or cached if no other way is declared.
 
         An encoding that already packs, pages or caches tokens is returned unchanged.
 
         Raises:
-            Unsupported: if a declaration has `only`, but cannot express the problem.
+            Unsupported: if the only declared way to pass tokens cannot express the problem.
         """
         only = next((declared for declared in self._handings if declared.only), None)
         if only is None or spelling.handing is not None:
@@ -594,8 +593,7 @@ def _encoded(
 
     The array holds numbers if `numbers` is true or if `kinds` contains "bias" or "alibi", or else
     booleans. Each of its four axes may have size 1. Return None if the argument does not accept
-    such an array, or if ALiBi, with any bias added to it, cannot be represented in the problem's
-    dtype.
+    such an array, or if ALiBi, with any bias added to it, is not exact in the problem's dtype.
     """
     allowed: BoolArray = np.ones((1, 1, 1, 1), np.bool_)
     added: list[np.ndarray] = []

@@ -41,10 +41,10 @@ class Mode:
         options: the adapter's own options for this mode, which it reads as `mode[option]`.
         gradients: whether this mode has a derivative (torch's fast path has none).
         weights: whether the implementation returns attention weights in this mode.
-        every_case: False if the mode is expensive to compile; it is then run only on a few cases,
-            such as one with a fully masked query (and see `core_cases`).
-        core_cases: whether a mode whose `every_case` is False is nevertheless run on all cases of
-            level "core" in float32, because it is the call that everybody makes.
+        every_case: False if the mode is expensive, for example to compile. It is then run only on a
+            few cases, such as one with a fully masked query, and on those that `core_cases` adds.
+        core_cases: whether a mode with `every_case` False is also run on all cases of level "core"
+            in float32, for example because it is the call that most users make.
         dtypes: the dtypes in which this mode is run, or None for all dtypes of the adapter.
         optimised: whether to compile with the options of normal use. By default the suite
             compiles with fewer optimisations, if the framework has such an option.
@@ -93,8 +93,8 @@ class Call:
             "norm.query", "norm.key", or "weights" for all parameters; None for everything.
         backwards: the number of backward passes through the same graph; the last one's gradients
             are returned.
-        projected: whether the inputs are concatenated heads, and all projections are the identity,
-            so that the suite leaves out the projections that it supplies.
+        projected: whether the inputs are the concatenated heads themselves. All projections are
+            then the identity, and the suite leaves out the projections that it supplies.
         given: arrays by name that are passed in place of the problem's inputs of the same names,
             although they may contradict the problem. The answer may then have any shape. None to
             pass the inputs of the problem.
@@ -140,37 +140,38 @@ class Adapter(ABC):
         name: the name for `--implementation`; set by the loader if it is not declared.
         title: the implementation's name in code, such as "torch.nn.MultiheadAttention"; the loader
             sets it to `name` if it is not declared.
-        documentation: a link to the library's documentation of it.
+        documentation: a link to the library's documentation of the implementation.
         framework: name of the bridge ("torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad",
             "onnx", "onnxruntime", "openvino" or "numpy").
         packages: the distributions whose versions belong in the record, in addition to those of the
             framework.
         dtypes: the supported dtypes.
         geometry: the sizes of heads, lengths and tiles for which the implementation is written;
-            the cases of the catalogue are then given these sizes. None to leave their sizes alone.
+            the cases of the catalogue are then given these sizes. None if they keep their own.
         scores: "scaled-dot", "additive" or both.
         custom_scale: whether the scale of the logits can be chosen.
         differentiable: whether the implementation has gradients.
         accuracy: the accuracy class promised in bfloat16 and float16, by which answers are judged:
             "A" if logits, statistics and sums are held in float32, "A0" if everything is, with
             one final rounding; "" promises none.
-        mask_arguments, causal_flag: see `conformance.adapter.arguments`.
+        mask_arguments, causal_flag: the arguments for masks, and the flag for a causal mask, see
+            `conformance.adapter.arguments`.
         features: the arguments for windows, soft caps, sinks, lengths and the like, see
             `conformance.adapter.features`.
         modes: the ways to run the implementation; all are compared with the first.
         returns_weights: "per head", "averaged" over heads, or None.
-        weights_option: the option that the adapter passes to get weights per head; "" if they are
-            per head by default.
+        weights_option: the option that the adapter passes to get weights per head; "" if it passes
+            none.
         weights_otherwise: the weights that are returned without `weights_option`, such as
             "averaged".
         fully_masked_row: the output of a fully masked query, in all modes or by name of the mode;
             None if it is not declared.
-        conventions: further declared entries of the convention card, such as
-            {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}: a mapping from the text
-            of an entry's subject to the text of its value. Both may be glob patterns, as in a
-            baseline. The experiments must observe these values.
+        conventions: further declared conventions, which the experiments must observe, such as
+            {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}. Each maps the subject
+            of an entry of the convention card, which lists what was observed, to its value. Both
+            are texts, and may be glob patterns, as in a baseline.
         implicit_masks: masks that the framework attaches to inputs and propagates by itself;
-            `call` receives them as it does mask arguments. Only the probe uses them.
+            `call` receives them as it does mask arguments. Only experiments use them.
         projections_supplied: whether the suite computes the projections. If so, a check can
             distinguish deviations of the kernel from those of a projection.
         dropout_modes: names of the modes in which dropout is active if `Mode.dropout` is not 0.
@@ -225,12 +226,12 @@ class Adapter(ABC):
 
     @property
     def page(self) -> int:
-        """The size in keys of the largest pages among the features; 0 if there are no pages."""
+        """The largest page size, in keys, that the features declare; 0 if keys have no pages."""
         return max((paged.size for paged in self.features if isinstance(paged, Pages)), default=0)
 
     @cached_property
     def masks(self) -> MaskTable:
-        """The arguments for masks and features.
+        """The table of the declared arguments for masks and features.
 
         Raises:
             WrongDeclaration: if the declarations contradict each other.
@@ -317,8 +318,9 @@ class Adapter(ABC):
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
         """Run `earlier`, overwrite its arrays with those of `problem`, and return the new answer.
 
-        The two problems have the same shape and kinds of masks. Raise `Unsupported` if arrays
-        cannot be written to, which is the default.
+        This detects results that are cached by the memory addresses of arrays. The two problems
+        have the same shape and kinds of masks. Raise `Unsupported`, as by default, if arrays cannot
+        be written to.
         """
         raise Unsupported("its arrays cannot be written to")
 
@@ -339,10 +341,10 @@ def twice(
 ) -> tuple[Answer, Answer, tuple[str, ...]]:
     """Call a function twice; return both answers, and one line for each change of a setting.
 
-    All settings are restored after each call. If they were not restored after the first, a random
-    generator that each call reseeds would seem unchanged by the second. A change by the first call
-    alone is reported only for settings whose values are shown in messages, so that the first call
-    may draw random numbers to initialise.
+    All settings are restored after each call. Without this, a random generator that each call
+    reseeds would seem unchanged by the second call. A change that only the first call makes is
+    reported only if messages show the setting's value (`Setting.shown`). The first call may thus
+    draw random numbers to initialise something.
     """
     before = look(settings)
     first = call()

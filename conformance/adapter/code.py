@@ -77,7 +77,7 @@ class Example:
         output: str = "{}",
         weights: str = "",
     ) -> Example:
-        """Return the example of a `torch.nn.Module`.
+        """Return the example for a `torch.nn.Module`.
 
         The last line of `build` assigns the module to `layer`. A conversion to `dtype` is appended
         to this line unless `dtype` is "float32", and `.eval()` is appended unless `train` is true.
@@ -108,7 +108,10 @@ class Example:
         )
 
     def expression(self, masks: Mapping[str, str], *, weights: bool = False) -> str:
-        """Return code for the output, or for the weights; `masks` maps mask arguments to code."""
+        """Return code for the output or, if `weights` is true, for the attention weights.
+
+        `masks` maps the names of the mask arguments to pass to the code for their values.
+        """
         given = "".join(f", {name}={value}" for name, value in masks.items())
         call = self.call.replace("{masks}", given)
         return (self.weights if weights else self.output).replace("{}", call)
@@ -122,7 +125,7 @@ def lines(text: str | Sequence[str]) -> list[str]:
 def keywords(usual: Mapping[str, object], **given: object) -> str:
     """Return code for the keyword arguments in `given`, such as ", bias=False".
 
-    Those that have the same value in `usual` are left out; the result is "" if none remains.
+    Arguments that have their default value, given in `usual`, are left out; the result may be "".
     """
     return "".join(
         f', {name}="{value}"' if isinstance(value, str) else f", {name}={value!r}"
@@ -154,7 +157,7 @@ class Framework:
 
         Args:
             code: code for the NumPy array.
-            dtype: the name of the dtype to convert it to as well; "" for `plain`.
+            dtype: the name of the dtype of the result; "" to keep the array's dtype if possible.
         """
         return self.typed.format(code, dtype=dtype) if dtype else self.plain.format(code)
 

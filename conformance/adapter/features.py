@@ -52,7 +52,7 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """The parts of a problem that certain arguments express, and the values of these arguments.
+    """Which parts of a problem certain arguments express, and the values of these arguments.
 
     Attributes:
         parts: the parts, from `PARTS`, "causal" and "handing", that the arguments express, so that
@@ -61,9 +61,9 @@ class Said:
         variables: the arguments that have gradients, by the canonical name of the gradient.
         parameters: the arguments that are parameters of a layer.
         labels: readable descriptions of the arguments, such as "window=3".
-        keys, queries: the number of keys, and of queries, in each batch entry to which alignment
-            refers, `[batch]`; None for all of them. A bottom-right alignment aligns the last of
-            these queries with the last of these keys.
+        keys, queries: how many keys, and how many queries, of each batch entry count for alignment,
+            `[batch]`; None if all of them do. A bottom-right alignment aligns the last query that
+            counts with the last key that counts.
         placed: the parts for which the arguments give the position of every token.
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
         stands: for packed or cached tokens, a function from an alignment to the positions of the
@@ -132,8 +132,8 @@ class Said:
     def _ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
         """Return the positions of keys minus those of queries, `[batch query key]`.
 
-        Positions count tokens, with this alignment. If it is None, return None for lengths that
-        differ.
+        Positions count tokens, and `alignment` tells how queries are aligned with keys. If it is
+        None and the lengths differ, return None.
         """
         shape = problem.shape
         if alignment is None and shape.query_length != shape.key_length:
@@ -160,7 +160,7 @@ class Feature:
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """The parts that the feature can express: those in `says`, and any that it implies."""
+        """The parts that the feature can express: those in `says`, and any expressed with them."""
         return self.says
 
     @property
@@ -186,10 +186,10 @@ class Window(Feature):
 
     Args:
         name: the name of the argument.
-        form: "left right": a pair, the numbers of keys before and after the query's own position.
-            "own and before": one number, of keys up to and including that at its own position.
-            "before": one number, of keys before its own position. "each side": one number, of keys
-            before and likewise after its own position. With "own and before" and "before", no query
+        form: what the value is. "left right": a pair, the numbers of keys before and after the
+            query's own position. "own and before": the number of keys up to and including the key
+            at that position. "before": the number of keys before it. "each side": the number of
+            keys before it, and likewise after it. With "own and before" and "before", no query
             attends to a key after its own position, unless the value stands for no limit.
         none: the value that stands for no limit: -1, 0 or None.
         alignment: how queries are aligned with keys if their lengths differ; None if the
@@ -264,7 +264,7 @@ class Window(Feature):
 
 @dataclass(frozen=True)
 class SoftCap(Feature):
-    """An argument for a cap, which bounds logits to cap · tanh(logits / cap).
+    """An argument for a cap, with which logits become cap · tanh(logits / cap).
 
     Args:
         name: the name of the argument.
@@ -431,7 +431,7 @@ class _Ids(Feature):
         return tuple(dict.fromkeys(super().names))
 
     def passed(self, query: np.ndarray, key: np.ndarray, said: Said) -> Iterator[Said]:
-        """Yield `said` with these ids, unless they differ and one array has to serve for both."""
+        """Yield `said` with these ids; yield nothing if they differ but share one argument."""
         if self.query != self.key or np.array_equal(query, key):
             ids = {self.query: query.astype(self.dtype), self.key: key.astype(self.dtype)}
             yield said.saying(*self.says, **ids)
@@ -517,7 +517,7 @@ class _RotaryEmbedding(Feature):
     def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
         """Return the arguments that describe the rotation, by name, without `flag`.
 
-        Return None if they cannot express this rotation.
+        Return None if the arguments cannot express this rotation.
         """
         raise NotImplementedError
 
@@ -566,9 +566,10 @@ class RotaryBase(_RotaryEmbedding):
         base: the name of the argument for the base, or the base itself if it is fixed.
         size: the name of the argument for the number of rotated components of a head; "" if all of
             them are rotated.
-        pairs: as in `RotaryTables`.
-        flag: as in `RotaryTables`.
-        alignment: as in `RotaryTables`.
+        pairs: which components form a pair, "halves" or "interleaved", as in `RotaryTables`.
+        flag: the name of a boolean argument for interleaved pairs, or "", as in `RotaryTables`.
+        alignment: how queries are aligned with keys if their lengths differ; None if the
+            implementation rejects such a call.
     """
 
     base: str | float = "rope_base"
@@ -634,7 +635,7 @@ class HeadNorm(Feature):
 
 
 def parts_of(problem: Problem) -> tuple[str, ...]:
-    """Return those of `PARTS` that a problem has."""
+    """Return the parts that a problem has, in the order of `PARTS`."""
     lengths = {"key lengths": problem.key_lengths, "query lengths": problem.query_lengths}
     present = {*problem.features, *(part for part, array in lengths.items() if array is not None)}
     return tuple(part for part in PARTS if part in present)

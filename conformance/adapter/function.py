@@ -1,4 +1,4 @@
-"""Adapters of functions: attention on heads that are already projected.
+"""Adapters for functions that compute attention on heads that have already been projected.
 
 The suite supplies the projections, in the function's framework and dtype, so that kernels can be
 compared with layers.
@@ -32,7 +32,7 @@ _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
 
 
 class Function(NativeAdapter):
-    """The base class of adapters for attention functions on heads that are already projected.
+    """The base class of adapters for attention functions that take projected heads.
 
     A subclass overrides `attend`; a plain function becomes an adapter through
     `attention_function`.
@@ -73,8 +73,9 @@ class Function(NativeAdapter):
     def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
         """Return `attend` for this problem, and a key that identifies the objects it closes over.
 
-        By default, there are no such objects, and the key is None. Override this method to prepare
-        objects that cannot be created inside a compiled program.
+        Calls with equal keys may share a compiled program. By default, there are no such objects,
+        and the key is None. Override this method to prepare objects that cannot be created inside a
+        compiled program.
         """
         if _takes_mode(self.attend):
             return partial(self.attend, mode=call.mode), None
@@ -156,7 +157,7 @@ class Function(NativeAdapter):
     ) -> Any:
         """Return the keys as earlier calls would have left them in a cache.
 
-        They are normed and rotated, as far as the problem has a norm and a rotary embedding.
+        They are normed if the problem has a norm, and rotated if it has a rotary embedding.
         """
         if problem.norm is None and problem.rotary is None:
             return keys
@@ -259,9 +260,10 @@ def attention_function(
         framework: the name of a bridge, as in `Adapter.framework`, such as "torch" or "numpy".
         masks: the function's mask arguments, one by one or in iterables.
         declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
-            `causal_flag`, `dtypes`, `returns_weights`. A name as `causal_flag` declares a flag that
-            is rejected if lengths differ. The function's parameters `scale` and `mode` need no
-            declaration; `mode`, which must not have a default, receives the `Mode` of the call.
+            `causal_flag`, `dtypes`, `returns_weights`. If `causal_flag` is a string, it names a
+            flag that the function rejects if lengths differ. The function's parameters `scale` and
+            `mode` need no declaration; `mode` must not have a default, and receives the `Mode` of
+            the call.
 
     Returns:
         A decorator. The decorated function receives query, key and value in `layout`, by default

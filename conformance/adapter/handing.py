@@ -1,10 +1,10 @@
 """Declare other ways to pass queries, keys and values: packed, in pages, or partly from a cache.
 
-An adapter of a function lists these declarations among its features. Each of them yields further
-encodings of a problem that it can express: a packed batch must give the same result as a padded
-one, and likewise for pages and caches. The suite moves tokens with the framework's own operations,
-so gradients flow back to the original tokens. Memory that is passed but that no token uses holds
-NaN, because in practice it may hold anything.
+An adapter for a function lists these declarations among its features. Each declaration yields
+further encodings of the problems that it can express: a packed batch must give the same result as a
+padded one, and likewise for pages and caches. The suite moves tokens with the framework's own
+operations, so gradients flow back to the original tokens. Memory that is passed but that no token
+uses holds NaN, because in practice it may hold anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Moved:
         key: likewise, for the keys and values that are passed as key and value: `[token]`, or
             `[batch key]` if queries stay in place; None if these keys and values stay in place.
         held: likewise, for the keys and values in a cache or in pages, which are passed in the
-            arguments `names`: `[outer inner]`; None if there are none.
+            arguments `names`: `[outer inner]`, where "outer" counts batch entries or pages, and
+            "inner" the tokens in each; None without a cache or pages.
         names: the names of the arguments for `held`: the one for keys and the one for values.
         layout: the layout of these arguments, with the axes "outer" and "inner" of `held`; "" for
             the layout of queries, keys and values.
@@ -68,7 +69,7 @@ class Moved:
     def hand(
         self, bridge: Framework, layout: str, heads: Natives, cached: Any, device: str
     ) -> tuple[Natives, Natives]:
-        """Return two dicts by name: query, key and value as they are passed, and other arguments.
+        """Return query, key and value as they are passed, and further arguments, both by name.
 
         Args:
             bridge, device: the bridge of the arrays' framework, and the kind of their device.
@@ -116,10 +117,10 @@ class Moved:
 
 
 class Handing(Feature):
-    """The base class of declarations of how queries, keys and values are passed.
+    """The base class of declarations of how queries, keys and values are handed over.
 
     Attributes:
-        only: whether the implementation accepts no other way of passing them.
+        only: whether the implementation accepts them in no other way.
     """
 
     says: ClassVar[tuple[str, ...]] = ("handing",)
@@ -131,16 +132,17 @@ class Packed(Handing):
     """The tokens of all sequences one after another, `[token heads head]`, without padding.
 
     The sequences are the entries of the batch up to their lengths, or the segments in these
-    entries. If there are several, a second encoding inserts an empty sequence after the first one.
+    entries. If there are several sequences, a second encoding inserts an empty sequence after the
+    first.
 
     Args:
-        query_offsets: the name of the argument `[sequence + 1]` that holds where the queries of
-            each sequence begin, and where those of the last one end.
+        query_offsets: the name of the argument `[sequence + 1]` that holds the index of the first
+            query of each sequence, followed by the number of all queries.
         key_offsets: likewise, for the keys.
         longest_query: the name of the argument for the greatest number of queries in a sequence; ""
             if there is none.
         longest_key: likewise, for the keys.
-        slack: how many tokens that belong to no sequence follow the last one; they are NaN.
+        slack: the number of unused tokens after the last sequence; they are NaN.
         only: whether queries, keys and values cannot be passed in any other way.
         dtype: the integer dtype of the offsets.
     """
@@ -264,25 +266,24 @@ class Pages(Handing):
 class Cache(Handing):
     """Keys and values of tokens before the queries, which earlier calls have left in a KV cache.
 
-    Only problems whose causal mask is aligned at the end are passed in this way. Their last keys,
-    as many as there are queries, are new; the keys before these are in the cache, except those that
-    a ring has overwritten.
+    Only problems with a causal mask of alignment "bottom-right" are passed in this way. If there
+    are n queries, the last n keys are new. The earlier keys are in the cache, except those that a
+    ring buffer has overwritten.
 
     Args:
         key: the name of the argument that holds the keys of the cache.
         value: likewise, for the values.
         lengths: the name of the argument `[batch]` that says, as `counts` specifies, how much of
             the cache is used in each batch entry; "" if the whole cache always is.
-        counts: what `lengths` holds: the number of keys in the cache ("cached"), the number of
-            these and the new ones ("total"), or the index of the last new one ("last index").
+        counts: what `lengths` holds: the number of keys in the cache ("cached"), this number plus
+            that of the new keys ("total"), or the index of the last new key ("last index").
         prepared: whether the keys of the cache have already been normed and rotated, as in most
             implementations.
         spare: how many rows the cache has in addition to those for the cached and the new keys. It
-            has no effect for a ring, nor without `lengths`: such a cache has rows for cached keys
-            only.
-        ring: whether the cache is a ring buffer for problems with a window: the key at position p
-            is in row p modulo the number of rows, which is the number of keys that the window shows
-            before a query plus the number of new keys.
+            has no effect for a ring. A cache without `lengths` has rows for the cached keys only.
+        ring: whether the cache is a ring buffer, for problems with a window: the key at position p
+            is in row p modulo the number of rows. There is a row for each key that the window shows
+            before a query, and one for each new key.
         only: whether keys and values cannot be passed in any other way.
         dtype: the integer dtype of the lengths.
     """
@@ -345,8 +346,8 @@ class Cache(Handing):
 def _wrapped(cached: np.ndarray, places: int) -> Index:
     """Return the index of the cached key in each row of a ring buffer, `[batch row]`.
 
-    It is −1 for an empty row. `cached` holds the number of cached keys of each batch entry, and
-    `places` is the number of rows.
+    The index is −1 for an empty row. `cached` holds the number of cached keys of each batch entry,
+    and `places` is the number of rows.
     """
     last = cached[:, None] - 1
     found = last - (last - np.arange(places)) % places
@@ -356,7 +357,11 @@ def _wrapped(cached: np.ndarray, places: int) -> Index:
 def _ranks(
     problem: Problem, members: list[tuple[Index, Index]]
 ) -> Callable[[Causal | None], np.ndarray | None]:
-    """Return `Said.stands` for packed sequences, in each of which keys have positions from 0 on."""
+    """Return the function `Said.stands` for packed sequences.
+
+    It takes an alignment, and returns the positions of keys minus those of queries. The positions
+    of keys begin at 0 in each sequence. `members` holds the sequences, as `_members` yields them.
+    """
     shape = problem.shape
 
     def ahead(alignment: Causal | None) -> np.ndarray | None:
@@ -373,9 +378,10 @@ def _ranks(
 
 
 def _behind(problem: Problem, cached: np.ndarray) -> Callable[[Causal | None], np.ndarray]:
-    """Return `Said.stands` for queries that follow the cached keys, whatever the alignment.
+    """Return the function `Said.stands` for queries that follow the cached keys.
 
-    `cached` holds the number of cached keys of each batch entry.
+    It takes an alignment, which it ignores, and returns the positions of keys minus those of
+    queries. `cached` holds the number of cached keys of each batch entry.
     """
     queries = cached[:, None] + np.arange(problem.shape.query_length)
     return lambda alignment: np.arange(problem.shape.key_length) - queries[:, :, None]

@@ -59,7 +59,7 @@ def registered() -> dict[str, EntryPoint]:
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of installed packages, cached because reading them takes 0.1 s.
 
-    `path` is the current `sys.path`; they are read again if it has changed.
+    `path` is the current `sys.path`; the entry points are read again if it has changed.
     """
     del path
     return tuple(entry_points(group=GROUP))
@@ -98,11 +98,11 @@ def load(spec: str) -> Adapter:
 
     Raises:
         UnknownName: if there is no such implementation; the message suggests similar names.
-        NotAnAdapter: if the file or module does not exist, if `spec` names no object in it, or if
-            there is no such object or it is not an adapter.
+        NotAnAdapter: if the file or module does not exist, if `spec` does not name an object in it,
+            or if that object does not exist or is not an adapter.
         FailsOnImport: if importing the module or constructing the adapter raises an exception.
         WrongDeclaration: if the declarations of the adapter are invalid.
-        Unavailable: if a package that the module imports is not installed.
+        Unavailable: if a package that the module or the constructor imports is not installed.
     """
     known = registered()
     if spec in known:
@@ -122,8 +122,9 @@ def load(spec: str) -> Adapter:
 
 
 def find(spec: str) -> tuple[Adapter, ...]:
-    """Return the adapters with this name, location, or title (with or without its final brackets).
+    """Return the adapters with this name, location or title.
 
+    If no title is exactly `spec`, a final part of the titles in brackets is ignored.
     A title can denote several adapters: "keras.layers.MultiHeadAttention" is one layer, with one
     adapter for each of three backends. Adapters that fail to load are not found by title.
 
@@ -174,7 +175,7 @@ def _from_path(path: Path, spec: str) -> ModuleType:
 
 
 def _look_in(folder: Path) -> None:
-    """Let modules be imported from this folder too, as Python does if it runs a script in it.
+    """Add the folder to `sys.path`, as Python does with the folder of a script that it runs.
 
     The folder is searched last, so that no file in it hides an installed package.
     """
@@ -198,9 +199,9 @@ def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
     `spec` and `fails` are the subject and the verb of the message.
 
     Raises:
-        Unavailable: if a module that it imports is not installed.
-        FailsOnImport: if it raises anything else, except errors of the suite and
-            `KeyboardInterrupt`, which are not caught.
+        Unavailable: if a module that `action` imports is not installed.
+        FailsOnImport: if `action` raises anything else. Errors of the suite and `KeyboardInterrupt`
+            are not caught.
     """
     try:
         return action()
@@ -221,7 +222,9 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
         spec: the text by which the user chose the adapter, for error messages; "" for `name`.
 
     Raises:
-        NotAnAdapter, FailsOnImport, WrongDeclaration: as for `load`.
+        NotAnAdapter: if `found` is not an adapter, or lacks the definition of a method.
+        FailsOnImport: if the constructor raises an exception.
+        WrongDeclaration: if the declarations of the adapter are invalid.
         Unavailable: if a package that the constructor imports is not installed.
     """
     spec = spec or name or "implementation"

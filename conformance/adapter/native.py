@@ -47,7 +47,8 @@ class Prepared:
         function: maps (variables, constants) to (output, weights or None).
         variables, constants: the arrays that have gradients, and the others, by name. Names of
             parameters begin with "weights.", those of masks with "mask.".
-        cotangent, weights_cotangent: as in `Request`.
+        cotangent, weights_cotangent: the cotangents of the output and of the returned weights; the
+            latter is None if the loss does not depend on the weights.
         spelling: how masks and features are encoded.
         program: a key; functions with equal keys can share one compiled program.
     """
@@ -61,7 +62,7 @@ class Prepared:
     weights_cotangent: Any = None
 
     def arguments(self) -> Natives:
-        """Return the native inputs, and masks and the like, by name, without the parameters."""
+        """Return the inputs, masks and other native arrays by name, except the parameters."""
         given = self.variables | self.constants
         return {name: array for name, array in given.items() if not name.startswith(_WEIGHT)}
 
@@ -272,18 +273,18 @@ class NativeAdapter(Adapter):
         return self.placed(ready, problem, call)
 
     def placed(self, ready: Prepared, problem: Problem, call: Call) -> Prepared:
-        """Return `ready` with its arrays where they have to be, such as on a mesh.
+        """Return `ready` with its arrays placed where the implementation needs them.
 
-        By default, return it unchanged.
+        An override may place them on a mesh of devices. By default, return `ready` unchanged.
         """
         return ready
 
     def _passed(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return those plain values of an encoding that are passed with each call; here, all."""
+        """Return the plain values that are passed with each call; by default, all of `plain`."""
         return plain
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
-        """Return query, key, value or cotangent as a native array in the form the call requests."""
+        """Return the input `name` (or the cotangent) as a native array, in the form of `call`."""
         if call.given and name in call.given:
             values = call.given[name]
         else:
@@ -309,7 +310,7 @@ class NativeAdapter(Adapter):
 
     @abstractmethod
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
-        """Return the gradients of canonical weights by name, made from those of parameters."""
+        """Return the gradients of canonical weights, given those of native parameters, by name."""
 
     def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
         bridge, output, weights = self.bridge, result.output, result.weights
@@ -426,11 +427,11 @@ class Layer(NativeAdapter):
     def own_parameters(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Return the layer's parameters, with the given numbers, by name, for differentiation.
+        """Return the parameters by name, as native arrays with respect to which to differentiate.
 
-        By default, `Framework.load` does this. Override this method to load the numbers into the
-        layer, if the framework's bridge does not know the variables in which the layer keeps its
-        parameters; then `bind` is not needed.
+        By default, `Framework.load` does this. Override this method if the framework's bridge does
+        not know the variables in which the layer keeps its parameters: load the numbers into these
+        variables and return them. `bind` is then not needed.
         """
         return self.bridge.load(layer, parameters, dtype, device)
 

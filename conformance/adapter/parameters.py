@@ -29,7 +29,7 @@ _OF_KEY_VALUE_HEADS = ("key", "key_bias", "value", "value_bias")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One row of the table: `native <- sources, rearranged by pattern, stacked on an axis`.
+    """One row of the table: how the parameter `native` is made of the canonical weights `sources`.
 
     Args:
         native: the parameter's name in the implementation, such as "in_proj_weight".
@@ -156,7 +156,7 @@ class Parameter:
         return np.take(array, order, axis=layouts.axes(canonical).index("heads"))
 
     def _in_groups(self, array: Array, shape: Shape) -> Array:
-        """Return an array with the axis `stack` split into two: key/value head, and row of it."""
+        """Return an array with the axis `stack` split in two: key/value head, and row within it."""
         assert self.stack is not None
         before, after = array.shape[: self.stack], array.shape[self.stack + 1 :]
         return array.reshape(*before, shape.kv_heads, -1, *after)
@@ -215,7 +215,7 @@ class ParameterTable:
 
         Args:
             native: the native parameters, or their gradients, by name.
-            every: whether all native parameters must be given. Otherwise, the weights in those that
+            every: whether all native parameters must be given. If not, weights in parameters that
                 are missing are left out.
 
         Raises:

@@ -93,7 +93,7 @@ class Split:
         """Return, for each divided axis, the indices that each of `size` ranks gets.
 
         The axes are named "queries", "keys", "heads" and "kv heads". `query` and `key` each hold
-        two numbers: of heads and of tokens.
+        the number of heads and the number of tokens.
 
         Raises:
             Unsupported: if the key/value heads cannot be divided among so many ranks.
@@ -165,7 +165,7 @@ class World:
 
 
 class Distributed(Function):
-    """The base class of adapters of functions that every rank of a world calls with its shard.
+    """The base class of adapters for functions that every rank of a world calls with its shard.
 
     A subclass sets `world` and `on_rank`, and may make the same declarations as any `Function`. Its
     modes are those of the world.
@@ -263,7 +263,9 @@ def reference(function: Callable[..., Any]) -> tuple[str, str, str]:
 
 
 class Host:
-    """A process that imports the server of its ranks, "module:class", and then forks the ranks.
+    """A process that imports `server`, and then forks ranks, which answer calls with that class.
+
+    `server` is the text "module:class".
 
     Raises:
         Unavailable: if the operating system cannot fork processes.
@@ -287,7 +289,7 @@ class Host:
     def fork(self, ends: Sequence[int]) -> list[int]:
         """Fork one rank for each of `ends`, and return the ids of the processes.
 
-        Each end is the file descriptor of that end of a socket pair which the rank uses.
+        Each of `ends` is the file descriptor of the rank's end of a socket pair.
 
         Raises:
             RankDied: if the host process does not answer.
@@ -333,7 +335,7 @@ def host(control: int, server: str) -> None:
 
     Args:
         control: the file descriptor of the socket.
-        server: "module:class" of the server of the ranks.
+        server: the class with which ranks answer calls, as "module:class".
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _named(server).prepare()
@@ -376,10 +378,10 @@ class Processes:
 
     Args:
         size: the number of ranks.
-        server: "module:class". Every rank creates an instance with (rank, size, path, seconds to
-            wait for other ranks), where `path` is a file that does not exist yet, and calls its
-            `serve` with the items of each payload as arguments. The class's `prepare` is called
-            once, before ranks are forked.
+        server: the class with which ranks answer calls, as "module:class". Every rank creates an
+            instance with (rank, size, path, seconds to wait for other ranks), where `path` is a
+            file that does not exist yet, and calls its `serve` with the items of each payload as
+            arguments. The class's `prepare` is called once, before ranks are forked.
     """
 
     def __init__(self, size: int, server: str) -> None:
@@ -465,7 +467,7 @@ def call_ranks(server: str, limit: float, first: Any, payloads: Sequence[Any]) -
 
     The world has as many ranks as there are payloads. It is kept for later calls, but is ended if
     this raises an exception. When a world is started, which may take further time, every rank first
-    gets the payload `first`. `server` is "module:class" of the ranks' server.
+    gets the payload `first`. `server` is the class with which ranks answer calls, "module:class".
 
     Raises:
         RankRaised, RankDied, RankLate, Unsupported: see `Processes.call`.
@@ -485,7 +487,10 @@ def call_ranks(server: str, limit: float, first: Any, payloads: Sequence[Any]) -
 
 
 def _serve(pipe: Connection, server: str, rank: int, size: int) -> None:
-    """Process payloads and send results or errors until the other end of the pipe is closed."""
+    """Answer payloads with the class `server` until the other end of the pipe is closed.
+
+    The answer to a payload is its result or the error that was raised.
+    """
     served = None
     with contextlib.suppress(EOFError, OSError):
         sys.path[:], path = pipe.recv()

@@ -1,8 +1,9 @@
 """All experiments, which find out the conventions of an implementation by calling it.
 
-An experiment calls one implementation in one mode, and yields entries of its convention card. It
-relies on the adapter's declarations only to make calls, for example on the names of arguments. If
-there is a declaration about an entry, the two are compared, and a difference is a deviation.
+An experiment calls one implementation in one mode, and yields entries for its convention card. Each
+entry is one observed convention. An experiment relies on the adapter's declarations only to make
+calls, for example on the names of arguments. If there is a declaration about an entry, the two are
+compared, and a difference is a deviation.
 `conformance.requirements.laboratory` explains how attention weights are observed.
 
 The experiments are collected from the modules of this package: every `Experiment` in a module is

@@ -158,9 +158,9 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         return _question(lab, subject, problem, given, {}, meanings or {})
 
     def sized(name: str, sizes: Mapping[str, int], **meanings: Inputs) -> Question:
-        """Return a question on inputs with other batch sizes or lengths.
+        """Return a question on inputs with other batch sizes or lengths, which `sizes` gives.
 
-        `meanings` are, by name, the inputs that an implementation may use in place of those.
+        `meanings` are, by name, the inputs that an implementation may use in place of these.
         """
         changed = {}
         for one, array in usual.items():
@@ -283,7 +283,10 @@ def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
 
 
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:
-    """Return the outputs for the known readings of a mask that does not fit, as `Meanings`."""
+    """Return, by id, a function for each known reading of a mask that does not fit.
+
+    The function returns the definition's output with the mask that the reading makes of `visible`.
+    """
     target = problem.shape.logits
     wanted = tuple(1 if had == 1 else size for had, size in zip(visible.shape, target, strict=True))
     cut = visible[tuple(map(slice, wanted))]

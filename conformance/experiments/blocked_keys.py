@@ -80,7 +80,7 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _is_finite(way: Blocking) -> bool:
-    """Return whether keys are hidden by a finite number, which does not quite block them."""
+    """Return whether keys are hidden by a negative finite number, which may not block fully."""
     return -np.inf < way.hidden < 0
 
 
@@ -88,7 +88,7 @@ def _laid_out(lab: Laboratory, way: Blocking) -> Iterator[tuple[str, BoolArray, 
     """Yield a mask that blocks all keys of one query, in each declared layout with a key axis.
 
     In a layout without a query axis, the mask blocks all keys of all queries of a batch entry. If
-    the argument broadcasts, masks with one head for all follow. Masks of a shape that has been
+    the argument broadcasts, masks with a head axis of size 1 follow. Masks of a shape that has been
     yielded already are left out. If keys are hidden by a large finite number, only the first mask
     is yielded.
 
@@ -164,11 +164,12 @@ def _by_cotangent(
     natives: Natives,
     blocked: BoolArray,
 ) -> Iterator[Entry]:
-    """Yield entries on the gradients if only the masked query, or only unmasked ones, count.
+    """Yield entries on the gradients of two losses: on one masked query, and on unmasked queries.
 
-    The cotangent of the output is 1 for the queries that count, and 0 for others. The gradient of
-    the values, summed over the keys, should equal the sum of the weights of these queries.
-    `blocked` `[batch query]` is True for masked queries.
+    Each loss is the sum of the outputs of its queries: their cotangent is 1, and that of others 0.
+    The gradient of the values, summed over the keys, should equal the sum of the weights of these
+    queries. `blocked` `[batch query]` is True for masked queries, and `whole` is the answer with
+    the usual cotangent.
     """
     problem = whole.problem
     alone = np.zeros(blocked.shape, bool)
@@ -209,9 +210,10 @@ def _sum(found: Seen, expected: float, name: str) -> Phrase:
 
 
 def row_output(lab: Laboratory, found: Seen, entry: int = ENTRY, query: int = QUERY) -> Phrase:
-    """Return the phrase for the output of a query: NaN, zeros, the output bias, the mean of values.
+    """Return the phrase for the output of a query.
 
-    Other phrases stand for the output without a mask, and for anything else.
+    There are phrases for NaN, zeros, the output bias alone, the mean of the values, the output
+    without a mask, and anything else.
     """
     output = found.answer.output[entry, query]
     if np.isnan(output).any():
@@ -235,7 +237,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return a phrase with the `nan_places` of the gradients, or `FINITE`, and the evidence."""
+    """Return where gradients are NaN or infinite, as a phrase, or `FINITE`; and the evidence."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
@@ -284,8 +286,8 @@ HIDDEN, VISIBLE = 1, 0
 def leaks(lab: Laboratory) -> Iterator[Entry]:
     """Put NaN, an infinity or a huge number into a key or value that is blocked for every query.
     Look for it in the output, the weights and the gradients. Then put NaN into a visible key or
-    value, and see whether it reaches the output of every query. Do that without a mask too, and
-    there also put NaN into a query, and see whether it reaches the output of that query."""
+    value, and see whether it reaches the output of every query. Repeat this without a mask, and
+    also put NaN into a query, to see whether it reaches the output of that query."""
     yield from _unmasked(lab)
     for argument in lab.arguments():
         for way in blockings(lab, argument):
@@ -322,7 +324,7 @@ def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
 
 
 def _reached(subject: Phrase, found: Outcome, rows: slice = slice(None)) -> Entry:
-    """Return an entry on whether a visible NaN reached the outputs of the queries in `rows`."""
+    """Return an entry on whether visible NaN reaches all, some or no outputs of queries `rows`."""
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told)
     lost = np.isnan(found.answer.output[:, rows]).any(axis=-1)
@@ -364,7 +366,7 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
 
 
 def _moved(array: Array, usual: Array | None) -> BoolArray:
-    """Return True for elements that are not finite or that are far from those of `usual`.
+    """Return an array, True where `array` is not finite or is far from `usual`.
 
     If `usual` is None or not finite itself, the elements are not compared with it.
     """
@@ -378,8 +380,8 @@ def _moved(array: Array, usual: Array | None) -> BoolArray:
 def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
     """Return the places that a hidden number reaches, apart from the blocked token's own row.
 
-    Elements that are not finite show that, and if there is a `usual` outcome, for a call without
-    the number, so do elements that differ from it.
+    A place is reached if an element in it is not finite. If `usual`, the outcome without the
+    number, is given, a place is also reached if an element in it is far from that outcome.
     """
     queries = np.arange(found.problem.shape.query_length)
     own = found.problem.shape.sharing == "self"

@@ -88,7 +88,10 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
 def _with_mask(
     lab: Laboratory, flag: CausalFlag, way: Blocking, lengths: Phrase, sizes: Sizes, alone: Phrase
 ) -> Entry:
-    """Return the entry on how the flag, whose effect alone is `alone`, combines with a mask."""
+    """Return the entry on how the causal flag combines with a mask, for these lengths.
+
+    The mask blocks keys in the form `way`. `alone` is the observed effect of the flag without it.
+    """
     problem, argument = lab.problem(sizes), way.argument.name
     shape = problem.shape
     visible = _telling(way, shape)
@@ -111,9 +114,10 @@ def _with_mask(
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
-    """Return a pattern of visible keys (True) for which all `hypotheses` differ.
+    """Return a pattern of visible keys (True) that tells all `hypotheses` apart.
 
-    If none of 200 random patterns is such, return the last of them.
+    Each hypothesis is a way to combine the pattern with a causal triangle, of either alignment. If
+    none of 200 random patterns tells all apart, return the last.
     """
     for seed in range(200):
         visible = visible_of(way, shape, seed)
@@ -124,9 +128,9 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 
 
 def _needed(lab: Laboratory, name: str, shape: Shape) -> dict[str, Native]:
-    """Return the top-left triangle as a mask, by the argument's name.
+    """Return the top-left triangle as a mask for the argument `name`, keyed by that name.
 
-    Return {} if the triangle does not fit the argument, or no way to block keys with it is known.
+    Return {} if the triangle does not fit the argument, or if it was not observed to block keys.
     """
     way = blocking(lab, lab.adapter.masks.by_name[name])
     native = None if way is None else way.native(causal_mask(shape, "top-left"), shape)
@@ -180,8 +184,8 @@ def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:
     """Yield an entry on what queries get if the flag and a mask together leave them no keys.
 
-    The mask blocks the first two keys. Whether the flag only lowers logits is seen from the first
-    two queries, and anything else from the first. Yield nothing if there is no answer.
+    The mask blocks the first two keys. The first two queries show whether the flag only lowers
+    logits; the first query alone shows any other effect. Yield nothing if there is no answer.
     """
     shown = (np.arange(problem.shape.key_length) >= 2)[None, None, None]
     native = way.native(shown, problem.shape)
@@ -275,7 +279,10 @@ def windows(lab: Laboratory) -> Iterator[Entry]:
 
 
 def near(shape: Shape, limits: Limits, alignment: Causal) -> BoolArray:
-    """Return a mask `[1 1 query key]`, True for keys in a window around each query's position."""
+    """Return a mask `[1 1 query key]`, True for keys in a window around each query's position.
+
+    `limits` are the numbers of keys that the window shows before and after that position, or None.
+    """
     offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None] - offset
     return within(limits, distance)[None, None]
@@ -393,7 +400,7 @@ def lengths(lab: Laboratory) -> Iterator[Entry]:
 
 
 def causal_beside(lab: Laboratory, needed: bool) -> dict[str, Native]:
-    """Return the causal flag, set to True, by its name; {} if there is none or it is not needed."""
+    """Return {name of the causal flag: True}, or {} if there is no flag or it is not `needed`."""
     flag = lab.adapter.causal_flag
     return {flag.name: True} if needed and flag is not None else {}
 
@@ -401,7 +408,7 @@ def causal_beside(lab: Laboratory, needed: bool) -> dict[str, Native]:
 def _of_keys(
     lab: Laboratory, subject: Phrase, argument: Lengths, native: np.ndarray, found: Outcome
 ) -> Entry:
-    """Return an entry on what the numbers of keys that were passed, `native` `[batch]`, mean."""
+    """Return an entry on what `native` means: the numbers of keys that were passed, `[batch]`."""
     said = Phrase("lengths.length" if argument.counts == "length" else "lengths.index-of-last")
     if isinstance(found, Refused):
         return agreeing(subject, found.value, found.told, said)

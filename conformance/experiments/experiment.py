@@ -1,10 +1,10 @@
 """An `Experiment` determines a convention of an implementation by calling it.
 
-Some entries come with a short program that shows the convention by calling the library without this
-suite. Such a program is assembled from the user code in the adapter's example. Its query, key and
-value are one array, so that it also suits implementations that support only self-attention. The
-program prints a number, or a few elements of the output, and a comment says what that means; tests
-run the program, and compare its output with the comment.
+Some entries, which are observed conventions, come with a short program that shows the convention by
+calling the library without this suite. Such a program is assembled from the user code in the
+adapter's example. Its query, key and value are one array, so that it also suits implementations
+that support only self-attention. The program prints a number, or a few elements of the output, and
+a comment says what that means; tests run the program, and compare its output with the comment.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Question(NamedTuple):
     """A question of an experiment whose calls may crash the process.
 
     Attributes:
-        subject: the subject of the entry.
+        subject: what the question is about: the subject of the entry that answers it.
         value_of: a function that calls the implementation, and returns the value and the evidence
-            of the entry.
+            of that entry.
     """
 
     subject: Phrase
@@ -68,8 +68,8 @@ class Experiment:
 
     Attributes:
         topic: the description of the experiment, with its name and the question.
-        make: a function that yields the card's entries for a laboratory, some with an array to
-            show.
+        make: a function that calls an implementation through a `Laboratory`, and yields entries
+            (observed conventions) for its card, some with an array to show.
         place: the position on a card; smaller numbers come first.
         every_mode: whether modes may differ; if not, only the first is examined.
         shared: whether to repeat the experiment with query, key and value in one array, for which
@@ -166,7 +166,7 @@ class Experiment:
     def _asked_again(self, lab: Laboratory) -> Iterator[tuple[dict[str, Argument], Laboratory]]:
         """Yield the laboratories in which to repeat the experiment, for `shared` and `every_dtype`.
 
-        Each comes with the arguments that distinguish the subjects of its entries.
+        Before each laboratory come the arguments that mark the subjects of its entries.
         """
         worth_it = not (self.costly and lab.adapter.compiles)
         if self.shared and worth_it and lab.with_shared_inputs is not None:
@@ -194,10 +194,10 @@ class Experiment:
 def agreeing(
     subject: Phrase, value: Phrase, evidence: str, declared: Phrase, code: str = ""
 ) -> Entry:
-    """Return an entry that agrees with the declaration if nothing is declared, or the same value.
+    """Return an entry that agrees unless a value other than the observed `value` is declared.
 
-    `declared` is the declared value, or `NOTHING`. If the value is `CANNOT_BE_ASKED`, nothing
-    counts as declared.
+    `declared` is the declared value, or `NOTHING`. If `value` is `CANNOT_BE_ASKED`, the declaration
+    is ignored.
     """
     declared = NOTHING if value == CANNOT_BE_ASKED else declared
     return Entry(subject, value, evidence, declared, declared in (NOTHING, value), code)
@@ -225,7 +225,7 @@ def _matches(text: str, pattern: str) -> bool:
 
 
 def settled(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries without those on shared inputs that repeat an entry on separate inputs.
+    """Return the entries, leaving out those on shared inputs that repeat one on separate inputs.
 
     Entries repeat each other even if the shapes of the answers differ.
     """
@@ -244,8 +244,8 @@ def settled(entries: Sequence[Entry]) -> list[Entry]:
 def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
     """Return subject and value of an entry in a form that can be compared between laboratories.
 
-    Left out are the dtype of the mask if it is that of the inputs, the name of the input that the
-    entry is about, and places other than `_PLACES`.
+    This leaves out the dtype of the mask if the inputs have the same one, the name of the input
+    that the entry is about, and places other than `_PLACES`.
     """
     subject, value = entry.subject, entry.value
     form = subject.part("form")
@@ -273,7 +273,7 @@ def topic(
     """Return a decorator that turns a function into the experiment that runs it.
 
     Args:
-        name, title, question: as in `Topic`.
+        name, title, question: the id without "probe/", a heading, and what is to be answered.
         fields: other attributes of the `Experiment`, such as `place`, and `revision` of the topic.
     """
     about = Topic(name, title, question, fields.pop("revision", 1))
@@ -331,8 +331,8 @@ def output_code(lab: Laboratory, name: str, made: Sequence[str], shown: str, tol
 def mask_lines(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
     """Return code lines that create the array `mask`: all `fill`, but `mark` at token 0.
 
-    Token 0 is the first along the last axis of the layout. If `mark` is None, it is not marked. The
-    dtype "own" stands for float32. `note` becomes a comment.
+    Token 0 is the first along the last axis of the layout. If `mark` is None, all elements are
+    `fill`. The dtype "own" stands for float32. `note` becomes a comment.
     """
     shape = layouts.shape(layout, _SIZES)
     kind = "float32" if dtype == "own" else dtype

@@ -91,8 +91,8 @@ def _beside_mask(
 ) -> Iterator[Entry]:
     """Yield an entry on whether the cap is applied before or after a mask that blocks a key.
 
-    Yield nothing if the argument cannot do that. `capped` is the problem with the cap, `logits` are
-    those without it, and `about` are the arguments of the entry's subject.
+    Yield nothing if the argument `mask` cannot block a key. `capped` is the problem with the cap,
+    `logits` are those without it, and `about` are the arguments of the entry's subject.
     """
     way = blocking(lab, mask)
     if way is None or "key" not in way.axes:
@@ -121,8 +121,8 @@ def _beside_bias(
 ) -> Iterator[Entry]:
     """Yield an entry on whether the cap is applied before or after a bias is added.
 
-    Yield nothing if the argument `mask` does not take a bias. The arguments are those of
-    `_beside_mask`.
+    Yield nothing if the argument `mask` does not take a bias. `capped`, `logits` and `about` are as
+    in `_beside_mask`.
     """
     if examined(lab, mask, ZERO_INFINITE).value != ADDED or "key" not in mask.layouts[0]:
         return
@@ -285,7 +285,7 @@ def _rotations(problem: Problem, wanted: Rotary) -> Guesses:
 
 
 def _softmax(logits: Array, sink: Array | float = -np.inf) -> Array:
-    """Return the softmax over keys, whose normaliser includes `sink`, the logit of a sink."""
+    """Return the softmax over keys, with the exponential of a sink's logit in the denominator."""
     peak = np.maximum(logits.max(axis=-1, keepdims=True), sink)
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - peak)

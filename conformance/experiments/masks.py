@@ -67,8 +67,8 @@ HALF = ("bfloat16", "float16")
 )
 def meanings(lab: Laboratory) -> Iterator[Entry]:
     """Pass masks in every form that users pass, and find the meaning that predicts the weights.
-    The forms are booleans, 0 and 1 in several dtypes, 0 and 1 with 0.25 or 2, 0 and −inf, and 0 and
-    −1e9 or the least finite number. Repeat this for inputs in half precision."""
+    The forms are booleans, 0 and 1 in several dtypes, 0 and 1 with 0.25 or 2, 0 and −inf, and 0
+    with −1e9 or the most negative finite number. Repeat this for inputs in half precision."""
     half = next((name for name in HALF if name != lab.dtype and lab.has(name)), "")
     for argument in lab.arguments():
         for form in FORMS:
@@ -149,9 +149,9 @@ class Blocking:
     def passed(
         self, visible: BoolArray, shape: Shape, among: Sequence[str] = ()
     ) -> dict[str, Native]:
-        """Return the mask to pass, by the argument's name; arguments are those of `native`.
+        """Return the mask that `native` returns for these arguments, by the argument's name.
 
-        Some layout must fit the pattern.
+        At least one layout must fit the pattern.
         """
         native = self.native(visible, shape, among)
         assert native is not None
@@ -161,9 +161,9 @@ class Blocking:
 def blockings(lab: Laboratory, argument: MaskArgument, dtype: str = "") -> Iterator[Blocking]:
     """Yield the forms in which the argument was observed to block keys.
 
-    The forms to try are booleans or, if these do not block keys, 0 and 1; and then 0 and −inf.
-    Numbers are passed in `dtype`, where "" stands for the laboratory's, except that 0 and 1 are
-    passed in the dtype that the argument declares, if any.
+    Try booleans and, only if they do not block keys, 0 and 1. In any case, also try 0 and −inf.
+    Numbers are passed in `dtype`, where "" stands for that of the laboratory. If the argument
+    declares a dtype, 0 and 1 are passed in that one instead.
     """
     boolean, ones, infinite, *_ = forms_of(dtype or lab.dtype)
     for form in (boolean, zero_one(argument, ones)):
@@ -265,7 +265,7 @@ BIASES = (-1.25, 0.5, -0.25, 1.5, -0.75)
 def pairs(lab: Laboratory) -> Iterator[Entry]:
     """Pass two mask arguments at once that hide different keys, and see how they are combined.
     A key may be visible if both masks show it, if at least one does, if a certain one does, or
-    always. Repeat this with axes that have the same size. Pass a bias together with each mask, with
+    always. Repeat this with all axes of equal size. Pass a bias together with each mask, with
     another bias, and with the causal flag. Also pass any two of these with a custom scale."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
     for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
@@ -289,16 +289,17 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
 
 
 def shown_and_weights(found: Seen, *patterns: BoolArray) -> str:
-    """Return the visible keys of the first query, and its weights, as evidence of an entry."""
+    """Return text for an entry's evidence: the first query's visible keys, and its weights."""
     rows = (np.broadcast_to(item, found.applied.shape)[0, 0, 0] * 1.0 for item in patterns)
     fed, weights = " and ".join(map(numbers, rows)), numbers(found.applied[0, 0, 0])
     return f"entry 0, head 0, query 0: visible {fed}, weights {weights}"
 
 
 def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArray, BoolArray]:
-    """Return patterns of visible keys, one for each argument, for which all `hypotheses` differ.
+    """Return patterns of visible keys, one for each argument, that tell all `hypotheses` apart.
 
-    If 100 random pairs of patterns contain no such pair, return the last of them.
+    Each hypothesis is a way to combine them. If none of 100 random pairs of patterns tells all
+    apart, return the last pair.
     """
     for seed in range(100):
         pair = visible_of(one, shape, seed), visible_of(other, shape, seed + 1000)

@@ -68,7 +68,7 @@ def _first(lab: Laboratory) -> Seen:
 
 
 def _strided_mask(lab: Laboratory, argument: MaskArgument) -> Iterator[Entry]:
-    """Yield entries on a strided mask, whose answer is compared with that for a contiguous one.
+    """Yield entries that compare the answer for a strided mask with that for a contiguous one.
 
     Yield nothing if the argument cannot block keys, or if the contiguous mask gives no answer.
     """

@@ -174,9 +174,10 @@ def _tried(
 ) -> Iterator[tuple[str, Seen | Refused, list[str], Phrase]]:
     """Pass a mask of each shape once, and yield what happens.
 
-    The shapes are those with these names, and then those of the argument's layouts; masks with a
-    single element are left out. Each item is the name of the shape, the outcome, the readings of
-    the axes that explain it, and, if none does, how the mask was resized to fit, or `NOTHING`.
+    The shapes are those with these names, and then those of the argument's layouts; masks with
+    fewer than two elements are left out. Each item is the name of the shape, the outcome, the
+    readings of the axes that explain it, and a phrase. The phrase is `NOTHING` unless no reading
+    explains the outcome, but a way to resize the mask does; it then names that way.
     """
     tried: set[tuple[int, ...]] = set()
     problem = lab.problem(sizes)

@@ -28,8 +28,8 @@ HEAD_SIZES = (64, 128, 16, 32, 80, 96, 256, 72, 40, 33, 5)
 """The head sizes to try: the most usual first, then other multiples of 8, then odd ones."""
 
 LENGTHS = ((128, 128), (64, 64), (256, 256), (16, 16), (5, 5))
-"""The pairs of lengths (query, key) at which head sizes are tried until one is accepted. The other
-sizes and numbers of heads are tried at the pair at which one was."""
+"""The pairs of lengths (query, key) at which head sizes are tried until one is accepted. Everything
+else is then tried at the pair of lengths at which that head size was accepted."""
 
 VALUES = (0.5, 2.0)
 """The sizes of value heads to try, relative to that of key heads."""
@@ -45,7 +45,7 @@ GROUPS = (2, 3, 8, 16)
 
 @dataclass
 class _Trials:
-    """A laboratory, and what is known about trials of sizes, each of which has a description.
+    """A laboratory, and the failures of trials of sizes, by a description of each trial.
 
     Attributes:
         lab: the laboratory.
@@ -58,7 +58,7 @@ class _Trials:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def takes(self, shape: Shape, tried: str) -> bool:
-        """Return whether the implementation gives a right output for a shape.
+        """Return whether the implementation gives a correct output for a shape.
 
         A failure is recorded under `tried`, the description of the trial.
         """
@@ -168,9 +168,9 @@ def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
 
 
 def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -> Shape:
-    """Return the shape with other heads and other widths.
+    """Return the shape with these numbers of heads, the head size `head`, and other widths.
 
-    `head` is the size of all heads. The widths are 32 for a function, and heads · head for a layer.
+    The widths are 32 for a function, and heads · head for a layer.
     """
     width = 32 if lab.adapter.projections_supplied else heads * head
     names = ("query_width", "key_width", "value_width", "output_width")
@@ -182,8 +182,8 @@ def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -
 def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
     """Return the numbers of which the query length and the key length must be multiples.
 
-    A length is increased by powers of two up to 64 until the sum is accepted; the number is then
-    that power. If no power that is less than the length is accepted, it is the length itself.
+    Each length is extended by 1, then by 2, 4, and so on up to 64, but by less than the length. The
+    number is the first of these with which it is accepted, or the length if there is none.
     """
 
     def multiple(axis: str) -> int:
@@ -219,7 +219,7 @@ def _entry(
 ) -> Entry:
     """Return the entry on the accepted sizes, with up to three reasons why others fail.
 
-    `taken` are the accepted ones of the sizes `tried`. `named` is a format that makes the
+    `taken` are those of the sizes `tried` that were accepted. `named` is a format that makes the
     description of a trial from a size.
     """
     sizes, every = sorted(taken), sorted(tried)

@@ -27,11 +27,11 @@ LACKS = {"numpy": ("bfloat16",)}
 """The dtypes that a framework lacks, if any, so that they are known without importing it."""
 
 DISTRIBUTIONS = {"mlx.core": "mlx", "paddle": "paddlepaddle"}
-"""For frameworks whose module has another name than the distribution to install: the latter."""
+"""The distribution to install, for frameworks whose module is named differently."""
 
 ENVIRONMENT = {"tinygrad": ("DEV", "PYTHON")}
-"""For a framework, an environment variable and its value, set before the import unless it is set
-already: the other devices of tinygrad need a compiler or a GPU."""
+"""An environment variable and its value for a framework, set before the import unless the variable
+is set already. tinygrad's devices other than PYTHON need a compiler or a GPU."""
 
 
 @cache

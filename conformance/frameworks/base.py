@@ -174,7 +174,7 @@ def _numpy_generator() -> tuple[Any, ...]:
     """Return the state of NumPy's global generator.
 
     Copying the state with NumPy takes a hundred times as long as reading its words, so the last
-    copy is reused while the words are the same. A generator that had drawn two normal numbers and
+    copy is reused while the words are the same. A generator that has drawn two normal numbers and
     kept the second for later is copied anew, because the words do not show that number.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
@@ -254,21 +254,21 @@ class Framework(ABC):
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        """Return a native array on the device, in which float64 becomes `dtype`.
+        """Return NumPy values as a native array on the device; float64 is converted to `dtype`.
 
         Other dtypes are kept as far as the framework has them.
         """
 
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
-        """Return a native array as a NumPy array of float64 or bool."""
+        """Return a native array as a NumPy array: of bool if it is boolean, or else of float64."""
 
     @abstractmethod
     def einsum(self, axes: str, *operands: Any) -> Any:
         """Return the einsum of the operands; `axes` is a pattern such as "bqe,ehd->bqhd".
 
-        It computes the projections for adapters of functions. Some bridges accept only two operands
-        that are multiplied as matrices.
+        The suite uses it to compute the projections for functions, which have none of their own.
+        Some bridges accept only two operands that are multiplied as matrices.
         """
 
     def take(self, native: Any, index: np.ndarray) -> Any:
@@ -330,7 +330,7 @@ class Framework(ABC):
     def load(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Return native parameters by name, as variables with respect to which to differentiate.
+        """Return the parameters by name, as native arrays with respect to which to differentiate.
 
         If `loads_in_place` is true, they are the layer's own parameters, into which the numbers are
         written. In this case, raise `WrongDeclaration` if names or shapes differ from the layer's.
@@ -366,9 +366,9 @@ class Framework(ABC):
     def strided(self, native: Any, how: Strides, device: str) -> Any:
         """Return the same numbers with other strides, as a view of a larger array.
 
-        With "gaps" each number is stored twice in a row. A "window" is a slice along the axes
-        between the first and the last (along all axes if there are fewer than three), with
-        contiguous rows, surrounded by NaN or, in an array of booleans or integers, by ones. Raise
+        If `how` is "gaps", each number is stored twice in a row. If it is "window", the view is a
+        slice along the axes between the first and the last, or along all axes if there are fewer
+        than three. The rest of the larger array is NaN or, for booleans and integers, one. Raise
         `Unsupported` if the framework's arrays have no strides.
         """
         if not self.has_strides:
@@ -430,7 +430,10 @@ class Framework(ABC):
         raise Unsupported(f"arrays of {self.name} cannot be written to")
 
     def attached(self, native: Any) -> dict[str, str]:
-        """Return the names of attributes attached to an array, such as a mask, with their types."""
+        """Return the names of the attributes attached to an array, with the names of their types.
+
+        Frameworks attach, for example, a mask.
+        """
         return {
             name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
         }
@@ -477,7 +480,8 @@ def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
 def since(package: str, version: str) -> bool:
     """Return whether the installed package has at least this version, without importing it.
 
-    Also return True if it is not installed, so that declarations describe the newest version.
+    Also return True if the package is not installed, so that declarations describe the newest
+    version.
     """
     versions = package_versions((package,))
     return not versions or Version(versions[package]) >= Version(version)

@@ -6,8 +6,7 @@ which results deviate by at most 4 ulp. Most of the suite therefore uses these o
 with `optimised` check what users run. Operations that are called eagerly also compile with fewer
 optimisations, at half the cost.
 
-JAX 0.4.31 or later is required; whether it has a newer feature is tried out, not concluded from its
-version.
+JAX 0.4.31 or later is required. Newer features are detected by trying them out, not by the version.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 NumPy has no derivatives and no bfloat16. ONNX, onnxruntime and OpenVINO have operators but no
 arrays, so their bridges use NumPy arrays, with ml_dtypes for bfloat16, and compute every projection
-as a graph of one operator in the runtime, a matrix product. NumPy itself only moves axes, which is
-exact, adds the biases of projections, which is rounded once in any framework, and norms and rotates
-the keys that are put in caches.
+as a graph of one operator in the runtime, a matrix product. NumPy itself only moves axes (exactly),
+adds the biases of projections (rounded once, as in any framework), and norms and rotates the keys
+that are put in caches.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Node:
         outputs: the names of its outputs, in order; "" for one that is not requested.
         attributes: names and values of the attributes that differ from their default.
         opset: the operator set; the default is old enough for all recent runtimes.
-        domain: the domain that defines the operator, of which version 1 is used; "" for ONNX's own
-            domain, of which version `opset` is used.
+        domain: the domain that defines the operator, in version 1; "" for ONNX's own domain, in
+            version `opset`.
     """
 
     operator: str
@@ -78,7 +78,7 @@ class _Models(Runtime):
         self._loaded: dict[tuple[Node, Signature], Any] = {}
 
     def run(self, node: Node, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Run the operator on the arrays and return its requested outputs, both by name."""
+        """Run the operator on the inputs `arrays`, and return its requested outputs, by name."""
         signature = tuple((name, array.dtype, array.ndim) for name, array in arrays.items())
         if (node, signature) not in self._loaded:
             self._loaded[node, signature] = self.loaded(node.model(signature))

@@ -97,9 +97,9 @@ class Paddle(Framework):
 
 
 def _frozen(tensor: Any) -> Any:
-    """Return a tensor with these numbers that is not differentiated.
+    """Return a tensor with the same numbers that autograd does not track.
 
-    A leaf is itself excluded from differentiation and returned; any other tensor is detached.
+    A leaf tensor is marked in place and returned; any other tensor is detached.
     """
     if not tensor.is_leaf:
         return tensor.detach()

@@ -163,9 +163,9 @@ class Torch(Framework):
 
 
 def _frozen(tensor: Any) -> Any:
-    """Return a tensor with these numbers that is not differentiated.
+    """Return a tensor with the same numbers that autograd does not track.
 
-    A leaf is itself excluded from differentiation and returned; any other tensor is detached.
+    A leaf tensor is marked in place and returned; any other tensor is detached.
     """
     return tensor.requires_grad_(False) if tensor.is_leaf else tensor.detach()
 
@@ -269,7 +269,7 @@ class Rank:
 
     @staticmethod
     def prepare() -> None:
-        """Import what the first backward pass needs, without starting a thread before the fork."""
+        """Import, before the fork, what the first backward pass needs; this starts no thread."""
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
     def __init__(self, rank: int, size: int, path: str, seconds: float) -> None:
@@ -284,7 +284,7 @@ class Rank:
         self._kept: OrderedDict[int, tuple[Any, Natives]] = OrderedDict()
 
     def serve(self, what: str, *given: Any) -> Any:
-        """Process a payload, which is ("load", ...), ("forward", ...) or ("backward", ...)."""
+        """Process a payload and return its result; `what` is "load", "forward" or "backward"."""
         return getattr(self, f"_{what}")(*given)
 
     def _load(self, function: tuple[str, str, str]) -> None:
