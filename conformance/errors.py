@@ -88,7 +88,7 @@ class UnknownName(ConformanceError):
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `UnknownName` for the first of `names` that is not in `known`."""
+    """Raise `UnknownName` for the first of `names` not in `known`; `kind` is what they name."""
     every = set(known)
     for name in names:
         if name not in every:

@@ -154,8 +154,8 @@ def shows_progress() -> bool:
 def progress(text: str, total: int | None = None) -> Iterator[Advance]:
     """Show a progress bar while the `with` body runs, and yield a function that advances the bar.
 
-    The bar is written to stderr and erased at the end. If `shows_progress` returns False, no bar is
-    shown, so that logs contain only results.
+    The bar is written to stderr and erased at the end. In CI, with --quiet, or if stderr is no
+    terminal or a dumb one, no bar is shown, so that logs contain only results.
 
     `total` is the number of steps. Without it, the bar only shows that the program is running.
     """

@@ -186,8 +186,8 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
 
     Args:
         shape: the shape of the problem.
-        drawn: inputs, weights and cotangent by name. An array that is several inputs has the name
-            of the first of them.
+        drawn: inputs, weights and cotangent by name. An array that serves as several inputs has
+            the name of the first of them.
         fields: the other fields of `Problem`, such as `mask`, `attn_bias`, `causal`, `scale` and
             all features.
     """

@@ -119,6 +119,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 def store(path: Path, name: str, problem: Problem, why: str, found: Failure | None) -> StoredCase:
     """Write a problem to a case file atomically, and return it as a case.
 
+    `found` is the deviation that the problem shows, or None.
+
     Raises:
         BrokenCase: if the name or the problem is not allowed in a case file, for example because a
             query is fully masked.

@@ -30,7 +30,7 @@ def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = 
     """Return a padding mask `[batch 1 1 key]`: entry b has its last b + 1 keys blocked.
 
     After an entry with one key, the lengths start again. If `tiles` (lengths of tiles of queries
-    and of keys) are given and there are more keys than a tile has, the entries end in turn after
+    and of keys) are given and there are more keys than a tile has, the keys end in turn after
     the first key of the last tile but one, at the end of that tile, and one key before that end.
     """
     lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
@@ -716,7 +716,7 @@ def segments_of_many_queries(
 def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return segments with different numbers of queries and keys, although the totals may agree.
 
-    The queries are divided as in `segments`, and the keys as there in the next batch entry.
+    The queries are divided as in `segments`, but the keys as in its next batch entry.
     """
     found = _segments(shape, 0)
     of_keys = found.query if shape.query_length == shape.key_length else found.key

@@ -304,8 +304,8 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
     """Return the gradients of ⟨output, cotangent⟩, by the names that `Answer.gradients` explains.
 
     They are the gradients of inputs, weights, bias, sinks and gains of norms, as far as the problem
-    has them; ALiBi slopes have none. If the problem consists of heads alone, its projections have
-    no gradients. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
+    has them. ALiBi slopes count as constants. If the problem consists of heads alone, so do its
+    projections. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
     ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights

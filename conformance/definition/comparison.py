@@ -258,7 +258,7 @@ def _spans(arrays: Mapping[str, Array], names: Sequence[str]) -> tuple[np.ndarra
 def against(
     expectation: Expectation, arrays: Mapping[str, Array], limit: float = LIMIT
 ) -> list[Comparison]:
-    """Return the comparison of each array with the expectation, in units of the latter's `sigma`.
+    """Return the comparison of each array with the expectation, using the expectation's `sigma`.
 
     If an array exceeds its limits by so little that a bad estimate of σ may be the reason, all
     arrays are compared again with σ from more samples, if the expectation can provide it.
@@ -273,7 +273,7 @@ def against(
 
 
 def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str:
-    """Return the most accurate class within whose limit every element is; "" if there is none.
+    """Return the most accurate class whose limit no element exceeds; "" if there is none.
 
     The rms and the bias are not considered. If no class fits, but the worst element exceeds the
     limit of the least accurate class by so little that a bad estimate of σ may be the reason, all

@@ -97,7 +97,7 @@ class Positions:
 
 
 def within(window: Window, ahead: IntArray) -> BoolArray:
-    """Return an array like `ahead`, True where the window shows a key.
+    """Return an array of the shape of `ahead`, True where a query sees a key in its window.
 
     `ahead` is the position of each key minus that of the query.
     """

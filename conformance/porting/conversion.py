@@ -267,9 +267,9 @@ def _of_features(
 ) -> dict[str, Tensor]:
     """Return the target's parameters of features by native name, given `tensors` by canonical name.
 
-    `order` is the order in which the target wants the components of a head; None for no change.
-    Raise `WrongTensors` if the tensors do not fit the source, and `Untranslatable` if the target
-    has no place for one of them.
+    `order` holds, for each component of the target's heads, its index in the source's heads; None
+    stands for the same order. Raise `WrongTensors` if the tensors do not fit the source, and
+    `Untranslatable` if the target has no place for one of them.
     """
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
     wrong = f"these are not the weights of {source.name}"
@@ -349,8 +349,9 @@ def _written(
 ) -> dict[str, Tensor]:
     """Return the target's tensors by native name, converted by way of the canonical layout.
 
-    `order` is the order in which the target wants the components of a head; None for no change.
-    Raise `Untranslatable` if weights of different dtypes belong in one tensor.
+    `order` holds, for each component of the target's heads, its index in the source's heads; None
+    stands for the same order. Raise `Untranslatable` if weights of different dtypes belong in one
+    tensor.
     """
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
@@ -419,7 +420,7 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
     """Yield a shape with these sizes and canonical weights for each way of sharing inputs.
 
     Weights determine neither the lengths, which are 1 here, nor which inputs are the same array.
-    Ways that the widths rule out are left out.
+    Ways of sharing that are impossible with these widths are skipped.
     """
     for sharing in SHARINGS:
         with suppress(WrongShape):
@@ -697,7 +698,7 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint with the prefixes that precede native names of the layer in a file.
+    """Return a hint with the prefixes before native names of the layer in a file's tensor names.
 
     At most three prefixes other than `prefix` are listed. If there are none, return "".
     """
