@@ -71,9 +71,9 @@ def _epilog() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments, run the command and return its exit code.
 
-    If `arguments` is None, this is the program itself: the arguments are those of `sys.argv`, and a
-    command that may call an implementation runs in a child process, if the platform can fork. A
-    `ConformanceError` is printed, and its exit code is returned.
+    If `arguments` is None, they are taken from `sys.argv`, and a command that may call an
+    implementation runs in a child process if the platform can fork. A `ConformanceError` is
+    printed, and its exit code is returned.
 
     Raises:
         SystemExit: an argument is invalid, or only help or the version was requested.

@@ -46,9 +46,9 @@ PYTEST_CODES = {
     ExitCode.NOTHING_VERIFIED: 5,
     ExitCode.INCOMPLETE: 6,
 }
-"""The exit status of a pytest session for each code that a session can have.
+"""The exit status of a pytest session for each exit code with which a session can end.
 
-pytest itself exits with 6 only because of its option --max-warnings.
+`INCOMPLETE` is 6, because pytest itself exits with 6 only if its option --max-warnings is used.
 """
 
 
@@ -76,10 +76,10 @@ _LISTS = {
 
 
 class UnknownName(ConformanceError):
-    """A name does not exist.
+    """A name, such as that of a case or an implementation, does not exist.
 
-    The message suggests similar names. If there are none, it lists the names that exist, or refers
-    to a command that does.
+    The message suggests similar names. If no name is similar, it lists the names that exist, or
+    refers to a command that lists them.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ class UnknownName(ConformanceError):
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `UnknownName` for the first of `names` that is not in `known`."""
+    """Raise `UnknownName` for the first of `names` not in `known`; `kind` is what they name."""
     every = set(known)
     for name in names:
         if name not in every:
@@ -96,10 +96,10 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """Return up to three known names that resemble `name`, or else up to three that contain it.
+    """Return up to three names in `known` to suggest instead of the unknown `name`.
 
-    If there are none, return up to three names in which a part between slashes resembles `name`, or
-    [] if there are none of these either.
+    They resemble `name`; or else they contain it; or else one of their parts between slashes
+    resembles it. If no known name meets any of these conditions, return [].
     """
     near = (
         difflib.get_close_matches(name, known, n=3, cutoff=0.5)

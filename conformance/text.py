@@ -69,7 +69,7 @@ def message(error: BaseException) -> str:
 
 
 def relative(path: Path) -> str:
-    """Return a path as text, relative to the working directory if it is an absolute path inside."""
+    """Return a path as text; an absolute path inside the working directory becomes relative."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -124,7 +124,7 @@ def some(names: list[str], most: int) -> str:
 Advance = Callable[..., None]
 """`advance(text="", steps=1)` reports that `steps` more steps are done.
 
-`text` names the next step; with "", the name that is shown stays.
+`text` names the next step; if it is "", the bar keeps showing the previous name.
 """
 
 _silenced = False
@@ -137,7 +137,10 @@ def silence_progress() -> None:
 
 
 def shows_progress() -> bool:
-    """Return whether to show bars: stderr is a suitable terminal, without CI and --quiet."""
+    """Return whether to show progress bars: if stderr is a terminal, but not in CI or with --quiet.
+
+    A terminal that cannot erase text, according to the variable TERM, gets no bars either.
+    """
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return bool(
         not (_silenced or dumb or os.environ.get("CI"))
@@ -151,8 +154,8 @@ def shows_progress() -> bool:
 def progress(text: str, total: int | None = None) -> Iterator[Advance]:
     """Show a progress bar while the `with` body runs, and yield a function that advances the bar.
 
-    The bar is written to stderr and erased at the end. With --quiet, in CI, or if stderr is
-    redirected or a dumb terminal, no bar is shown, so that logs contain only results.
+    The bar is written to stderr and erased at the end. In CI, with --quiet, or if stderr is no
+    terminal or a dumb one, no bar is shown, so that logs contain only results.
 
     `total` is the number of steps. Without it, the bar only shows that the program is running.
     """
@@ -207,9 +210,9 @@ _AXES = {
     "weights.output": ("head component out",),
     "weights.output_bias": ("out",),
 }
-"""The names of the axes of each array, in one text for each number of axes that it may have.
+"""For each array, the names of its axes: one string for each number of axes that it may have.
 
-An array that is not listed has the axes "head component" if it has two.
+An array that is not listed here has the axes "head component" if it has two axes.
 """
 
 

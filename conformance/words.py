@@ -1,7 +1,8 @@
-"""The English text of findings, card entries and causes, for each id of a `Phrase`.
+"""The English text of findings, causes and entries of convention cards.
 
-The text is in the templates of `words.toml` and, if it needs code, in the functions below. No
-program parses it, so rewording it changes no verdict, no gate and no structure of a page.
+Records hold these statements as phrases: ids with named arguments. The text for an id is a template
+in `words.toml` or, if it needs code, a function below. No program parses the text, so rewording it
+changes no verdict.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def say(phrase: Phrase) -> str:
 
 
 def advice(cause: Phrase) -> str:
-    """Return what to change to remove a cause.
+    """Return the advice on what to change so that the cause of a deviation is removed.
 
     Return "" if `words.toml` has no advice for the cause, or the advice does not fit its arguments.
     """
@@ -74,7 +75,8 @@ def advice(cause: Phrase) -> str:
 def tables() -> dict[str, dict[str, str]]:
     """Return the tables of `words.toml` by name.
 
-    Each table maps ids to templates, except "around", which maps names of arguments to templates.
+    Each table maps ids to templates, except "around", which maps names of arguments to templates
+    that extend the text of a phrase with this argument.
     """
     import tomllib
 

@@ -1,10 +1,11 @@
 """Cases and shape families. A case is one problem, posed in several dtypes, with a stable id.
 
-`describe` makes what a record says about a case, so that reports can show its facts and its masks.
+`describe` returns the description of a case that a record stores, so that reports can show its
+facts and its masks.
 
-The numbers follow docs/noise.md: inputs and cotangents from N(0, 1), and projections of unit gain,
-except that queries are larger, so that logits have a standard deviation of about 1.5. Regimes
-deliberately deviate from that.
+The numbers follow docs/noise.md: inputs and cotangents are from N(0, 1), and projections have unit
+gain, except that queries are larger, so that logits have a standard deviation of about 1.5. The
+regime of a case, if it has one, deliberately changes these numbers.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Case:
             declare an argument for at least one of them.
         serves: ids of requirements that use the case, in addition to those that use every case.
         defined: False if the definition leaves the answer open; the answer is then only observed.
-        idle: inputs that by definition do not affect the answer in this case, with the reason.
+        idle: the names of inputs that by definition do not affect the answer in this case, each
+            with the reason.
         core: whether level "core" includes the case; that level has a case for each common mistake.
         large: whether level "large" includes the case even if `core` is False; that level has all
             cases of "core", too.
@@ -109,7 +111,7 @@ class Case:
         """Return the same case with the sizes of a grid, and with `exchanged` False.
 
         Masks of patterns with the parameter `tiles` then end around the edges of tiles. A scale, if
-        the case has one, is converted in proportion to 1/√head_size.
+        the case has one, is multiplied by √(former head size / head size of the grid).
         """
         return _on(self, grid)
 
@@ -129,8 +131,8 @@ class Case:
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
     """Return the pattern with its parameter `tiles` set, or unchanged if it has no such parameter.
 
-    Masks of a pattern with this parameter end around the edges of tiles of these sizes, those of
-    queries and of keys.
+    `tiles` are the lengths of a tile of queries and of a tile of keys, around the edges of which
+    masks of a pattern with this parameter end.
     """
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
@@ -180,11 +182,12 @@ def _without_loss_on_masked_rows(problem: Problem) -> Problem:
 
 
 def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Problem:
-    """Return a float64 problem made of these arrays.
+    """Return a float64 problem with this shape, these arrays and these other fields.
 
     Args:
         shape: the shape of the problem.
-        drawn: inputs, weights and cotangent by name; shared inputs occur once.
+        drawn: inputs, weights and cotangent by name. An array that serves as several inputs has
+            the name of the first of them.
         fields: the other fields of `Problem`, such as `mask`, `attn_bias`, `causal`, `scale` and
             all features.
     """
@@ -207,9 +210,9 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
 
 
 def rounded(problem: Problem, dtype: str) -> Problem:
-    """Return the problem in a dtype: inputs, weights, cotangent, bias and features are rounded.
+    """Return the problem in a dtype, with its floating-point arrays rounded to this dtype.
 
-    Of the features, these are sinks, slopes and the gains of the norm.
+    These are inputs, weights, cotangent, bias, sinks, slopes and the gains of the norm.
     """
     to_dtype = dtype_of(dtype).round
     query = to_dtype(problem.query)
@@ -306,8 +309,9 @@ def draw(shape: Shape, random: np.random.Generator) -> Drawn:
 def _shape(
     batch: int, query: int, key: int, heads: int, head: int, widths: Sequence[int] = (), **more: Any
 ) -> Shape:
-    """Return a shape with as many key/value heads as heads, unless `more` sets other fields.
+    """Return a shape with these sizes; `more` sets or overrides other fields.
 
+    Without `more`, there is a key/value head for each head, and value heads have the size `head`.
     `widths` are those of query, key, value and output; without them, each is heads × head.
     """
     names = ("query_width", "key_width", "value_width", "output_width")
@@ -401,7 +405,7 @@ def describe(case: Case) -> CaseInfo:
 
 
 def facts(problem: Problem) -> list[str]:
-    """Return phrases for the sizes of a problem, its masks, bias, scale, score and features."""
+    """Return short texts on the sizes of a problem, its masks, bias, scale, score and features."""
     shape = problem.shape
     sharing = {
         "self": "query, key and value are one array",
@@ -439,7 +443,7 @@ def facts(problem: Problem) -> list[str]:
 
 
 def _features(problem: Problem) -> Iterator[str]:
-    """Yield a phrase for each feature of a problem."""
+    """Yield a short text on each feature of a problem."""
     if problem.norm is not None:
         yield f"RMS norm of query and key heads, epsilon {problem.norm.epsilon:g}"
     if problem.rotary is not None:

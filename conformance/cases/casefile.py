@@ -119,6 +119,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 def store(path: Path, name: str, problem: Problem, why: str, found: Failure | None) -> StoredCase:
     """Write a problem to a case file atomically, and return it as a case.
 
+    `found` is the deviation that the problem shows, or None.
+
     Raises:
         BrokenCase: if the name or the problem is not allowed in a case file, for example because a
             query is fully masked.
@@ -161,10 +163,10 @@ def load_case(path: Path) -> StoredCase:
 
 
 def read(path: Path) -> tuple[StoredCase, Failure | None]:
-    """Return the case in a file, and the deviation for which it was written, or None.
+    """Return the case in a file, and the deviation for which the file was written, or None.
 
     Raises:
-        BrokenCase: as in `load_case`.
+        BrokenCase: if the file is missing, unreadable, damaged, too large, or not a case file.
     """
     try:
         size = path.stat().st_size
@@ -466,8 +468,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 def _guarded(path: Path, what: str, undo: Callable[..., None] | None = None) -> Iterator[None]:
     """Turn an OSError in the body of a `with` statement into a one-line `WrongTensors`.
 
-    On any exception, first call `undo(missing_ok=True)` if `undo` is given. Other exceptions are
-    raised again.
+    The message begins with `path` and `what`, such as "cannot be read". Other exceptions are raised
+    again. On any exception, first call `undo(missing_ok=True)` if `undo` is given.
     """
     try:
         yield

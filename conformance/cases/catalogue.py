@@ -120,7 +120,7 @@ def _idle(entry: _Entry, family: str) -> dict[str, str]:
 
 
 def catalogue() -> tuple[Case, ...]:
-    """Return all cases that are not tiled, sorted by shape family.
+    """Return all cases except those that are used on grids only, sorted by shape family.
 
     Cases of one shape follow each other, so that frameworks compile for each shape only once.
     """
@@ -142,10 +142,11 @@ def every_case() -> tuple[Case, ...]:
 def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) -> tuple[Case, ...]:
     """Return the cases that a case turns into at the sizes that an implementation supports.
 
-    With a geometry, the case is put on the geometry's first grid, or on all its grids if the case
-    belongs to level "core". A case that is already on one of these grids is returned unchanged, as
-    are cases from files and cases with the additive score, which has no tiles. If keys are in
-    pages, tiles of keys are made at least as long as a page, unless the greatest length forbids it.
+    With a geometry, the case is put on the geometry's first grid (a choice of sizes), or on all its
+    grids if the case belongs to level "core". A case that is already on one of these grids is
+    returned unchanged, as are cases from files and cases with the additive score, which has no
+    tiles. If keys are in pages, tiles of keys are made at least as long as a page, unless the
+    greatest length forbids it.
 
     Without a geometry, every size is supported. A case on a grid stays on it, with widths according
     to `layer`. A case without a grid keeps its sizes, except that a tiled case is left out. If keys
@@ -198,7 +199,11 @@ def large_cases() -> tuple[Case, ...]:
 
 
 def case_of(name: str) -> Case:
-    """Return the case with this id, which may name a grid; raise `UnknownName` if there is none."""
+    """Return the case with this id, on a grid if the id names one.
+
+    Raises:
+        UnknownName: if there is no such case.
+    """
     known = {case.id: case for case in every_case()}
     if name in known:
         return known[name]
@@ -234,12 +239,12 @@ GENERIC = ("cross", "gqa", "self", "separate", "additive", "additive-self")
 
 @lru_cache(maxsize=1024)
 def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
-    """Return two groups of cases of the catalogue that pass the same arguments as a case.
+    """Return two groups of cases of the catalogue that pass the same arguments as `case`.
 
-    The first group has cases in the families `GENERIC`, except that of the given case; the second
-    has other cases in its family. The most similar case of a group comes first. The cases have
-    ordinary inputs or the same regime as the given one. If this is on a grid, the others are put on
-    it too. Return () for a case that is not of the catalogue.
+    The first group has cases in the families `GENERIC`, except the family of `case`; the second has
+    other cases in that family. The most similar case of a group comes first. All these cases have
+    ordinary inputs or the regime of `case`, and if `case` is on a grid, they are put on this grid.
+    If `case` does not belong to the catalogue, return ().
     """
     if type(case) is not Case:
         return ()
@@ -277,10 +282,9 @@ def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
 
 
 def _broadcast(mask: Array | BoolArray | None) -> tuple[bool, ...] | None:
-    """Return whether the heads axis of a mask or bias has size 1, and whether its query axis has.
+    """Return whether the heads axis and the query axis of a mask or bias have size 1.
 
-    An implementation that accepts one of these kinds may not accept another. Return None if there
-    is neither a mask nor a bias.
+    An implementation may accept some of these combinations only. Return None if `mask` is None.
     """
     return None if mask is None else tuple(size == 1 for size in mask.shape[1:3])
 

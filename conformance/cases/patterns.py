@@ -29,9 +29,9 @@ from conformance.definition.problem import Causal, Norm, Pairs, Positions, Rotar
 def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]`: entry b has its last b + 1 keys blocked.
 
-    The lengths start again after an entry with one key. With tiles, and more keys than a tile, the
-    entries in turn end after the first key of the last tile but one, at the end of that tile, and
-    one key before that end.
+    After an entry with one key, the lengths start again. If `tiles` (lengths of tiles of queries
+    and of keys) are given and there are more keys than a tile has, the keys end in turn after
+    the first key of the last tile but one, at the end of that tile, and one key before that end.
     """
     lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
     if tiles and shape.key_length > tiles[1]:
@@ -50,7 +50,7 @@ def other_mask(mask: BoolArray) -> BoolArray:
 def first_unpadded(shape: Shape, random: np.random.Generator) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]`: entry b has its last b keys blocked.
 
-    The lengths start again with all keys after an entry with one key.
+    After an entry with one key, the lengths start again with all keys.
     """
     lengths = shape.key_length - np.arange(shape.batch) % shape.key_length
     return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
@@ -155,8 +155,8 @@ def sliding_window(
 ) -> BoolArray:
     """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query's own key.
 
-    The own key of query i is key i · keys / queries, which is allowed too. With tiles, as many keys
-    before it are allowed as a tile has, so that the window crosses the edge of a tile.
+    The own key of query i is key i · keys / queries, which is allowed too. With `tiles`, a tile's
+    length of keys before it is allowed instead of 2, so that the window crosses the edge of a tile.
     """
     centre = np.arange(shape.query_length) * shape.key_length // shape.query_length
     distance = np.arange(shape.key_length) - centre[:, None]
@@ -209,8 +209,8 @@ def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) 
 def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]` of caches that are filled to very different lengths.
 
-    The first entry has two keys, or with tiles one key more than a tile; the last of several
-    entries has all keys but one.
+    The first entry has two keys or, with `tiles`, one key more than a tile. If there are several
+    entries, the last one has all keys but one.
     """
     first = min((tiles[1] if tiles else 1) + 1, shape.key_length)
     lengths = np.linspace(first, max(first, shape.key_length - 1), shape.batch).astype(int)
@@ -220,8 +220,8 @@ def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None =
 def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a causal mask `[batch 1 query key]` that also allows every query a prefix of the keys.
 
-    In entry b, the prefix has b + 1 keys, counted from 1 again when all keys but one are reached;
-    with tiles, it is longer by a tile.
+    In entry b, the prefix has b + 1 keys; after a prefix of all keys but one, the numbers start
+    again from 1. With `tiles`, each prefix is longer by a tile.
     """
     prefix = 1 + np.arange(shape.batch) % (shape.key_length - 1) + (tiles[1] if tiles else 0)
     causal = np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
@@ -537,7 +537,7 @@ def window_of_last_queries(
 ) -> Fields:
     """Return a window of two keys before and one after, with the queries at the last positions.
 
-    The keys are at positions from 0 on, and the last query is where the last key is.
+    The keys have the positions 0, 1, 2, ..., and the last query has the position of the last key.
     """
     size = (shape.batch, 1)
     query = np.arange(shape.key_length - shape.query_length, shape.key_length)
@@ -608,7 +608,7 @@ def rotary_partial(shape: Shape, causal: Causal | None, random: np.random.Genera
 def rotary_partial_halves(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a rotation of about two thirds of each head, with pairs across the halves of these."""
+    """Return a rotation of about two thirds of each head, with pairs across halves of that part."""
     return _rotary(shape, "halves", max(2, shape.head_size // 3 * 2))
 
 
@@ -645,7 +645,10 @@ def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fi
 
 
 def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return key lengths, in turn: just over half of the keys, one key, all keys, all but one."""
+    """Return key lengths that differ between batch entries.
+
+    In turn, they are just over half of the keys, one key, all keys, and all keys but one.
+    """
     keys = shape.key_length
     return {"key_lengths": np.resize([keys // 2 + 1, 1, keys, keys - 1], shape.batch)}
 
@@ -713,7 +716,7 @@ def segments_of_many_queries(
 def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return segments with different numbers of queries and keys, although the totals may agree.
 
-    The keys are divided as in the next batch entry of `segments`.
+    The queries are divided as in `segments`, but the keys as in its next batch entry.
     """
     found = _segments(shape, 0)
     of_keys = found.query if shape.query_length == shape.key_length else found.key
@@ -723,7 +726,10 @@ def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Gene
 def segments_large_numbers(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return the segments of `segments` with ids from 510 on; bfloat16 rounds 511 and 512 alike."""
+    """Return the segments of `segments` with ids that begin at 510.
+
+    bfloat16 rounds 511 and 512 to the same number.
+    """
     return {"segments": _segments(shape, 510)}
 
 

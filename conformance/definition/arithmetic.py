@@ -1,10 +1,11 @@
 """The arithmetics in which the reference can run: float64, and float64 with rounding noise.
 
 The noise is Monte Carlo arithmetic (Parker 1997): every intermediate x becomes x·(1 + u·ξ) + η·ξ',
-ξ and ξ' uniform in [-1, 1], where u is the roundoff and η the underflow of the format in which an
-implementation of the given accuracy class would store x. The spread of the results is the error
-that such an implementation cannot avoid. Correlations (a softmax row sums to one, the row term of
-the backward pass) are preserved, because each sample runs through the whole computation.
+with random ξ and ξ' that are uniform in [-1, 1]. The roundoff u and the underflow η are those of
+the format in which an implementation of the given accuracy class would store x. The spread of the
+results is the error that such an implementation cannot avoid. Correlations (a softmax row sums to
+one, the row term of the backward pass) are preserved, because each sample runs through the whole
+computation.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ class Amplified(Exact):
 
         Args:
             accuracy: the accuracy class.
-            number: the number of the sample, from 0 on.
+            number: the number of the sample, counted from 0.
             samples: the number of samples of this class.
         """
         dtype, held = self._dtype, accuracy

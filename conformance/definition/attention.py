@@ -278,8 +278,8 @@ def masked_softmax(
     """Return the softmax over the allowed keys, the sink's weight, and the normaliser's logarithm.
 
     The softmax has the shape of `logits` and is 0 for blocked keys, so a fully masked query gets
-    only zeros. The weight and the logarithm have the shape `[batch heads query 1]`. The weight is
-    None if there are no `sinks`, `[heads]`; the logarithm of a fully masked query is then 0.
+    only zeros. The other two results have the shape `[batch heads query 1]`. If `sinks`, `[heads]`,
+    is None, the sink's weight is None, and the logarithm for a fully masked query is 0.
     """
     peak = np.max(logits, axis=-1, keepdims=True, where=allowed, initial=-np.inf)
     if sinks is not None:
@@ -303,9 +303,9 @@ def masked_softmax(
 def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
     """Return the gradients of ⟨output, cotangent⟩, by the names that `Answer.gradients` explains.
 
-    They are those of inputs, weights, bias, sinks and gains of norms, as far as the problem has
-    them, but not of ALiBi slopes. If the problem consists of heads alone, its projections have no
-    gradients. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
+    They are the gradients of inputs, weights, bias, sinks and gains of norms, as far as the problem
+    has them. ALiBi slopes count as constants. If the problem consists of heads alone, so do its
+    projections. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
     ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
@@ -381,10 +381,11 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
 
 
 def heads_alone(problem: Problem) -> Problem:
-    """Return a problem whose inputs are the projected heads of another; it projects by identities.
+    """Return a problem whose inputs are the projected heads of another; its projections do nothing.
 
-    The query, key and value hold their heads side by side, `[batch length (heads head)]`. The
-    cotangent is that of the context. All of them are rounded to the dtype.
+    These projections are identities. The query, key and value hold their heads side by side,
+    `[batch length (heads head)]`. The cotangent is that of the context, the weights times the
+    values. All of these arrays are rounded to the dtype.
     """
     shape, rounded = problem.shape, problem.format.round
     q, k, v = projected_heads(problem, Exact())
@@ -419,7 +420,7 @@ def heads_alone(problem: Problem) -> Problem:
 
 
 class Repeated(NamedTuple):
-    """The distinct tokens of an input, and for each token of the input its index among these.
+    """The distinct tokens of an input, and the index of each token among the distinct ones.
 
     `rows` is `[1 distinct embed]`, `origin` is `[(batch length)]`.
     """
@@ -442,7 +443,8 @@ class _Repeats(NamedTuple):
 
 
 _known: WeakKeyDictionary[Problem, _Repeats] = WeakKeyDictionary()
-"""A cache of what repeats in each problem; finding that takes a quarter of a noisy evaluation."""
+"""A cache of what repeats in each problem. The search takes a quarter of the time of a noisy
+evaluation."""
 
 
 def _repeats(problem: Problem) -> _Repeats:
@@ -493,9 +495,9 @@ FEW = 64
 def equal_keys(problem: Problem) -> int:
     """Return the greatest number of equal keys in a batch entry, or 0 if it is at most `FEW`.
 
-    Equal keys have equal weights, so sums over keys have as many equal terms: the gradients of the
-    values and, if keys and values are one array, the weights times the values. If the scale is 0
-    and nothing is added to the logits, all keys of an entry count as equal.
+    Equal keys have equal weights, so a sum over keys has this many equal terms if the terms are
+    gradients of values or, if keys and values are one array, weights times values. If the scale is
+    0 and nothing is added to the logits, all keys of an entry count as equal.
     """
     return _repeats(problem).equal_keys
 

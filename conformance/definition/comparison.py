@@ -37,7 +37,7 @@ RMS = 0.25
 algorithms is 1.7σ (`benchmarks/calibrate.py --honest`)."""
 
 SINGLE = 2.0**-20
-"""About the largest relative σ of a weight in float32; in half precision, it is larger."""
+"""About the largest relative σ that a weight has in float32; in half precision, σ is larger."""
 
 UNBIASED = ("output", "weights")
 """The arrays whose bias is judged. Gradients are not among them, because in the gradients of shared
@@ -53,9 +53,9 @@ NOTHING = Worst("", (), "", "", "")
 class Comparison(msgspec.Struct, frozen=True):
     """The result of comparing one array: its figures, and its worst element if the array deviates.
 
-    `excess` is the largest of the figures that count for the array, each relative to its limit: the
-    error of the worst element always, the rms in arrays of at least `FEWEST` elements, and the bias
-    in those of them that `UNBIASED` names. `worst` is `NOTHING` if `excess` is at most 1.
+    `excess` is the largest of the figures that count for the array, each relative to its limit. The
+    error of the worst element always counts, the rms in arrays of at least `FEWEST` elements, and
+    the bias in such arrays if `UNBIASED` names them. `worst` is `NOTHING` if `excess` is at most 1.
     """
 
     figures: Figures
@@ -170,8 +170,8 @@ def compare_all(
     """Return the comparison of each array in `got`, as `compare` does.
 
     The arrays are concatenated and compared as one vector, because for small arrays NumPy's calls
-    cost more than the arithmetic. Only arrays that exceed a limit are then compared individually;
-    all are if an array is empty or of a wrong shape.
+    cost more than the arithmetic. Only arrays that exceed a limit are then compared individually.
+    If an array is empty or has a wrong shape, all arrays are compared individually instead.
 
     Raises:
         WrongShape: if an array has a wrong shape.
@@ -227,7 +227,7 @@ def all_between(
     noise: Mapping[str, Array],
     underflow: float,
 ) -> list[Comparison]:
-    """Return the comparison of each array of `one` with that of `other`, as `between` does."""
+    """Return the comparisons of two answers, array by array, each as `between` makes it."""
     names = list(one)
     alike = all(one[name].shape == other[name].shape and one[name].size for name in names)
     joined = _joined(one, names)
@@ -258,10 +258,10 @@ def _spans(arrays: Mapping[str, Array], names: Sequence[str]) -> tuple[np.ndarra
 def against(
     expectation: Expectation, arrays: Mapping[str, Array], limit: float = LIMIT
 ) -> list[Comparison]:
-    """Return the comparison of each array with the expectation, by the σ of the deciding class.
+    """Return the comparison of each array with the expectation, using the expectation's `sigma`.
 
     If an array exceeds its limits by so little that a bad estimate of σ may be the reason, all
-    arrays are compared again with σ estimated from more samples, as far as the expectation can.
+    arrays are compared again with σ from more samples, if the expectation can provide it.
     """
     want, underflow = expectation.arrays, expectation.underflow
     compared = compare_all(arrays, want, expectation.sigma, underflow, limit)
@@ -273,11 +273,11 @@ def against(
 
 
 def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str:
-    """Return the most accurate class within whose limit every element is; "" if there is none.
+    """Return the most accurate class whose limit no element exceeds; "" if there is none.
 
-    The rms and the bias are not considered. If no class fits, but an element is beyond the limit of
-    the last one by so little that a bad estimate of σ may be the reason, all classes are tried
-    again with σ estimated from more samples.
+    The rms and the bias are not considered. If no class fits, but the worst element exceeds the
+    limit of the least accurate class by so little that a bad estimate of σ may be the reason, all
+    classes are tried again with σ estimated from more samples.
     """
     names = list(arrays)
     got, want = _joined(arrays, names), _joined(expectation.arrays, names)

@@ -1,8 +1,8 @@
 """The floating-point formats of a problem, and rounding to them without any framework.
 
-The floating-point arrays of a `Problem` are NumPy float64; one "in bfloat16" holds only numbers
-that bfloat16 can represent. NumPy is therefore the only dependency, although it has no bfloat16,
-and converting to a framework's array of the same format is exact.
+The floating-point arrays of a `Problem` are NumPy float64. An array "in bfloat16" is a float64
+array that holds only numbers that bfloat16 can represent. NumPy is therefore the only dependency,
+although it has no bfloat16, and converting to a framework's array of the same format is exact.
 """
 
 from __future__ import annotations

@@ -36,8 +36,11 @@ time."""
 LARGE_SAMPLES = 10
 HALF_SAMPLES = 6
 FEWER_LARGE_SAMPLES = 3
-"""The numbers of samples of large problems: in float32 and float64; for half-precision classes that
-decide verdicts, where the final rounding is a large part of the noise; and for other classes.
+"""The numbers of samples of large problems.
+
+`LARGE_SAMPLES` is for float32 and float64. In half precision, `HALF_SAMPLES` is for the classes
+that decide verdicts, where the final rounding is a large part of the noise, and
+`FEWER_LARGE_SAMPLES` is for the other classes.
 
 With 6 samples in float32, 2 of 3,400 arrays of correct algorithms had an element beyond 8σ.
 """
@@ -59,8 +62,8 @@ class Expectation:
             from the most accurate to the least.
         underflow: the absolute error that underflow causes in any element of the dtype.
         promised: the accuracy class that the implementation promises; "" for the least accurate.
-        careful: a function that returns the same expectation with σ estimated from more samples, or
-            None if no better estimate is available.
+        careful: a function that returns the same expectation with σ estimated from more samples. It
+            returns None if no better estimate is available.
     """
 
     arrays: Mapping[str, Array]
@@ -78,10 +81,10 @@ class Expectation:
         return self.noise[self.promised or list(self.noise)[-1]]
 
     def at_accuracy(self, promised: str) -> Expectation:
-        """Return a copy whose `sigma` is that of an accuracy class; "" for the least accurate.
+        """Return a copy whose `sigma` is that of the accuracy class `promised`.
 
-        A class that the dtype does not have counts as "": float32 and float64 have only one class,
-        by which every answer is judged.
+        If `promised` is "" or a class that the dtype does not have, the least accurate class is
+        used. float32 and float64 have only one class, by which every answer is judged.
         """
         return replace(self, promised=promised if promised in self.noise else "")
 
@@ -105,7 +108,9 @@ def _solved(problem: Problem, hold: Exact, gradients: bool) -> Answer:
 def expect(
     problem: Problem, times: int = 1, samples: int | None = None, *, gradients: bool = True
 ) -> Expectation:
-    """Return the reference answer and the noise of each accuracy class, without `careful`.
+    """Return the reference answer of a problem with the noise of each accuracy class.
+
+    The function `careful` of the result returns None.
 
     Args:
         problem: the problem.
@@ -182,9 +187,9 @@ def _squares(
 def _squares_of_large(
     problem: Problem, exact: Mapping[str, Array], seed: int, number: int | None
 ) -> dict[str, dict[str, Array]]:
-    """Return what `_squares` returns, from amplified noise and fewer samples, one at a time.
+    """Return the same as `_squares`, but computed with amplified noise and from fewer samples.
 
-    Arrays are in float32 if possible.
+    Samples are computed one at a time, in float32 if possible.
     """
     reach = _reach(problem)
     wide = _wide(problem) if reach == 1 else np.float64
@@ -256,7 +261,7 @@ def _is_large(problem: Problem) -> bool:
 
 
 def _in_float32(sigma: Array) -> Array:
-    """Return σ rounded to float32, and at most its largest number.
+    """Return σ rounded to float32, and clipped to the largest number of float32.
 
     A value too small for float32 is below the underflow anyway.
     """

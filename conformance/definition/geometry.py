@@ -61,12 +61,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def numbers_of_heads(self, heads: int, group: int) -> Pair:
         """Return the allowed numbers of query and key/value heads that are nearest to those wanted.
 
-        The number of query heads per key/value head is chosen first. If all numbers of query heads
-        are allowed, the wanted number is rounded up to a multiple of the chosen one.
+        The group, the number of query heads per key/value head, is chosen first. If all numbers of
+        query heads are allowed, the wanted number is rounded up to a multiple of the group.
 
         Args:
             heads: the number of query heads that is wanted.
-            group: the number of query heads per key/value head that is wanted.
+            group: the group that is wanted.
         """
         groups = self.groups or (range(1, max(self.heads) + 1) if self.heads else (group,))
         shared = [each for each in groups if any(n % each == 0 for n in self.heads)] or groups
@@ -81,14 +81,13 @@ class Grid(Limits, frozen=True, kw_only=True):
 
     Attributes:
         head_size: the size of query and key heads.
-        value_head_size: the size of value heads in families whose value heads have, in the
-            catalogue, another size than their key heads; 0 if value heads always get the size of
-            key heads.
-        only_pairs: whether value heads have that size in all families, because the implementation
-            does not support value heads of the size of key heads.
-        layer: whether each width that equals heads × head size in the family's shape in the
-            catalogue equals it on this grid too, as most layers require. Otherwise, such widths are
-            32, because the suite's own projections would take most of the time.
+        value_head_size: the size of value heads in those families in which it differs from the size
+            of key heads in the catalogue; 0 if value heads always get the size of key heads.
+        only_pairs: whether value heads have the size `value_head_size` in all families, because the
+            implementation does not support value heads of the size of key heads.
+        layer: whether widths that equal heads × head size in the catalogue also equal it on this
+            grid, as most layers require. If this is False, such widths are 32, because otherwise
+            the suite's own projections would take most of the time.
     """
 
     head_size: int
@@ -130,7 +129,7 @@ class Grid(Limits, frozen=True, kw_only=True):
         )
 
     def shape(self, family: str, small: Shape) -> Shape:
-        """Return the shape of a family on this grid.
+        """Return the shape that the cases of a shape family have on this grid.
 
         The batch is at most 2, because cases of these lengths are costly. Lengths and numbers of
         heads are those that the grid allows.
@@ -167,8 +166,9 @@ class Grid(Limits, frozen=True, kw_only=True):
 
 
 LEAST_TILE = 4
-"""The tile of the grids for an implementation that declares tiles of 1 or 2, of which it is a
-multiple: with tiles so small, cases would have no room for what they test."""
+"""The length of tiles on grids for implementations that declare tiles of 1 or 2.
+
+It is a multiple of both. With smaller tiles, cases would have no room for what they test."""
 
 
 class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,11 +178,11 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
         head_sizes: the sizes of query and key heads, the most important one first. Each case is run
             with the first; cases of level "core" are run with all of them.
         value_head_sizes: the size of value heads for each element of `head_sizes`; empty if value
-            heads have the size of key heads. A head size may be repeated with another size of value
-            heads: `head_sizes=(64, 64), value_head_sizes=(64, 32)`.
+            heads have the size of key heads. A head size may be repeated with a different size of
+            value heads: `head_sizes=(64, 64), value_head_sizes=(64, 32)`.
 
     Raises:
-        WrongDeclaration: if the sizes contradict each other, or are not sizes.
+        WrongDeclaration: if the sizes contradict each other, or are not positive integers.
     """
 
     head_sizes: tuple[int, ...]
@@ -232,10 +232,10 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(zip(self.head_sizes, self.value_head_sizes or self.head_sizes, strict=True))
 
     def grids(self, *, layer: bool) -> tuple[Grid, ...]:
-        """Return the grids for each of the head sizes, in the order in which these are declared.
+        """Return the grids for all head sizes, in the order in which the head sizes are declared.
 
-        A head size has one grid for each size of value heads that differs from it, or one grid in
-        all if there is none. `layer` is as in `Grid`.
+        A head size has one grid for each of its value head sizes that differs from it, or a single
+        grid if none differs. `layer` is the field `Grid.layer` of all these grids.
         """
         limits = {name: getattr(self, name) for name in Limits.__struct_fields__}
         limits["tiles"] = tuple(tile if tile > 2 else LEAST_TILE for tile in self.tiles)
@@ -335,14 +335,15 @@ _HEADS: Mapping[str, Pair] = {
     "decoding": (20, 10),
     "many-heads": (20, 10),
 }
-"""The numbers of query and key/value heads, on a grid, of families that have other numbers there
-than in the catalogue. Kernels also divide work by heads."""
+"""The numbers of query and key/value heads that families have on a grid, if these differ from their
+numbers in the catalogue. More heads matter there because kernels also divide work by heads."""
 
 
 def _beyond_a_tile(small: Shape) -> Lengths:
     """Return a function from tiles to the lengths of a family that is not in `_LENGTHS`.
 
-    Each length is one tile longer than that of the shape in the catalogue, but 1 remains 1.
+    Each length is one tile longer than in `small`, the family's shape in the catalogue, except that
+    a length of 1 remains 1.
     """
 
     def lengths(query_tile: int, key_tile: int) -> Pair:

@@ -97,7 +97,7 @@ class Positions:
 
 
 def within(window: Window, ahead: IntArray) -> BoolArray:
-    """Return an array like `ahead`, True where the window shows a key.
+    """Return an array of the shape of `ahead`, True where a query sees a key in its window.
 
     `ahead` is the position of each key minus that of the query.
     """
@@ -519,10 +519,10 @@ class Problem:
         return reduce(np.logical_and, masks) if masks else None
 
     def rules(self) -> Iterator[tuple[str, BoolArray]]:
-        """Yield each rule besides the mask: its name, and an array, True where it allows attention.
+        """Yield the name of each rule besides the mask, and an array: True where it allows a key.
 
-        Of "causal", "window", "query lengths", "key lengths" and "segments", only those that the
-        problem has are yielded. Each array broadcasts to the shape of the logits.
+        The rules are "causal", "window", "query lengths", "key lengths" and "segments", as far as
+        the problem has them. Each array broadcasts to the shape of the logits.
         """
         if self.causal is not None or self.window != NO_WINDOW:
             ahead = self.distances()

@@ -90,6 +90,7 @@ def convert(
             NumPy cannot read one.
         Untranslatable: an implementation has no parameter table, the sizes cannot be determined, or
             the target has no place for these weights; the message gives the reason.
+        ConformanceError: an implementation cannot be loaded.
     """
     given = {}
     for name, array in tensors.items():
@@ -146,6 +147,7 @@ def convert_file(
         UnknownName: as for `convert`.
         WrongShape: as for `convert`.
         Untranslatable: as for `convert`.
+        ConformanceError: as for `convert`.
     """
     whose, becomes = layer(source), layer(target)
     if out.exists() and not force:
@@ -265,8 +267,9 @@ def _of_features(
 ) -> dict[str, Tensor]:
     """Return the target's parameters of features by native name, given `tensors` by canonical name.
 
-    `order` is as `_order_of_components` returns it. Raise `WrongTensors` if the tensors do not fit
-    the source, and `Untranslatable` if the target has no place for one.
+    `order` holds, for each component of the target's heads, its index in the source's heads; None
+    stands for the same order. Raise `WrongTensors` if the tensors do not fit the source, and
+    `Untranslatable` if the target has no place for one of them.
     """
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
     wrong = f"these are not the weights of {source.name}"
@@ -299,9 +302,9 @@ TURNED = ("query", "key", "query_bias", "key_bias", "norm.query", "norm.key")
 
 
 def pairs_of(layer: Layer) -> Pairs | None:
-    """Return which components of a head the layer's rotary embeddings pair.
+    """Return which components of a head the layer's rotary embeddings pair, such as "halves".
 
-    Return None if the layer never rotates them, or if one of its arguments selects the pairs.
+    Return None if the layer never rotates heads, or if one of its arguments selects the pairs.
     """
     for feature in layer.features:
         if isinstance(feature, RotaryBase | RotaryTables) and not feature.flag:
@@ -312,11 +315,11 @@ def pairs_of(layer: Layer) -> Pairs | None:
 def _order_of_components(
     source: Layer, target: Layer, head_size: int, rotary_size: int | None
 ) -> np.ndarray | None:
-    """Return the index in the source's heads of each component `[head]` of the target's heads.
+    """Return, for each component `[head]` of the target's heads, its index in the source's heads.
 
     Return None if both layers pair the same components, or if `pairs_of` is None for one of them.
-    Raise `WrongShape` if `rotary_size` is impossible, and `Untranslatable` if the size is odd but
-    pairs have to be reordered.
+    Raise `WrongShape` if `rotary_size` is impossible, and `Untranslatable` if pairs have to be
+    reordered but the number of rotated components is odd.
     """
     size = head_size if rotary_size is None else rotary_size
     if not 0 <= size <= head_size or (size % 2 and rotary_size is not None):
@@ -346,8 +349,9 @@ def _written(
 ) -> dict[str, Tensor]:
     """Return the target's tensors by native name, converted by way of the canonical layout.
 
-    `order` is as `_order_of_components` returns it. Raise `Untranslatable` if weights of different
-    dtypes belong in one tensor.
+    `order` holds, for each component of the target's heads, its index in the source's heads; None
+    stands for the same order. Raise `Untranslatable` if weights of different dtypes belong in one
+    tensor.
     """
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
@@ -416,7 +420,7 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
     """Yield a shape with these sizes and canonical weights for each way of sharing inputs.
 
     Weights determine neither the lengths, which are 1 here, nor which inputs are the same array.
-    Ways that the widths rule out are left out.
+    Ways of sharing that are impossible with these widths are skipped.
     """
     for sharing in SHARINGS:
         with suppress(WrongShape):
@@ -466,10 +470,10 @@ def _small_shapes(additive: bool) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
-    """Return, for the name of a size, the name of another size that the layer requires to be equal.
+    """Return the pairs of sizes that the layer requires to be equal, as a mapping of their names.
 
-    "kv_heads" is compared with "heads", and "value_head_size" with "head_size", in all small shapes
-    that the layer supports. Pairs that differ in one of them are missing from the result.
+    "kv_heads" is compared with "heads", and "value_head_size" with "head_size". A pair is in the
+    result if its sizes are equal in all small shapes that the layer supports.
     """
     equal = {"kv_heads": "heads", "value_head_size": "head_size"}
     possible = []
@@ -485,7 +489,7 @@ def _always_equal(layer: Layer) -> dict[str, str]:
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without its rows for biases if no tensor holds one; likewise for the score.
+    """Return the table without its rows for biases, or for the score, if no tensor holds any.
 
     `there` holds the native names of the tensors.
     """
@@ -694,9 +698,9 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint that lists prefixes of tensors in a file that have native names of the layer.
+    """Return a hint with the prefixes before native names of the layer in a file's tensor names.
 
-    At most three prefixes are listed, and `prefix` is not. If there is no other, return "".
+    At most three prefixes other than `prefix` are listed. If there are none, return "".
     """
     natives = {row.native for table in tables(whose) for row in table}
     prefixes = {

@@ -82,6 +82,7 @@ def translate(
 
     Raises:
         UnknownName: there is no such implementation or argument; the message suggests others.
+        ConformanceError: an implementation cannot be loaded.
         WrongShape: the mask has none of the source's layouts, or contradicts a given size.
         Untranslatable: the mask is ambiguous, a size is missing, or the target cannot express the
             mask; the message gives the reason.
@@ -154,9 +155,10 @@ def _argument(spec: str) -> MaskArgument:
 
 
 def _numeric(spec: str) -> Window | SoftCap | None:
-    """Return the window or soft cap that IMPLEMENTATION:ARGUMENT names; None for other arguments.
+    """Return the declaration of the window or soft cap that IMPLEMENTATION:ARGUMENT names.
 
-    Raise `Untranslatable` if several implementations declare the argument differently.
+    Return None for other arguments. Raise `UnknownName` if there is no such implementation, and
+    `Untranslatable` if several implementations with this name declare the argument differently.
     """
     implementation, colon, name = spec.rpartition(":")
     found = [
@@ -238,10 +240,10 @@ def _read(
 
 
 def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
-    """Add to `sizes` what the size of an array axis, in which `axes` are joined, determines.
+    """Add to `sizes` what follows from `size`, the size of an array axis that is made of `axes`.
 
-    Raise `WrongShape` if it contradicts the known sizes, and `Untranslatable` if more than one of
-    the joined sizes is unknown and `size` is not 1.
+    Raise `WrongShape` if `size` contradicts the known sizes, and `Untranslatable` if more than one
+    of the joined sizes is unknown and `size` is not 1.
     """
     unknown = [axis for axis in axes if axis not in sizes]
     product = math.prod(sizes[axis] for axis in axes if axis in sizes)
@@ -327,8 +329,8 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
     """Return the meaning of a mask for the argument `name`, as an array of the same shape.
 
     The result is boolean, with True where a query may attend to a key, or it holds the numbers that
-    are added to the logits. Raise `Untranslatable` if the meaning is not declared, if the mask
-    holds NaN, or, for an argument that adds numbers, integers or +inf, or, for any other, infinity.
+    are added to the logits. Raise `Untranslatable` if the meaning is not declared or the mask holds
+    NaN; also for integers and +inf if the argument adds numbers, and for infinity if it does not.
     """
     if array.dtype == np.bool_:
         if argument.true is None:
@@ -412,7 +414,7 @@ def _of_number(
     *,
     causal: bool,
 ) -> Any:
-    """Return the value or mask for the target with the meaning that a value has for the source.
+    """Return the value or mask that means for `target` what `value` means for `source`.
 
     `feature` and `other` are the declarations of the arguments `source` and `target`. `causal` says
     whether both implementations also receive a causal mask. Raise `Untranslatable` if the target

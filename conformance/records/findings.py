@@ -1,7 +1,8 @@
 """The results of one case: findings of requirements, and entries of convention cards.
 
-Statements that programs compare are phrases: ids with arguments, whose English text is in
-`conformance.words`. Errors are numbers in units of the rounding noise σ.
+A convention card lists which conventions an implementation was observed to follow. Statements that
+programs compare are phrases: ids with arguments, whose English text is in `conformance.words`.
+Errors are numbers in units of the rounding noise σ.
 """
 
 from __future__ import annotations
@@ -108,31 +109,34 @@ INFINITE = 1e300
 """The number that represents an infinite ratio, which JSON cannot represent."""
 
 PREFIX = "probe/"
-"""The prefix that makes an experiment's name an id, which takes the place of a case id."""
+"""The prefix of the id of an experiment, such as "probe/masks", which takes the place of a case
+id."""
 
 STORED = "file"
-"""The chapter of all cases that are read from files; the catalogue does not use it."""
+"""The chapter (the first part of the id) of all cases that are read from files."""
 
 
 def without_place(detail: str) -> str:
-    """Return a finding's line of text without the place at which an exception was raised.
+    """Return a finding's `detail` without a final "(at FILE:LINE)", where an exception was raised.
 
-    A text that does not end with such a place is returned unchanged. Places differ between versions
-    of a library even if the exception is the same.
+    Other text is returned unchanged. The place differs between versions of a library even if the
+    exception is the same.
     """
     return re.sub(r" \(at [^()]*\)$", "", detail)
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The errors of the array that is closest to its limit, or exceeds it most.
+    """The errors of one array.
+
+    In a finding, this is the array that is closest to its limit, or exceeds it most.
 
     Attributes:
-        array: its name, such as "output" or "gradient.weights.key".
+        array: the name of the array, such as "output" or "gradient.weights.key".
         max_ratio: max |error| / σ; INFINITE if an element is NaN or should be exact but is not.
         rms_ratio: rms of error / σ.
         bias: the signed bias Σ(error / σ) / √N.
         limit: the largest allowed max_ratio.
-        accuracy: the most accurate class whose limits all arrays meet, or "".
+        accuracy: the most accurate accuracy class whose limit all arrays meet, or "".
     """
 
     array: str
@@ -187,7 +191,7 @@ MAKERS = {
 
 
 def gravity(finding: Finding) -> tuple[float, float]:
-    """Return the worst error relative to its limit, and the rms, by which to sort deviations.
+    """Return a key for sorting deviations: the largest error relative to its limit, and the rms.
 
     A limit of 0 counts as 1. Both numbers are 0 for a finding without figures.
     """
@@ -198,13 +202,13 @@ def gravity(finding: Finding) -> tuple[float, float]:
 
 
 def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
-    """Return whether the figures or the worst element are of attention weights or of row sums."""
+    """Return whether the figures or the worst element belong to attention weights or row sums."""
     arrays = {figures.array if figures else "", worst.array if worst else ""}
     return bool(arrays & {"weights", "row sums"})
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One observed convention.
+    """An entry of a convention card: one observed convention.
 
     Attributes:
         subject: what was examined, such as "mask.meaning" with a mask argument and an encoding.
@@ -289,11 +293,11 @@ GRAVITY: tuple[Verdict, ...] = (
     *("crashed", "timed-out", "error", "deviates", "not-run", "unavailable", "conforms"),
     *("observed", "unsupported"),
 )
-"""All verdicts, worst first; an item has the first of them that any of its findings has."""
+"""All verdicts, worst first. The verdict of an item is the worst one of its findings."""
 
 
 def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
-    """Return the result of an item without an outcome; `name` is its id, and `why` the reason."""
+    """Return the result of an item that has only a verdict: `name` is its id, `why` the reason."""
     implementation, case, dtype, device, mode = name.split(":")
     return CaseResult(implementation, case, dtype, device, mode, [Finding(RUN, verdict, why)])
 

@@ -44,7 +44,7 @@ class CausalInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         name: the name of the argument in the implementation.
         alignment: the corner of the mask `[query key]` through which its diagonal goes, "top-left"
             or "bottom-right"; "" if there must be as many queries as keys.
-        needs: a mask argument that must nevertheless hold the causal mask, or "".
+        needs: a mask argument that must hold the causal mask in addition to the flag, or "".
     """
 
     name: str
@@ -67,7 +67,7 @@ class WeightsInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ParameterInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A row of a parameter table: a parameter of a layer, made of the suite's weights.
+    """A row of a parameter table: how a layer's parameter is made from the suite's weights.
 
     Attributes:
         native: the parameter's name in the implementation.
@@ -87,7 +87,7 @@ class FeatureInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         kind: the class of the declaration, such as "Window" or "Pages".
-        says: the parts of a problem that it expresses, such as "window" or "key lengths".
+        says: the parts of a problem that the feature expresses, such as "window" or "key lengths".
         names: the names of the arguments, or of the parameters.
     """
 
@@ -102,14 +102,14 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         spec: the value to pass to --implementation.
         versions: the versions of the packages of its framework and its library.
-        modes: the names of its modes; answers in the others are compared with those in the first.
+        modes: the names of its modes; answers in later modes are compared with those in the first.
         causal: the causal flag, if there is one.
         unavailable: the reason if it could not be run at all, or "".
         kind: "layer" if it holds its weights, "function" if it takes projected heads, or "other"
             if neither is known.
         about: the description in its adapter, in Markdown.
         example: Python lines that call it, or "".
-        mode_notes: by mode, a text on how the implementation is called, if the adapter has one.
+        mode_notes: by mode, a text on how the implementation is called; modes may be missing.
         layout: the layout of the query, key, value and result of a function, such as
             "batch heads length head".
         grouped: whether a function accepts fewer key/value heads than query heads.
@@ -159,7 +159,8 @@ class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         level: "must", "should" or "observed".
         sentence: what is required.
         why: how a violation affects users.
-        revision: a number that is increased whenever the same answer may lead to other findings.
+        revision: a number that is increased whenever a change to the requirement may lead to other
+            findings about the same answer.
     """
 
     id: str
@@ -196,10 +197,10 @@ class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         why: what the case does and which mistakes it catches.
         facts: short texts about its sizes, masks, bias, scale, score and features.
         planes: the first few distinct masks `[query key]` that result from combining the mask with
-            the causal mask, the window, the lengths and the segments; one without runs if they are
-            too large to draw; [] if the case has none of these.
+            the causal mask, the window, the lengths and the segments. If the masks are too large to
+            draw, the list holds one plane without runs; if the case has none of these, it is [].
         more: the number of further masks that are not stored.
-        hash: a hash of what the case asks; names and texts are not included.
+        hash: a hash of the problem and of what is required of its answer, without names and texts.
         features: the names of its features beyond masks, such as "window" or "sinks".
     """
 
@@ -212,12 +213,12 @@ class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KnownDeviation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of the baseline with which a run was compared, with the keys of a baseline file.
+    """An entry of the baseline with which a run was compared.
 
-    `implementation`, `requirement`, `case`, `mode` and `when` select findings; `verdict`, `cause`
-    with its `arguments`, `raises` and `within` describe what each of these findings must be, or at
-    least one of them if `strict` is false; `kind`, `reason`, `link` and `reproduction` document the
-    deviation.
+    The fields are named like the keys in a baseline file. `implementation`, `requirement`, `case`,
+    `mode` and `when` select findings. `verdict`, `cause` with its `arguments`, `raises` and
+    `within` describe what each of these findings must be, or at least one of them if `strict` is
+    false. `kind`, `reason`, `link` and `reproduction` document the deviation.
     """
 
     verdict: str
@@ -294,7 +295,10 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
         return next((item for item in self.requirements if item.id == name), None)
 
     def question(self, case: str) -> str:
-        """Return the purpose of a case or the question of an experiment, by id; "" if unknown."""
+        """Return the purpose of the case or the question of the experiment with the id `case`.
+
+        Return "" if the record contains neither.
+        """
         if case in self.cases:
             return self.cases[case].why
         return next((topic.question for topic in self.topics if topic.id == case), "")

@@ -37,9 +37,10 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         array: "output", "log_total", or "query", "key", "value" or "sinks" for the gradient with
             respect to that input.
-        largest, rms, bias, gain: the statistics that `conformance.long.checking` defines; an
-            infinite one is stored as `findings.INFINITE`.
-        excess: the largest quotient of one of these errors and its limit; the array conforms if
+        largest, rms, bias, gain: the largest |error|/σ, the rms and the signed bias of error/σ, and
+            the bias in the direction of the expected values, as `conformance.long.checking` defines
+            them. An infinite one is stored as `findings.INFINITE`.
+        excess: the largest of these statistics relative to its limit; the array conforms if
             `excess` is at most 1.
     """
 
@@ -55,12 +56,12 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     """The result of one problem.
 
     Attributes:
-        problem: its name, such as "causal" or "few queries".
+        problem: the name of the problem, such as "causal" or "few queries".
         why: the reason if nothing was compared, such as the text of an exception, or "".
         detail: a sentence about the worst element, or about rows that are not equal bit for bit.
         seen: the statistics of each array; [] if nothing was compared, and for problems of
             retrieval, whose rows are compared bit for bit.
-        reached: the most accurate class whose limits all arrays meet, or "".
+        reached: the most accurate accuracy class whose limits all arrays meet, or "".
         called, own: the seconds that the implementation took, and those that the suite took.
         first: additional seconds that only the first call with a shape takes, such as compiling.
     """
@@ -107,7 +108,8 @@ class Climb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lengths: the lengths that were tested, in order.
         tile: the number of keys that the implementation sums up at once, as its adapter declares or
             the user says; 0 if it is unknown.
-        memory, seconds: the limits on memory and time; None for no limit.
+        memory: the limit on memory in bytes; None if all available memory was allowed.
+        seconds: the limit on the time for all problems; None for no limit.
         steps: the result of each problem, in the order in which the problems were posed.
     """
 
@@ -129,9 +131,9 @@ class Reach:
     Attributes:
         most: the greatest length at which a problem with as many queries as keys conforms, below
             the length of `first`; 0 for none.
-        beside: the greatest such length of any problem, including those with only a few queries or
-            a few keys, which reach greater lengths; 0 for none.
-        first: the shortest problem that deviates or fails, or None.
+        beside: the greatest length below that of `first` at which any problem conforms, including
+            problems with few queries or few keys, which reach greater lengths; 0 for none.
+        first: the shortest problem that deviates or raises an error, or None.
         missing: the problems that were not reached.
         refused: the problems that the implementation does not support.
     """
@@ -222,7 +224,7 @@ def _findings(step: Step) -> list[Finding]:
 
 
 def read_climb(path: Path) -> Climb:
-    """Return the record of a test on long sequences in a file.
+    """Read and return the record of a test on long sequences.
 
     Raises:
         BrokenRecord: the file cannot be read, is too large, or is not such a record.

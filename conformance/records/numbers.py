@@ -19,7 +19,9 @@ smallest normal number where hardware flushes subnormals (float32, bfloat16), an
 subnormals elsewhere (float16, float64)."""
 
 LIMIT = 8.0
-"""The κ in |error| ≤ κσ. For one false alarm in 10⁵ arrays of 10⁶ elements, 7.1 would suffice."""
+"""The κ in the rule |error| ≤ κσ for each element of an array.
+
+With 7.1 instead, there would be one false alarm in 10⁵ arrays of 10⁶ elements."""
 
 ACCURACY = {
     "A0": "float32 (or wider) throughout, one final rounding",

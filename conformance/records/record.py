@@ -79,7 +79,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def _encoded(document: Any) -> bytes:
-    """Return a document as JSON, with each unpaired surrogate in a text as a backslash escape."""
+    """Return a document as JSON, in which unpaired surrogates in texts become backslash escapes."""
     try:
         return _encoder.encode(document)
     except UnicodeEncodeError:
@@ -110,7 +110,7 @@ def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, di
     """Return the result in a journal line, and its arrays by name.
 
     Raises:
-        BrokenRecord: the line does not have this schema.
+        BrokenRecord: the line is damaged or does not have this schema.
     """
     try:
         item = _decode(line, Line, schema)
@@ -198,8 +198,8 @@ def finish(
 def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
     """Write a record and its arrays, and remove its journal if there is one.
 
-    The arrays are given by "item id|array". The result is the record with the name and the digest
-    of the file of arrays. If there are no arrays, both are "" and no such file is written.
+    The keys of `arrays` have the form "item id|array". Return the record with the name and the
+    digest of the file of arrays; if there are no arrays, both are "" and no such file is written.
     """
     exchange = digest = ""
     if arrays:
@@ -240,12 +240,12 @@ def write_document(path: Path, document: msgspec.Struct) -> None:
 
 
 def read_document(path: Path, kind: type[T], schema: str, most: int, called: str) -> T:
-    """Return a record other than that of a run from a file.
+    """Read and return a record other than that of a run, such as that of an exploration.
 
     Args:
-        path: its file.
-        kind: its type.
-        schema: the schema that it must have.
+        path: the file of the record.
+        kind: the type of the record.
+        schema: the schema that the record must have.
         most: the maximum size of the file in bytes.
         called: what the record is called in errors.
 
@@ -272,8 +272,8 @@ def read_journal(
 
     Raises:
         BrokenRecord: the journal cannot be read, or a line other than a truncated last one is
-            damaged. If `resumes` is true, because the run is to be continued, also if the journal's
-            schema is not the current one.
+            damaged; or the journal does not have the current schema and `resumes` is true, because
+            the run is to be continued.
     """
     content = _bounded(path)
     lines = content.splitlines()
@@ -451,13 +451,16 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A class of deviations.
 
     Attributes:
-        dtype, nature, features, sizes: the fields of `conformance.explore.search.Class`.
+        dtype, features, sizes: those of the smallest problem that shows the deviation, with the
+            sizes in the order of `conformance.explore.search.SIZES`.
+        nature: the requirement that is not met and the kind of the deviation; for an exception, its
+            type and the name of the function that raised it.
         modes: the modes in which the deviation was observed.
         array: the array that deviates, or "" if none does; for an exception, the name of the
             function that raised it.
         detail: a sentence about the deviation on the smallest problem.
         ratio: the error in units of σ; None if it is infinite.
-        times: the number of problems in the latest exploration that showed it, which may be 0.
+        times: the number of problems that showed the deviation in the latest exploration; may be 0.
         case: the name of the case file with the smallest problem.
         since: the versions of the packages with which this smallest problem was found.
     """
@@ -496,7 +499,7 @@ class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_exploration(path: Path) -> Exploration:
-    """Return the record of an exploration in a file.
+    """Read and return the record of an exploration.
 
     Raises:
         BrokenRecord: the file cannot be read, is too large, is not a record of an exploration, or

@@ -127,7 +127,7 @@ def _builtins(phrase: Phrase) -> dict[str, Any]:
 def parsed(text: str, kind: str) -> Phrase:
     """Return the phrase for a sentence of a kind, such as "subject masks".
 
-    It has the id "text" if no template of this kind matches, and is empty if the text is.
+    The phrase has the id "text" if no template of this kind matches, and is empty if `text` is "".
     """
     return _or_text(_read(text, kind), text)
 
@@ -137,7 +137,7 @@ def _or_text(phrase: Phrase | None, text: str) -> Phrase:
 
 
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for `text`, the sentence of a value in a card entry.
+    """Return the phrase for `text`, the sentence of a value in an entry of a convention card.
 
     `experiment` is the name of the experiment, and `about` the id of the entry's subject.
     """
