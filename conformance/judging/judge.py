@@ -576,7 +576,7 @@ class Judging:
         return {dtype: min(reached, key=order.index) for dtype, reached in sorted(classes.items())}
 
     def causes(self, most: int, spec: str) -> list[Cause]:
-        """Return explanations of at most `most` deviations of different kinds, small problems first.
+        """Return explanations of at most `most` deviations of different kinds, small ones first.
 
         Deviations from the same requirement with the same cause, or the same text if no cause is
         known, are of one kind. `spec` is the candidate as FILE:NAME, for the commands that pose the
