@@ -151,9 +151,9 @@ def explanation(name: str) -> Explanation:
     The name is tried as an id, then as the beginning of ids, then as a glob pattern.
 
     Raises:
-        UnknownName: if nothing matches, not even an implementation.
-        ConformanceError: if nothing matches, but the name is that of an implementation or looks
-            like the location of one; the message suggests commands.
+        UnknownName: if nothing matches.
+        ConformanceError: instead of `UnknownName`, if the name is that of an implementation or
+            looks like the location of one; the message suggests commands.
     """
     from conformance.cases.catalogue import catalogue
     from conformance.experiments import EXPERIMENTS
@@ -421,7 +421,7 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
-    """Return the registered adapters that can be loaded, grouped by the text of `says` for each."""
+    """Group the registered adapters that can be loaded by the text that `says` returns for each."""
     groups: dict[str, Documented] = {}
     for adapter in _adapters():
         text = says(adapter)

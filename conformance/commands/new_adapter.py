@@ -97,8 +97,8 @@ class NewAdapter:
         kind: "function" or "layer".
 
     Raises:
-        ConformanceError: if the name is no ASCII identifier or is a keyword, or if the adapter's
-            file would hide an importable module that is no file in the current folder.
+        ConformanceError: if the name is not an ASCII identifier or is a keyword, or if the
+            adapter's file would hide an importable module that is not in the current folder.
     """
 
     name: str

@@ -326,7 +326,7 @@ def _values(results: Sequence[CaseResult]) -> Values:
 
 
 def _is_reversed(entry: Entry) -> bool:
-    """Return whether, in a mask of 0 and −inf, queries were seen to attend to the keys with −inf.
+    """Return whether, according to `entry`, queries attend to the −inf in a mask of 0 and −inf.
 
     Such masks usually mean the opposite, because they are added to the logits.
     """

@@ -240,7 +240,7 @@ def _publish(options: argparse.Namespace) -> int:
 
 
 def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
-    """Return, as data for JSON, how masks translate between the arguments of implementations.
+    """Return data for JSON on converting masks between the mask arguments of implementations.
 
     The keys of `declared` stand for the implementations in the result, whose form
     `conformance.porting.masks.answers` describes.

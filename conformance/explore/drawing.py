@@ -304,7 +304,7 @@ class Drawer:
     """A source of random recipes with features that the adapter's own `check` accepts.
 
     Args:
-        adapter: the adapter of the implementation.
+        adapter: the adapter for the implementation.
         dtype: the dtype of the problems that are passed to `check`.
         few_shapes: whether to draw from fewer sizes, for implementations that compile each new
             shape.
@@ -336,7 +336,7 @@ class Drawer:
         return _sized(recipe.but(width=self._width(recipe.frame)), self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter accepts without others, except for a causal mask.
+        """Return the features that the adapter accepts alone or together with a causal mask only.
 
         For each, list the accepted ways to draw it, as indices into its entry in `FEATURES`.
         """
@@ -539,8 +539,8 @@ class Drawer:
 def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
     """Return the recipe at sizes of the geometry: the nearest lengths and numbers of heads.
 
-    If the geometry lacks the pair of head sizes, use its first pair that is as equal or unequal as
-    the recipe's, or else its first pair.
+    If the geometry lacks the recipe's pair of head sizes, use its first pair whose sizes are equal
+    if the recipe's are, or different if the recipe's are. Without such a pair, use its first pair.
     """
     equal = recipe.frame.sharing == "self"
     key = recipe.query if equal else recipe.key

@@ -158,7 +158,7 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a direct call of the library or, if none can be derived, a call of the adapter."""
+    """Return a direct call to the library or, if none can be derived, a call to the adapter."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
@@ -409,7 +409,7 @@ def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
 def literal(array: np.ndarray) -> str:
     """Return Python code for an array: nested lists of exact numbers, booleans as 0 and 1.
 
-    For more than three zeros and nothing else, return a call of `np.zeros`.
+    For more than three zeros and nothing else, return a call to `np.zeros`.
     """
     if not array.any() and array.size > 3:
         return f"np.zeros({tuple(array.shape)})"

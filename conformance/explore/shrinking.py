@@ -311,7 +311,7 @@ def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
 
 
 def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """For self-attention, yield trials in which fewer queries attend to all keys; else none."""
+    """Yield trials in which fewer queries attend to all keys, if this is self-attention."""
     problem = trial.problem
     if problem.shape.sharing == "self":
         apart = _with_arrays(trial, {"key": problem.key}, sharing="memory").problem

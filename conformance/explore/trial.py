@@ -47,8 +47,8 @@ LOOKED_AT = tuple(
 )
 """The requirements that a search checks.
 
-A single answer decides each of them. They are those that hold for every case, except
-`MADE_OF_OTHERS`, and in addition `OF_FEATURES`.
+They are those that a single answer decides and that hold for every case, except `MADE_OF_OTHERS`.
+In addition, there is `OF_FEATURES`.
 """
 
 ORDER = ("float32", "float64", "bfloat16", "float16")

@@ -128,8 +128,8 @@ class Remote(Framework):
     def array(self, values: np.ndarray, dtype: str, device: str) -> Held:
         """Return a stand-in for a copy of the values.
 
-        If they are float64, they have to be exactly representable in `dtype`, which becomes the
-        dtype of the array. Other values, such as booleans, keep their own dtype.
+        Values in float64 have to be exactly representable in `dtype`, which becomes the dtype of
+        the array. Other values, such as booleans, keep their own dtype.
         """
         own = dtype if values.dtype == np.float64 else str(values.dtype)
         return Held(values.copy(), own, next(self._slots))

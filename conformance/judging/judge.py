@@ -1,8 +1,8 @@
 """The judging of one candidate: pose fresh problems, look for cheating, and score the results.
 
 Fresh problems are cases of the catalogue whose numbers and sizes are drawn from a token, the seed
-of every number. All cases of a family get the same sizes, so that compiling implementations meet
-few shapes. What makes a family special, such as a single key, is kept.
+of every number. All cases of a family (a kind of shape) get the same sizes, so that compiling
+implementations meet few shapes. What makes a family special, such as a single key, is kept.
 """
 
 from __future__ import annotations

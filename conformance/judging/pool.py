@@ -242,7 +242,7 @@ def read(spec: str) -> tuple[str, str, str]:
     Bytes of the path that are not UTF-8 are escaped.
 
     Raises:
-        NotAnAdapter: the file cannot be read, is too large, or is not text in its encoding.
+        NotAnAdapter: the file cannot be read, is too large, or cannot be decoded as text.
     """
     file, name = divided(spec)
     shown = _shown(file)

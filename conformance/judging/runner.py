@@ -409,8 +409,8 @@ def recorded(value):
 def only(module):
     """Return the name of the only function in a module that can be the candidate.
 
-    If some functions have a declaration, it is one of them; if none has, but one is named
-    "attention", it is that.
+    Functions with a declaration take precedence over all others; without any of them, a function
+    named "attention" does.
 
     Raises:
         TypeError: there is no such function, or more than one.

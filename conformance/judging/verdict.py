@@ -49,7 +49,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
         requirement: the id of the requirement that is not met.
         cause: the mistake that explains it, in a sentence; "" if none is known.
         detail: what deviates.
-        case, dtype: the id of the case, without a grid (its sizes), and the dtype.
+        case, dtype: the id of the case, without the name of a grid of sizes, and the dtype.
         sizes: batch, query, key, heads, kv_heads, head and value_head.
         array, index: the array and the index of the worst element; "" and () if there is none.
         got, want: the actual and the expected value of that element, as text.
