@@ -98,7 +98,7 @@ class NewAdapter:
 
     Raises:
         ConformanceError: if the name is not an ASCII identifier or is a keyword, or if the
-            adapter's file would hide an importable module that is not in the current folder.
+            adapter's file would hide an importable module other than a file in the current folder.
     """
 
     name: str

@@ -118,7 +118,7 @@ def _print_summary(outcome: Outcome, code: ExitCode) -> None:
 def standing(options: argparse.Namespace) -> Record | None:
     """Return the record named by --record if it is still up to date, or else None.
 
-    Only a full run on the CPU can be left out. So return None with --fresh, with any option that
+    Only a full run on the CPU can be skipped. So return None with --fresh, with any option that
     selects cases, dtypes, modes, a shard, a level or a case file, and with any argument for pytest
     other than a number of workers. If `begin` has started a run in the record's folder, the
     record is saved with the id of that run.
