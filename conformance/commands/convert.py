@@ -59,7 +59,7 @@ class Converted(msgspec.Struct, frozen=True):
         file: the path of the file that was written.
         source, target: the implementations as named by `--from` and `--to`.
         heads: the number of query heads.
-        kv_heads: the number of key/value heads; `heads` unless several heads share one of them.
+        kv_heads: the number of key/value heads; equal to `heads` unless query heads share them.
         head_size: the size of query and key heads.
         build_with: the argument that builds the target without biases, such as "use_bias=False";
             "" if the weights have biases or no such argument is known.

@@ -1,9 +1,9 @@
 """`mha-conformance explain`: explain what a case, a requirement or an experiment means.
 
-The output has prose and, if adapters can declare something about a subject, their declarations. For
-a case, it has the inputs, the derivation of the expected answer and how adapters pass the masks.
-Declarations are not the library's documentation: the author of an adapter derived them from the
-documentation and from observed behaviour. Experiments check them.
+The output has prose and, if adapters can declare something about the subject, what they declare.
+For a case, it also has the inputs, the derivation of the expected answer and how adapters pass the
+masks. Declarations are not the library's documentation: the author of an adapter derived them from
+the documentation and from observed behaviour. Experiments check them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_DRAWN = 32
 """Masks with more queries or keys than this are not drawn; only their size is printed."""
 
 MOST_PRINTED = 8
-"""If a name matches more subjects than this, the text has only their ids and summaries."""
+"""If a name matches more subjects than this, only their ids and summaries are printed as text."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -62,7 +62,7 @@ class Documented(msgspec.Struct, frozen=True):
 
     Attributes:
         implementations: the names of the adapters, which all declare or do the same.
-        says: the declaration, or how the masks are passed or why they cannot be, in a few words.
+        says: in a few words, the declaration, or how the masks are passed or why they cannot be.
         documentation: links to documentation, each with the names of the implementations that it
             documents.
     """
@@ -148,7 +148,7 @@ class Explanation(msgspec.Struct, frozen=True):
 def explanation(name: str) -> Explanation:
     """Return explanations of the requirements, experiments and cases that a name matches.
 
-    The name is an id, the beginning of ids, or a glob pattern, and is tried in this order.
+    The name is tried as an id, then as the beginning of ids, then as a glob pattern.
 
     Raises:
         UnknownName: if nothing matches.
@@ -297,7 +297,7 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
 def _noise(case: Case) -> dict[str, float]:
     """Return the median σ of the output by dtype, for float32 and bfloat16.
 
-    σ is that of the most accurate class of implementations.
+    σ is the rounding noise of the most accurate class of implementations.
     """
     import numpy as np
 
@@ -311,7 +311,7 @@ def _noise(case: Case) -> dict[str, float]:
 
 
 def _put(adapter: Adapter, problem: Problem) -> str:
-    """Return how the adapter passes the masks of a problem, or why it cannot.
+    """Return how the adapter passes a problem's masks, why it cannot, or why this is not known.
 
     The result is "as it is" if the adapter declares neither a mask argument nor a causal flag.
     """
@@ -421,7 +421,7 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
-    """Return the registered adapters that can be loaded, grouped by the text of `says` for each."""
+    """Group the registered adapters that can be loaded by the text that `says` returns for each."""
     groups: dict[str, Documented] = {}
     for adapter in _adapters():
         text = says(adapter)
@@ -499,4 +499,4 @@ _SAYS: dict[Callable[[Adapter], str], tuple[str, ...]] = {
     lambda adapter: ", ".join(mode.name for mode in adapter.modes): ("modes.",),
     _dropout: ("dropout.", "probe/dropout"),
 }
-"""Functions that describe a declaration, each with the beginnings of the ids that it applies to."""
+"""Functions that describe a declaration, each with the prefixes of the ids that it applies to."""

@@ -205,10 +205,11 @@ def _explore(options: argparse.Namespace) -> int:
 def _first(
     adapter: Adapter, search: Search, options: argparse.Namespace, is_known: Known
 ) -> Small | None:
-    """Return the first deviation that is not known, with its problem made smaller by `_shrunk`.
+    """Return the first deviation that is not known, on a problem made smaller by `_shrunk`.
 
-    Return None if the search ends without one. Time spent on shrinking is not search time. In each
-    failing trial, only the first deviation that is not known is shrunk.
+    A deviation must be unknown before and after shrinking. In each failing trial, only the first
+    unknown deviation is shrunk. Return None if the search ends without one. Time spent on shrinking
+    is not search time.
     """
     for trial, wrong in search:
         new = next((one for one in wrong if not is_known(trial, one)), None)
@@ -359,7 +360,7 @@ def _shrunk(
 
 
 def _write(adapter: Adapter, spec: str, options: argparse.Namespace, small: Small) -> ExitCode:
-    """Write the case file and, unless a script would be too long, one, and print what was found."""
+    """Write a case file and, unless it would be too long, a script; print what was found."""
     from conformance.explore.script import TooLong, script
     from conformance.records.findings import STORED
 
@@ -408,7 +409,7 @@ def _print_deviation(options: argparse.Namespace, adapter: Adapter, small: Small
 def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
     """Write the script, run it in another process, and print whether it fails as it should.
 
-    After `LONGEST_SCRIPT`, the process is ended.
+    The process is ended after `LONGEST_SCRIPT` seconds.
     """
     import subprocess
     import sys

@@ -1,6 +1,6 @@
 """`mha-conformance gate` and `baseline update`: allow only known deviations, and edit their list.
 
-The list is the file that is called the baseline.
+The list is a file, which is called the baseline.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def _gate(options: argparse.Namespace) -> int:
 def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
     """Print only the judgement on stdout, as JSON, and return the exit code.
 
-    If a run is needed but is interrupted or writes no record, print nothing on stdout, and return
-    the exit code of the run.
+    If a run is needed, but is interrupted or writes no record, nothing is printed on stdout, and
+    the exit code is that of the run.
     """
     from conformance.reports.gate import answer
     from conformance.reports.gate.judging import judge
@@ -153,8 +153,8 @@ def _examined(
 ) -> tuple[Record | None, int]:
     """Run the suite, and return a pair of the record and the exit code.
 
-    The record is None if the run was interrupted or wrote no record. Without --record, it is
-    written to a temporary folder, which is removed.
+    The record is None if the run was interrupted or wrote no record. Without --record, the record
+    is written to a temporary folder, which is removed afterwards.
 
     Args:
         more: further arguments for pytest.
@@ -185,13 +185,13 @@ def _hash(name: str) -> str:
 
 
 def _given(options: argparse.Namespace) -> Record:
-    """Return the record of --from-record, with the named implementations only, if any are named.
+    """Return the record of --from-record; if implementations are named, only their part of it.
 
     Raises:
         UnknownName: a named implementation is not in the record.
-        BrokenRecord: the record cannot be read, a later run with the same record did not finish,
-            or the record was made by another version of the suite or with other cases, which may
-            have been easier, or has results of cases that it does not list.
+        BrokenRecord: the record cannot be read; a later run with the same record did not finish;
+            the record was made by another version of the suite, or with other cases, which may
+            have been easier; or it has results of cases that it does not list.
     """
     from importlib import metadata
 
@@ -229,7 +229,7 @@ def _judged(options: argparse.Namespace) -> list[str]:
 
 
 def _completed(options: argparse.Namespace) -> Baseline:
-    """Set options that were not given from the settings, check them, and return the baseline.
+    """Fill in missing options from the settings, check the options, and return the baseline.
 
     Raises:
         ConformanceError: there is neither an implementation nor --from-record, or --from-record is

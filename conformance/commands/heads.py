@@ -142,7 +142,7 @@ def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
 
     Raises:
         UnknownName: there is no mode of this name.
-        NothingToShow: no mode, or not the named one, returns weights in this dtype.
+        NothingToShow: no mode returns weights in this dtype, or the named mode does not.
     """
     check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
     with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]

@@ -193,8 +193,8 @@ def _implementation(name: str, place: str) -> ListedImplementation:
 def missing(adapter: Adapter) -> list[str]:
     """Return the modules and packages that an adapter needs but that are not installed.
 
-    The missing modules come first. Nothing is imported. A package with the same name as a missing
-    module, apart from "-" for "_", is not listed again.
+    The missing modules come first. Nothing is imported. A missing package is not listed if it has
+    the same name as a missing module, or the same except for "-" instead of "_".
     """
     from importlib.util import find_spec
 
@@ -236,8 +236,8 @@ def _list(options: argparse.Namespace) -> int:
 def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
     """Print rows as a table on a terminal, or else with tabs between the cells and no header.
 
-    On a terminal, if the first cell of some row is longer than half the width, each row is printed
-    as its first cell with the others below.
+    If any first cell is longer than half the terminal's width, the other cells of every row are
+    printed on a line below its first cell.
     """
     from rich.console import Console
     from rich.padding import Padding
@@ -304,7 +304,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _values(dest: str, prefix: str, **_: object) -> list[str]:
-    """Return all known values of a destination, one of `COMPLETED`.
+    """Return all known values of the argparse destination `dest`, one of `COMPLETED`.
 
     For implementations, also return the paths of folders and .py files that begin with `prefix`.
     """

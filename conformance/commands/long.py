@@ -1,4 +1,4 @@
-"""`mha-conformance long`: compare the answers for long sequences with the definition."""
+"""`mha-conformance long`: compare answers for long sequences with the definition of attention."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def add_parser(commands: Commands) -> None:
 def _long(options: argparse.Namespace) -> int:
     """Examine implementations, and write what the options request; return the exit code.
 
-    Deviations do not affect the exit code, which is `NOTHING_VERIFIED` if no problem conforms,
-    deviates or ends in an error, `INCOMPLETE` if some were not reached, and otherwise `OK`.
+    The code is `NOTHING_VERIFIED` if no problem conforms, deviates or ends in an error, or else
+    `INCOMPLETE` if some were not reached, or else `OK`. Deviations do not affect it.
     """
     options.steps = _lengths(options.lengths)
     options.memory = _bytes(options.memory_limit) if options.memory_limit else None
@@ -193,10 +193,10 @@ def line(step: Step) -> str:
 
 
 def summary(steps: list[Step]) -> list[str]:
-    """Return a line for each dtype with the greatest length that conforms, or that there is none.
+    """Return a line of text for each dtype: up to which length the implementation conforms.
 
-    Only lengths below the first deviation or error count. The line also has the length of the
-    latter, if any, and the number of problems that were not reached, unless it is 0.
+    Only lengths below the first deviation or error count. The line also gives the length of that
+    deviation or error, if any, and the number of problems that were not reached, unless it is 0.
     """
     from conformance.records.long import reaches
 

@@ -98,8 +98,7 @@ class NewAdapter:
 
     Raises:
         ConformanceError: if the name is not an ASCII identifier or is a keyword, or if the
-            adapter's file would hide an importable module, unless the current folder has a file
-            of this name.
+            adapter's file would hide an importable module other than a file in the current folder.
     """
 
     name: str
@@ -167,7 +166,7 @@ class NewAdapter:
 
 
 def write(new: NewAdapter, folder: Path) -> list[Path]:
-    """Write the files into the folder, and return the paths of those written, the adapter first.
+    """Write the files of `new` into the folder; return the paths written, the adapter first.
 
     A folder that does not exist is created. CI configurations that exist already, such as those of
     another adapter, are left as they are.

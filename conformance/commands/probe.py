@@ -94,12 +94,12 @@ Results: TypeAlias = list[Result]
 """The output of `probe --format json`."""
 
 Values: TypeAlias = dict[Phrase, dict[Phrase, dict[str, Entry]]]
-"""Entries by subject, then by value, then by the name of the mode."""
+"""Entries (observed conventions) by subject, then by value, then by the name of the mode."""
 
 WIDTH = 100
 
 WORTH_IT = 6
-"""The least number of experiments, counted in each mode, for which more processes save time."""
+"""The least number of experiments, counted in each mode, for which two processes save time."""
 
 REVERSED = (
     "Where 0 and −inf attend, −inf counts as True because it is not 0, and 0 as False: a mask that "
@@ -180,9 +180,9 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _worded(struct: type[Struct], item: object) -> Struct:
-    """Return a struct with the item's fields of the same names, in which phrases have their text.
+    """Return an instance of `struct` with the fields of `item`, and with the text of its phrases.
 
-    Each `Phrase` becomes a `Worded`; an empty one becomes None.
+    Each `Phrase` becomes a `Worded`, which has the text; an empty phrase becomes None.
     """
     fields = {name: getattr(item, name) for name in struct.__struct_fields__}
     phrases = {name: worded(it) for name, it in fields.items() if isinstance(it, Phrase)}
@@ -326,9 +326,9 @@ def _values(results: Sequence[CaseResult]) -> Values:
 
 
 def _is_reversed(entry: Entry) -> bool:
-    """Return whether an entry says that queries attend to keys with −inf in masks of 0 and −inf.
+    """Return whether, according to `entry`, queries attend to the −inf in a mask of 0 and −inf.
 
-    Such masks usually mean the opposite: they are added to the logits.
+    Such masks usually mean the opposite, because they are added to the logits.
     """
     form = entry.subject.part("form").id
     return form == "form.zero-infinite" and entry.value.id == "mask.attends"
@@ -337,8 +337,9 @@ def _is_reversed(entry: Entry) -> bool:
 def _table(values: Values, entries: Sequence[Entry], *, evidence: bool) -> Table:
     """Return a table with a row for each subject and value.
 
-    If a subject has several values, each is followed by its modes. A last column has declarations
-    that disagree and, with `evidence`, the evidence; it is left out if there is neither.
+    If a subject has several values, each is followed by the modes in which it was observed. A last
+    column has declarations that disagree and, with `evidence`, the evidence; it is left out if
+    there is neither.
     """
     from rich.table import Table
     from rich.text import Text

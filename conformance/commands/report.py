@@ -240,10 +240,10 @@ def _publish(options: argparse.Namespace) -> int:
 
 
 def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
-    """Return how masks are translated between the mask arguments of implementations, for JSON.
+    """Return data for JSON on converting masks between the mask arguments of implementations.
 
-    `declared` holds the implementations by the key that stands for each in the result; see
-    `conformance.porting.masks.answers`.
+    The keys of `declared` stand for the implementations in the result, whose form
+    `conformance.porting.masks.answers` describes.
     """
     from msgspec import convert
     from msgspec.structs import asdict

@@ -36,9 +36,9 @@ _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
     "case-file": {"type": Path},
 }
-"""Attributes that replace or extend those in `OPTIONS` on the command line, by option.
+"""Arguments of `add_argument` that replace or extend those in `OPTIONS`, by option.
 
-For pytest, paths stay strings, because xdist sends them to workers.
+They are not used for pytest, where paths stay strings, because xdist sends them to workers.
 """
 
 
@@ -118,10 +118,10 @@ def _print_summary(outcome: Outcome, code: ExitCode) -> None:
 def standing(options: argparse.Namespace) -> Record | None:
     """Return the record named by --record if it is still up to date, or else None.
 
-    Return None also if no record is named, for a GPU, with --fresh, if options restrict the run to
-    some cases, dtypes, modes or shards, set a level or add a case file, and if pytest gets any
-    arguments other than a number of workers. If `begin` has started a run in the record's folder,
-    the record is saved with the id of that run.
+    Only a full run on the CPU can be skipped. So return None with --fresh, with any option that
+    selects cases, dtypes, modes, a shard, a level or a case file, and with any argument for pytest
+    other than a number of workers. If `begin` has started a run in the record's folder, the
+    record is saved with the id of that run.
 
     Raises:
         ConformanceError: if another process is writing the record.
@@ -159,7 +159,7 @@ def standing(options: argparse.Namespace) -> Record | None:
 
 
 def print_standing(path: Path, record: Record) -> None:
-    """Print when the results were measured, that --fresh repeats that, and the record's path."""
+    """Print when the results were measured, that --fresh measures them again, and the path."""
     from conformance.running.merging import as_measured
     from conformance.text import printable
 
@@ -179,7 +179,7 @@ def examine(
     Args:
         options: the options of `add_examination`, the implementations, and arguments for pytest.
         more: further arguments for pytest.
-        survey: True to record deviations without failing, False to fail on them.
+        survey: True to record deviations without failing; False to fail on them.
         baseline: a file of known deviations; the run fails on all others, even with `survey`. None
             for no such comparison.
 

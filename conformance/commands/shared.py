@@ -100,7 +100,7 @@ def add_records(parser: argparse.ArgumentParser, **helps: str) -> None:
 
 
 def add_run_file(parser: argparse.ArgumentParser) -> None:
-    """Add --run-file, which names a file with the id of the only run whose records are accepted."""
+    """Add --run-file, a file with the id of a run; records of other runs are then refused."""
     parser.add_argument(
         "--run-file",
         dest="run",
@@ -111,7 +111,7 @@ def add_run_file(parser: argparse.ArgumentParser) -> None:
 
 
 def selected(struct: type[T], options: argparse.Namespace) -> T:
-    """Return an instance of the dataclass `struct`, with each field from the option of its name."""
+    """Return an instance of the dataclass `struct`; each field is the option of the same name."""
     names = struct.__dataclass_fields__  # type: ignore[attr-defined]
     return struct(**{name: getattr(options, name) for name in names})
 
@@ -182,7 +182,7 @@ def be_quiet_and_single_threaded() -> None:
 
 
 def one_case(pattern: str) -> Case:
-    """Return the case with this id or else the only one whose id contains or matches the pattern.
+    """Return the case with the id `pattern`, or the only case whose id contains or matches it.
 
     Raises:
         UnknownName: if no case matches.
@@ -262,8 +262,8 @@ def print_json(output: object) -> None:
 class Settings(msgspec.Struct, frozen=True):
     """The keys of the table `[tool.mha-conformance]`, or their defaults.
 
-    All but `resources` stand for the option or argument with this name or its singular, such as
-    --case for `cases`.
+    Except for `resources`, each stands for the option or argument that has the same name, or the
+    singular of it: `cases` stands for --case.
 
     Attributes:
         level: None for the default level.

@@ -1,4 +1,4 @@
-"""pytest plugins of the command line: a progress bar, and one-line errors."""
+"""pytest plugins for the command line: a progress bar, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Refusals:
     """A pytest plugin that collects pytest's messages about invalid arguments.
 
     Attributes:
-        run: the session's `Run`; None before the session has ended, and if it has no `Run`.
+        run: the `Run` of the pytest session, which has its results; None until the session ends,
+            and afterwards if it has no `Run`.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class Refusals:
         """Return an error with a one-line message about the arguments that pytest refused.
 
         Args:
-            known: all options; the message suggests one that is similar to an unknown argument.
+            known: all valid options; for an unknown argument, the message suggests a similar one.
         """
         heard = self._heard.getvalue()
         refused = re.search(r"unrecognized arguments: (\S+)", heard)

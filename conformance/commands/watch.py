@@ -1,7 +1,7 @@
-"""Watch the process that runs implementations, whose exit code alone proves nothing.
+"""Run a command in a watched child process, because an exit code alone proves nothing.
 
 C code of an implementation can end its process at any time, even with the exit code for success,
-and no code in that process can prevent it. Therefore the command runs in a child process, which
+and no code in that process can prevent this. Therefore the command runs in a child process, which
 reports its exit code before it ends. The parent waits for the child and passes signals on to it.
 The child is forked before any framework is imported.
 """
@@ -26,11 +26,11 @@ _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 def watched(run: Callable[[], int]) -> int:
-    """Call `run` in a child process, and return the exit code; in the child, return that of `run`.
+    """Call `run` in a forked child process; return its exit code, in parent and child alike.
 
-    If the child ends before `run` returns or raises, return `INCOMPLETE`. If a signal ends the
-    child later, return 128 plus the signal's number. If the platform cannot fork processes, call
-    `run` in this process.
+    If the child ends before `run` returns or raises, the parent returns `INCOMPLETE`. If a signal
+    ends the child later, the parent returns 128 plus the signal's number. If the platform cannot
+    fork processes, call `run` in this process.
     """
     if not hasattr(os, "fork"):
         return run()
@@ -112,7 +112,7 @@ def _follow(parent: int) -> None:
 def _wait(child: int) -> int:
     """Wait until the child ends; return its exit code, or the negative number of a fatal signal.
 
-    Meanwhile, pass on signals, except those from a terminal, which the child gets anyway.
+    Meanwhile, pass on signals to the child, except those that a terminal sends to it anyway.
     """
     while True:
         number, sender = _signal()

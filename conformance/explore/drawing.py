@@ -138,21 +138,21 @@ USUAL = tuple(
 AT_SIZE = 0.2
 """The share of problems that are drawn at the sizes of `USUAL` if no geometry is declared."""
 KINDS = ({"keys"}, {"keys"}, {"queries"}, {"queries", "keys"}, {"heads"})
-"""Sets of what a problem at kernel sizes has many of; one set is drawn for each problem."""
+"""What a problem at kernel sizes has many of; one of these sets is drawn for each problem."""
 WIDTH = 32
 """The width of inputs and output at kernel sizes if widths are free and the suite projects them."""
 
 MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
 """The highest `_cost` of small problems, of those at kernel sizes, and of a few of the latter.
 
-Problems at kernel sizes exceed these limits if even the cheapest with several tiles does.
+Problems at kernel sizes may cost as much as the cheapest one with several tiles, if that is more.
 """
 LARGE = 0.06
 """The share of problems, small or at kernel sizes, for which the next higher of these limits holds.
 """
 
 FEATURED = 0.4
-"""The probability with which each feature that an adapter accepts alone is tried in a recipe."""
+"""The probability that a feature is tried in a recipe, if the adapter accepts it alone."""
 
 CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
@@ -243,8 +243,8 @@ class Recipe:
     def problem(self, dtype: str) -> Problem:
         """Return the problem, with its arrays of floats rounded to the dtype.
 
-        The mask is changed where it would leave a query without any key. Infinite or NaN inputs are
-        possible if the regime does not suit the sizes.
+        Where the mask would leave a query without any visible key, it is changed. Infinite or NaN
+        inputs are possible if the regime does not suit the sizes.
         """
         shape = self.shape
         random = np.random.Generator(np.random.PCG64(self.seed))
@@ -274,7 +274,7 @@ class Recipe:
 
 
 def _visible(problem: Problem) -> Problem:
-    """Return the problem with the mask lifted for fully masked queries.
+    """Return the problem with the mask changed so that it does not block fully masked queries.
 
     Without a mask, return the problem unchanged.
     """
@@ -304,7 +304,7 @@ class Drawer:
     """A source of random recipes with features that the adapter's own `check` accepts.
 
     Args:
-        adapter: the adapter of the implementation.
+        adapter: the adapter for the implementation.
         dtype: the dtype of the problems that are passed to `check`.
         few_shapes: whether to draw from fewer sizes, for implementations that compile each new
             shape.
@@ -328,7 +328,7 @@ class Drawer:
     def _plain(self, **features: Any) -> Recipe:
         """Return a recipe with the given fields and small default sizes.
 
-        If a geometry is declared, sizes are replaced by sizes of it, as near as `_sized` finds.
+        If the adapter declares a geometry, sizes are replaced by near ones that it allows.
         """
         recipe = Recipe(**features)
         if self._geometry is None:
@@ -336,9 +336,9 @@ class Drawer:
         return _sized(recipe.but(width=self._width(recipe.frame)), self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter accepts without others, apart from a causal mask.
+        """Return the features that the adapter accepts alone or together with a causal mask only.
 
-        Each comes with the indices in `FEATURES` of the ways to draw it that are accepted.
+        For each, list the accepted ways to draw it, as indices into its entry in `FEATURES`.
         """
         alone = partial(self._plain, query=3, key=5, size=4, frame=self._frames[-1])
         found: dict[str, list[int]] = {}
@@ -350,7 +350,7 @@ class Drawer:
         return found
 
     def _some_features(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
-        """Return the recipe with random features added, each only if the adapter accepts that."""
+        """Return the recipe with random features added, each only if the adapter accepts it."""
         for name, places in self._features_taken.items():
             if random.random() < FEATURED:
                 with_it = recipe.but(features=(*recipe.features, (name, _one(random, places))))
@@ -469,7 +469,7 @@ class Drawer:
         return _fitting(recipe, most, self._geometry, random)
 
     def _features(self, random: np.random.Generator) -> Recipe:
-        """Return a recipe of `_plain` with random features, such that the adapter accepts it.
+        """Return a small recipe with random features that the adapter accepts together.
 
         If the adapter refuses `MOST_REFUSED` recipes in a row, return one without any features.
         """
@@ -539,8 +539,8 @@ class Drawer:
 def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
     """Return the recipe at sizes of the geometry: the nearest lengths and numbers of heads.
 
-    If the geometry lacks the pair of head sizes, use the first pair whose sizes differ exactly if
-    those of the recipe do, or else its first pair.
+    If the geometry lacks the recipe's pair of head sizes, use its first pair whose sizes are equal
+    if the recipe's are, or different if the recipe's are. Without such a pair, use its first pair.
     """
     equal = recipe.frame.sharing == "self"
     key = recipe.query if equal else recipe.key
@@ -567,10 +567,10 @@ def _fitting(
 ) -> Recipe:
     """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
 
-    If no reduction makes the recipe cheaper, it may still cost more. If there is a geometry,
-    reduced sizes are sizes of it. With tiles, the head size is kept, because kernels may have
-    special code for it; without, it is reduced last. There are at most `MOST_HEADS` query heads,
-    unless the geometry requires more.
+    If no reduction makes the recipe cheaper, it may still cost more. If there is a geometry, only
+    sizes that it allows are used. If the recipe has tiles, the head size is kept, because kernels
+    may have special code for it; otherwise, it is reduced last. There are at most `MOST_HEADS`
+    query heads, unless the geometry requires more.
     """
 
     def sized(recipe: Recipe, field: str, size: int) -> Recipe:

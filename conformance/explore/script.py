@@ -1,10 +1,11 @@
 """Write a stand-alone reproduction: a short program that contains all numbers of a problem.
 
-The program computes one element by the definition in float64 and by calling the library, and fails
-if the two differ by more than rounding explains. If the dtype or the shape of the output is wrong,
-or the library raises an exception, the program checks only the dtype or the shape. It is short
-enough to paste into an issue of the library. It needs nothing but the library and NumPy, unless no
-direct call can be derived from the adapter; then it calls the adapter and needs this suite too.
+The program computes one element twice, by the definition in float64 and by calling the library. It
+fails if the two differ by more than rounding explains. If the dtype or the shape of the output is
+wrong, or the library raises an exception, the program checks only the dtype or the shape. It is
+short enough to paste into an issue of the library. It needs nothing but the library and NumPy,
+unless no direct call can be derived from the adapter; then it calls the adapter and needs this
+suite too.
 """
 
 from __future__ import annotations
@@ -129,9 +130,9 @@ def _want(deviation: Deviation) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Break a line of code longer than `WIDTH` after commas, which must be inside brackets.
+    """Return a line of code, broken after commas into lines of at most `WIDTH` characters.
 
-    Without a comma at which to break it, a line stays too long.
+    The commas must be inside brackets. A part without a comma at which to break it stays too long.
     """
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     found = []
@@ -148,7 +149,7 @@ def _wrapped(line: str) -> list[str]:
 class _Call:
     """Code that assigns the implementation's result to `got`.
 
-    `standalone` tells whether the code does without this suite.
+    `standalone` tells whether the code works without this suite.
     """
 
     imports: Sequence[str]
@@ -157,7 +158,7 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a direct call of the library or, if none can be derived, a call of the adapter."""
+    """Return a direct call to the library or, if none can be derived, a call to the adapter."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
@@ -228,7 +229,7 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
 
 
 def _shared(trial: Trial) -> list[tuple[str, ...]]:
-    """Return the names "query", "key" and "value", with those of the same array in one group."""
+    """Return the names "query", "key" and "value", grouped by the array that they share."""
     groups: dict[str, list[tuple[str, ...]]] = {
         "self": [("query", "key", "value")],
         "memory": [("query",), ("key", "value")],
@@ -293,11 +294,11 @@ def _gradient(
 def _native_index(
     adapter: Layer, trial: Trial, weight: str, index: tuple[int, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """Return the library's parameter that holds an element of a canonical weight, and where.
+    """Return which parameter of the library holds an element of a canonical weight, and where.
 
     Args:
         weight: the name of the weight in `Weights`.
-        index: the index of the element in this weight; the returned index is in the parameter.
+        index: the index of the element in this weight; the returned one is in the parameter.
     """
     marked = {name: np.zeros_like(array) for name, array in trial.problem.weights.named().items()}
     marked[weight][index] = 1.0
@@ -408,7 +409,7 @@ def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
 def literal(array: np.ndarray) -> str:
     """Return Python code for an array: nested lists of exact numbers, booleans as 0 and 1.
 
-    For more than three zeros and nothing else, return a call of `np.zeros`.
+    For more than three zeros and nothing else, return a call to `np.zeros`.
     """
     if not array.any() and array.size > 3:
         return f"np.zeros({tuple(array.shape)})"
@@ -566,7 +567,7 @@ def _placed(problem: Problem) -> list[str]:
 
 
 def parameter(row: Parameter, shape: Shape) -> str:
-    """Return a Python expression that computes a parameter of the library from the dict `n`."""
+    """Return a Python expression for a library's parameter, in terms of the script's dict `n`."""
     canonical, native = layouts.sides(row.pattern)
     left, right = layouts.axes(canonical), layouts.axes(native)
     parts, stack = [], row.stack

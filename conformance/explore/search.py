@@ -37,7 +37,7 @@ from conformance.records.record import (
 
 MOST_EXAMPLES = 10**6
 MOST_DRAWN = 20
-"""A search ends after drawing more than this many problems for each that is to be answered."""
+"""A search ends after drawing more than this many times `Options.examples` problems."""
 
 SIZES = ("batch", "query_length", "key_length", "kv_heads", "heads", "head_size")
 
@@ -74,7 +74,7 @@ class Search:
         until: the deadline, on the clock of `time.monotonic`; it may be moved between two problems.
         started: when the search was created, on the same clock; it may be moved likewise.
         drawn: how many problems were drawn.
-        answered: how many of these the implementation was run on and supports.
+        answered: how many of these the implementation supports and was run on.
         why_not: why the last unsupported problem is not supported; "" if there was none.
     """
 
@@ -87,7 +87,7 @@ class Search:
     started: float = field(default_factory=time.monotonic)
 
     def __iter__(self) -> Iterator[tuple[Trial, tuple[Deviation, ...]]]:
-        """Yield each trial that fails, with the result of `deviations` for it.
+        """Yield each trial that fails, with its deviations.
 
         Raises:
             Unsupported: the adapter supports none of the simplest problems.
@@ -143,8 +143,8 @@ class Class:
         dtype: the dtype of the smallest problem. A deviation in float32 is expected in every dtype.
         nature: the requirement that is not met and `Deviation.kind`; for an exception, its type and
             the name of the function that raised it.
-        features, sizes: the features of the smallest problem and its `SIZES`. All problems of the
-            class have these features and at least these sizes.
+        features, sizes: the features of the smallest problem, and its sizes in the order of
+            `SIZES`. All problems of the class have these features and at least these sizes.
     """
 
     dtype: str
@@ -184,14 +184,15 @@ def survey(
 ) -> list[Found]:
     """Explore each mode for some seconds, write NAME.json and case files, and return new findings.
 
-    Findings in an existing NAME.json are kept, unless a new class includes them, but their counts
-    `times` begin again at 0. If some mode was explored, later modes that are unavailable are left
-    out.
+    NAME is the adapter's name. Findings in an existing NAME.json are kept, unless a new class
+    includes them, but their counts `times` begin again at 0. Once some mode has been explored,
+    unavailable modes are skipped.
 
     Args:
         seconds: the time for each mode. Shrinking a problem takes up to half as long in addition.
         folder: where to write the files; created if it does not exist.
-        known: a function for deviations that are not kept, as drawn or after shrinking.
+        known: a function that tells which deviations not to keep; it is asked about a deviation as
+            drawn and after shrinking.
 
     Raises:
         Unsupported: the adapter supports none of the simplest problems.
@@ -249,9 +250,10 @@ def _sort(
 ) -> None:
     """Count a deviation in a class of `found` that includes it, or shrink it and add a new class.
 
-    The shrunk deviation is also counted if a class includes it. Nothing is added if it is known, or
-    if there were already `MOST_CLASSES`. A new class gets a case file in `folder`, and replaces the
-    classes that it includes, whose case files are deleted. Shrinking ends at the time `until`.
+    If a class includes the shrunk deviation, it is counted there instead. Nothing is added if it is
+    known, or if there were already `MOST_CLASSES`. A new class gets a case file in `folder`. It
+    replaces the classes that it includes, and their case files are deleted. Shrinking ends at the
+    time `until`.
     """
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return
@@ -288,9 +290,9 @@ def _sort(
 
 
 def _counted(trial: Trial, deviation: Deviation, found: list[Found]) -> bool:
-    """Count the deviation in the first class that includes it, and return whether there is one.
+    """Count the deviation in the first class of `found` that includes it, if there is one.
 
-    The entry of that class in `found` is replaced.
+    Return whether there is one; its entry in `found` is then replaced.
     """
     own = Class.of(trial, deviation)
     for place, one in enumerate(found):

@@ -42,7 +42,7 @@ MOST_ELEMENTS = 64
 """The most elements of an array that are simplified one by one."""
 
 MOST_TRIED = 8
-"""The most positions of an axis to try to remove alone, and to keep alone, beside the last."""
+"""The most positions of an axis to try to remove alone or, apart from the last, to keep alone."""
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
@@ -93,10 +93,10 @@ UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
 """The units to whose multiples steps round numbers, in the order in which they are tried."""
 
 _MOVE_WIDTHS = frozenset({"kv_heads", "group", "head_size", "value_head_size"})
-"""Axes whose sizes determine the widths if an implementation requires heads × head size there."""
+"""Axes that determine the widths if an implementation requires widths of heads × head size."""
 
 Move = Callable[[Adapter, Trial], Iterator[Trial]]
-"""A step: a function that yields simpler trials to try instead of a trial, if there are any."""
+"""A step: a function that yields simpler trials, possibly none, to try instead of a trial."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Small:
     finished: bool
 
     def store(self, adapter: Adapter, path: Path, name: str) -> StoredCase:
-        """Write the problem to a case file with the given name of the case, and return the case.
+        """Write the problem to the file `path` as a case called `name`, and return the case.
 
         The file also describes the deviation.
 
@@ -146,7 +146,7 @@ def shrink(
     """Return the smallest trial found that fails in the same way as `trial`, or `trial` itself.
 
     Args:
-        deviation: the deviation of `trial` that smaller trials must have as clearly.
+        deviation: the deviation of `trial`, which smaller trials must show as clearly.
         until: the deadline, on the clock of `time.monotonic`; Ctrl-C ends shrinking too.
         modes, dtypes: the names of the modes and dtypes of smaller trials; empty for all.
     """
@@ -212,7 +212,7 @@ def _causal_as_mask(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 
 def _narrower_window(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Yield trials with a limit of the window on one side only, then with smaller limits."""
+    """Yield trials whose window has a limit on one side only, then trials with smaller limits."""
     before, after = trial.problem.window
     windows: list[Window] = []
     if before is not None and after is not None:
@@ -257,9 +257,9 @@ def _sharing(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 
 def _same_for_all(name: str) -> Move:
-    """Return a step that keeps only the first slice of an array along an axis, of size 1 then.
+    """Return a step that reduces an axis of an array to size 1 by keeping only the first slice.
 
-    `name` is that of the array, "mask" or "attn_bias", which is broadcast along such an axis.
+    `name` is "mask" or "attn_bias"; these arrays are broadcast along axes of size 1.
     """
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
@@ -292,9 +292,9 @@ def _less(axis: str) -> Move:
 
 
 def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
-    """Yield lists of the first positions to keep, so that the geometry allows the smaller size.
+    """Yield the list of the first positions for each smaller size that the geometry allows.
 
-    Yield none without a geometry, or if it does not restrict the axis to certain sizes.
+    Yield nothing if there is no geometry, or if it does not restrict the sizes of the axis.
     """
     geometry = adapter.geometry
     if geometry is None:
@@ -311,7 +311,7 @@ def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
 
 
 def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Yield trials in which fewer queries attend to all keys; none without self-attention."""
+    """Yield trials in which fewer queries attend to all keys, if this is self-attention."""
     problem = trial.problem
     if problem.shape.sharing == "self":
         apart = _with_arrays(trial, {"key": problem.key}, sharing="memory").problem
@@ -423,7 +423,7 @@ def _simpler_numbers(number: float) -> Iterator[float]:
 
 
 def _arrays(problem: Problem) -> dict[str, Any]:
-    """Return all arrays except the mask by name, in the order in which they are simplified."""
+    """Return a problem's arrays except the mask, by name, in the order of simplifying them."""
     weights = {f"weights.{name}": array for name, array in problem.weights.named().items()}
     biases = [*reversed([name for name in weights if name.endswith("_bias")]), "weights.score"]
     arrays: dict[str, Any] = {"cotangent": problem.cotangent}
@@ -442,7 +442,7 @@ def _with_arrays(trial: Trial, arrays: Mapping[str, Array], **fields: Any) -> Tr
 
 
 def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
-    """Return the problem with `fields` of its shape replaced, and built from the given arrays.
+    """Return a problem made of the given arrays, with `fields` of the problem's shape replaced.
 
     Arrays that the new shape does not have, such as biases, are ignored. The mask is kept if
     `arrays` has none.
@@ -464,7 +464,8 @@ def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Prob
 def _features(problem: Problem, arrays: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """Return the fields of `Problem` that hold features, with the given arrays and for a new shape.
 
-    Rotary embeddings turn at most as many components as the new head size allows; None if none.
+    Rotary embeddings turn no more components than the new head size allows; if it allows none,
+    "rotary" is None.
     """
     fields: dict[str, Any] = {name: getattr(problem, name) for name in FEATURES}
     if (rotary := problem.rotary) is not None:
@@ -541,7 +542,9 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
 
 
 def _narrowed(problem: Problem, before: Shape) -> Problem:
-    """Return the problem with the widths that were heads × head size in `before` reduced to this.
+    """Return the problem with some widths reduced to its number of heads × its head size.
+
+    These are the widths that were equal to heads × head size in the earlier shape `before`.
 
     Raises:
         ConformanceError: there are no such widths, or heads × head size has not become smaller.

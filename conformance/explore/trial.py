@@ -31,13 +31,13 @@ from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised, Workbench
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
-"""Requirements that compare arrays of one answer with each other, and that a search does not check.
+"""Requirements that a search leaves out, because they compare arrays of one answer with each other.
 
 An answer that does not meet one of them does not meet a requirement on single elements either.
 """
 
 OF_FEATURES = "gradient.features-equal-definition"
-"""The requirement that a search checks on problems with features whose arrays have gradients."""
+"""The requirement that a search checks if a problem has features whose arrays have gradients."""
 
 LOOKED_AT = tuple(
     item
@@ -47,8 +47,8 @@ LOOKED_AT = tuple(
 )
 """The requirements that a search checks.
 
-They are those that a single answer decides and that hold for every case, without `MADE_OF_OTHERS`,
-and `OF_FEATURES`.
+They are those that a single answer decides and that hold for every case, except `MADE_OF_OTHERS`.
+In addition, there is `OF_FEATURES`.
 """
 
 ORDER = ("float32", "float64", "bfloat16", "float16")
@@ -168,12 +168,16 @@ def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
 def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviation, ...]:
     """Return the deviations of the answer to a case, in the order of the requirements.
 
-    An exception, also one of the adapter's `check`, is the only deviation, apart from those that
-    `deviations` raises.
+    If the implementation or the adapter's `check` fails with an exception other than those below,
+    that is the only deviation.
 
     Args:
         careful: whether to estimate σ again, from more samples, for each deviation that is not far
             beyond the limit; this takes as long as 30 rough estimates.
+
+    Raises:
+        Unsupported: the adapter cannot express the problem.
+        Unavailable: the framework or the device is missing.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -205,7 +209,7 @@ def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviati
 
 
 def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
-    """Return an expectation that suspects too much: its σ is a rough estimate times `SUSPECT`."""
+    """Return an expectation that flags too much: its σ is only `SUSPECT` times a rough estimate."""
     rough = expect(problem, samples=ROUGH, gradients=gradients)
     noise = {
         name: {array: SUSPECT * sigma for array, sigma in sigmas.items()}
@@ -237,9 +241,9 @@ def worst(
 ) -> tuple[tuple[Trial, Deviation] | None, int]:
     """Return the worst deviation over dtypes and modes, with its trial, and the number of answers.
 
-    The worst is that with the largest ratio, among the first deviations in each dtype and mode. If
-    there is no deviation, None takes the place of the trial and the deviation. A dtype and mode in
-    which the case is unsupported do not count as an answer.
+    Only the first deviation in each dtype and mode is considered; the worst has the largest ratio.
+    If there is no deviation, None takes the place of the trial and the deviation. A dtype and mode
+    in which the case is unsupported give no answer.
 
     Raises:
         Unavailable: the framework or the device is missing.
@@ -312,7 +316,7 @@ def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> 
 
 
 def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:
-    """Return σ of one element, estimated from more samples, or the σ of `examination` if larger."""
+    """Return σ of an element, estimated from more samples, or its σ in `examination` if larger."""
     careful = expect(examination.problem, CAREFUL).at_accuracy(examination.adapter.accuracy)
     noise = careful.sigma[array]
     gate = examination.suited_expectation.sigma[array]

@@ -1,8 +1,8 @@
-"""The adapter of a candidate: its declaration, and calls that are forwarded to its worker.
+"""The adapter for a candidate: its declaration, and calls that are forwarded to its worker.
 
-The declaration is read in the worker and arrives as plain data. Only declarations of the adapter
-interface can be built from it, and sizes are bounded, so that a false declaration harms only the
-candidate itself.
+The worker is the candidate's process. It reads the declaration and sends it as plain data. Only
+declarations of the adapter interface can be built from this, and sizes are bounded, so that a false
+declaration harms only the candidate itself.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from conformance.judging.sandbox import Worker
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 MOST_SIZE = 1024
-"""The largest head size, tile, number of heads, group and common multiple in a declared geometry;
-larger ones would cost the judge too much."""
+"""The largest head size, tile size, number of heads, group size and common multiple in a declared
+geometry; larger ones would cost the judge too much."""
 
 MOST_PAIRS = 8
 """The most pairs of a key head size and a value head size that a candidate may declare; each adds
@@ -41,8 +41,8 @@ MOST_MODES = 4
 """The most modes that a candidate may declare."""
 
 LEAST_SIZE = 2
-"""The least head size or tile in a declared geometry. With heads of size 1 the scale is 1, and a
-softmax over a tile of 1 is 1, so mistakes in them would not show."""
+"""The least head size or tile size in a declared geometry. With heads of size 1 the scale is 1, and
+a softmax over a tile of size 1 is 1, so mistakes in scale or softmax would not show."""
 
 _WORDS: Mapping[str, Any] = {
     kind.__name__: kind
@@ -128,8 +128,8 @@ class Remote(Framework):
     def array(self, values: np.ndarray, dtype: str, device: str) -> Held:
         """Return a stand-in for a copy of the values.
 
-        If they are float64, they have to be exactly representable in `dtype`, which becomes the
-        dtype of the array. Other values, such as booleans, keep their own dtype.
+        Values in float64 have to be exactly representable in `dtype`, which becomes the dtype of
+        the array. Other values, such as booleans, keep their own dtype.
         """
         own = dtype if values.dtype == np.float64 else str(values.dtype)
         return Held(values.copy(), own, next(self._slots))
@@ -176,13 +176,13 @@ class Remote(Framework):
 
 
 class Candidate(Function):
-    """The adapter of a function in a worker process, for problems whose inputs are heads.
+    """The adapter for a function in a worker process, for problems whose inputs are heads.
 
     Attributes:
         worker: the process that runs the function; None until one is started.
-        profiled: whether the framework's profiler watches every call, in all threads, which takes
-            most of the time. A candidate can detect this.
-        watched: whether the profiler watches the next call if not every call is watched.
+        profiled: whether the framework's profiler watches every call, in all threads. This takes
+            most of the time, and a candidate can detect it.
+        watched: whether the profiler watches the next call; it always does if `profiled` is set.
     """
 
     worker: Worker | None = None
@@ -280,7 +280,7 @@ class CandidateError(Exception):
 
 
 def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
-    """Return the implementation that a declaration describes, without a worker yet.
+    """Return the adapter that a candidate's declaration describes; it has no worker yet.
 
     Args:
         said: the declaration, as the worker sent it.
@@ -365,10 +365,10 @@ def _meant(said: Any) -> Any:
 def _conventional(
     parameters: list[str], declared: dict[str, Any]
 ) -> tuple[tuple[MaskArgument, ...], dict[str, Any]]:
-    """Return the mask arguments of an undecorated function, and `declared`, which it changes.
+    """Return the mask arguments of an undecorated function, and `declared` with its causal flag.
 
-    Both are derived from the names of the parameters after the first three; a causal flag is added
-    to `declared`, unless there is one. Other names are ignored.
+    Both are recognised by the names of the parameters after the first three; unknown names are
+    ignored. The flag is added to the dict `declared` itself, unless it has one.
     """
     axes = "batch heads query key"
     masks = []

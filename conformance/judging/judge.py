@@ -1,8 +1,8 @@
 """The judging of one candidate: pose fresh problems, look for cheating, and score the results.
 
 Fresh problems are cases of the catalogue whose numbers and sizes are drawn from a token, the seed
-of every number. All cases of a family get the same sizes, so that compiling implementations meet
-few shapes. What makes a family special, such as a single key, is kept.
+of every number. All cases of a family (a kind of shape) get the same sizes, so that compiling
+implementations meet few shapes. What makes a family special, such as a single key, is kept.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-k
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
 MOST_DRAWS = 50
-"""The most draws of a case with a regime, which is drawn again if an input or the cotangent is
-beyond the range of float16."""
+"""How often a case with a regime (unusual numbers) is drawn at most. It is drawn again if an input
+or the cotangent is beyond the range of float16."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,8 +58,8 @@ class Fresh(Case):
     Attributes:
         token: the seed of the numbers; "" for the numbers and sizes of the catalogue, which are
             public.
-        jittered: whether the token determines the sizes too, unless the case is on a grid.
-        heads: whether the inputs are heads that are projected already, as functions take them.
+        jittered: whether the token determines the sizes too, unless a grid gives them.
+        heads: whether the inputs are already projected to heads, as functions take them.
         attempt: the number of earlier draws, which were rejected.
     """
 
@@ -83,7 +83,7 @@ class Fresh(Case):
 
     @property
     def shape(self) -> Shape:
-        """The shape of the problem, before identities replace the projections if `heads` is set."""
+        """The shape of the problem with projections, which `heads` replaces by identities later."""
         # A grid has the sizes that an implementation declares; it may not support others.
         if self.jittered and self.token and self.grid is None:
             return _jittered(self.family, self.token)
@@ -122,8 +122,8 @@ def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fres
     Args:
         case: a case of the catalogue.
         token: the seed of the numbers, or "".
-        heads: whether the inputs are heads that are projected already.
-        jittered: whether the token also determines the sizes, unless the case is on a grid.
+        heads: whether the inputs are already projected to heads.
+        jittered: whether the token also determines the sizes, unless a grid gives them.
     """
     fields: dict[str, Any] = {one.name: getattr(case, one.name) for one in dataclasses.fields(Case)}
     for attempt in range(MOST_DRAWS):
@@ -156,7 +156,7 @@ def shuffled(token: str, purpose: str, count: int) -> list[int]:
 def _jittered(family: str, token: str) -> Shape:
     """Return the shape of a family with some sizes increased at random; the token is the seed.
 
-    In the families `FIXED`, only the batch can grow.
+    In the families `FIXED`, only the batch can grow; in those of `SQUARE`, all sizes grow alike.
     """
     shape, random = FAMILIES[family], _random(token, f"sizes of {family}")
     more = {
@@ -205,7 +205,7 @@ FEATURES = "feature"
 used only if it or its cases are named."""
 
 REPEATED = 5
-"""The most right items to repeat, in addition to the very first item, and the most wrong ones."""
+"""The most right items to repeat, besides the first item of all, and the most wrong ones."""
 REWRITTEN = 2
 """The most items to pose in arrays that held another problem."""
 SECOND = 12
@@ -213,7 +213,7 @@ SECOND = 12
 MOST_LOST = 3
 """The number of lost processes after which the remaining problems are not posed."""
 ALSO = ("bias/per-head-with-mask/square",)
-"""Further cases of level "core", which find deliberate mistakes that its other cases do not."""
+"""Further cases of level "core", which find deliberate mistakes that its other cases miss."""
 VISIBLE = (
     "plain/no-mask/cross",
     "plain/no-mask/gqa",
@@ -226,7 +226,7 @@ that recognise them."""
 
 @dataclass(frozen=True)
 class Task:
-    """The problems that candidates get, chosen by the caller because scores are relative to them.
+    """The problems that candidates get. The caller chooses them, as scores are relative to them.
 
     Attributes:
         level: "core" for use in a loop that improves a kernel, "full" before it is merged.
@@ -256,7 +256,7 @@ class Task:
         return case.chapter in self.chapters if self.chapters else case.chapter != FEATURES
 
     def dtypes_of(self, adapter: Adapter) -> tuple[str, ...]:
-        """Return those dtypes of the task that an implementation supports, maybe none."""
+        """Return the dtypes of the task that an implementation supports; there may be none."""
         if self.dtypes or self.level == "full":
             return tuple(name for name in adapter.dtypes if name in (self.dtypes or DTYPES))
         single = [name for name in SINGLE if name in adapter.dtypes][:1]
@@ -265,7 +265,7 @@ class Task:
 
 
 class Asked(Item):
-    """An item, which is a case in a dtype and a mode, that checks only mandatory requirements.
+    """An item (a case in a dtype and a mode) that checks only mandatory requirements.
 
     If the inputs of the case are heads, requirements on projections are left out.
     """
@@ -303,7 +303,7 @@ class Judging:
         violations: pairs of a kind and a sentence, for behaviour that marks a cheat.
         lost: how each process of the candidate was lost; if the time is over or no process can be
             started, that reason is added `MOST_LOST` times.
-        sessions: the session of each kind of repetition, by the `again` of `ask`.
+        sessions: the session for each kind of repetition, by the argument `again` of `ask`.
     """
 
     adapter: Adapter
@@ -347,8 +347,8 @@ class Judging:
         """Return the result of an item.
 
         `again` names a kind of repetition, which calls the candidate anew; it is "" for the first
-        result. `explains` tells whether to search for causes; the value in the first call with an
-        `again` holds for all later ones.
+        result. `explains` tells whether to search for causes; its value in the first call with the
+        same `again` holds for all later ones.
         """
         if again not in self.sessions:
             bench = Workbench(expect=expect, expectations=self.expectations)
@@ -360,10 +360,10 @@ class Judging:
     def run(self) -> None:
         """Run all items; then, for a candidate, look for answers that it did not really compute.
 
-        Such answers change when a problem is posed again, repeat what the same memory gave before,
-        or are right only for the numbers or sizes of the catalogue. If a process was lost, they are
-        not looked for. Items that remain after `MOST_LOST` losses of a process, or when the time is
-        over, are recorded as not run.
+        Such answers change when a problem is posed again, repeat the answer to earlier numbers in
+        the same memory, or are right only for the numbers or sizes of the catalogue. If a process
+        was lost, this search is left out. Items that remain when the time is over, or after
+        `MOST_LOST` lost processes, are recorded as not run.
 
         Raises:
             ConformanceError: the task has no problem for the candidate.
@@ -397,7 +397,7 @@ class Judging:
             self.violations["history", f"it ended where it had answered: {why}"] = None
 
     def _worker_lost(self) -> str:
-        """Return how the present process of the candidate was lost; "" if it was not.
+        """Return how the candidate's current process was lost; "" if it was not lost.
 
         The result is also "" for an implementation in this process.
         """
@@ -436,7 +436,7 @@ class Judging:
     def _rewrite(self) -> None:
         """Pose problems in arrays that held other numbers; record a violation for a wrong answer.
 
-        The first item on a grid ends the search.
+        Stop at the first item whose sizes a grid gives.
         """
         done = 0
         for item in self.right():
@@ -461,7 +461,7 @@ class Judging:
                 ] = None
 
     def _recognise(self) -> None:
-        """Record a violation if only the numbers or the sizes of public problems are right."""
+        """Record a violation if answers are right only for the catalogue's numbers or sizes."""
         known = {case.id: case for case in every_case()}
         dtype = self.task.dtypes_of(self.adapter)[0]
         public: list[bool] = []
@@ -496,7 +496,7 @@ class Judging:
     # The verdict
 
     def score(self) -> float:
-        """Return the score of the results, from 0 to 1, relative to all that the task contains."""
+        """Return the score of the results, from 0 to 1, relative to all problems of the task."""
         scale = self._scale()
         marks: dict[tuple[str, str, str], list[Marks]] = {
             (case.chapter, case.id, dtype): []
@@ -527,8 +527,8 @@ class Judging:
     def chapters(self) -> dict[str, Chapter]:
         """Return for each chapter how many items were right, wrong and unsupported.
 
-        If the task includes gradients, an item with a wrong gradient counts as wrong. So does one
-        that crashed or was not run.
+        If gradients count in the task, an item with a wrong gradient is wrong. An item that crashed
+        or was not run is always wrong.
         """
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for item, result in self.found:
@@ -541,7 +541,7 @@ class Judging:
         return {name: Chapter(**count) for name, count in sorted(counts.items())}
 
     def wrong(self) -> list[tuple[Asked, Finding]]:
-        """Return each item with deviations or errors, and the worst of these; small problems first.
+        """Return the items with deviations or errors, each with its worst; small problems first.
 
         The worst is that of the output if there is one, and otherwise the one with the largest
         error relative to its limit.
@@ -562,9 +562,9 @@ class Judging:
         ]
 
     def accuracy(self) -> dict[str, str]:
-        """Return, by dtype, the least accurate class of any output, or "" if one is wrong.
+        """Return, by dtype, the accuracy class of the least accurate output; "" if one is wrong.
 
-        Dtypes without a compared output are left out.
+        Dtypes in which no output was compared are left out.
         """
         classes: dict[str, list[str]] = defaultdict(list)
         for item, result in self.found:
@@ -576,7 +576,7 @@ class Judging:
         return {dtype: min(reached, key=order.index) for dtype, reached in sorted(classes.items())}
 
     def causes(self, most: int, spec: str) -> list[Cause]:
-        """Return explanations of the first deviations, at most `most`, each of a different kind.
+        """Return explanations of at most `most` deviations of different kinds, small ones first.
 
         Deviations from the same requirement with the same cause, or the same text if no cause is
         known, are of one kind. `spec` is the candidate as FILE:NAME, for the commands that pose the
@@ -608,7 +608,7 @@ def _of_gradient(finding: Finding) -> bool:
 
 
 def _plain_id(item: Asked) -> str:
-    """Return the id of an item's case in the catalogue, without grid and suffix."""
+    """Return the id of an item's case in the catalogue, without a grid and without a suffix."""
     return f"{item.asked.name}/{item.asked.family}"
 
 

@@ -40,8 +40,8 @@ _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 class Options:
     """Options for judging candidates.
 
-    `task` selects the problems, `hints` is the maximum number of causes in a verdict, and the
-    others have the meaning of the arguments of `judge` with the same names.
+    `task` selects the problems, and `hints` is the maximum number of causes in a verdict. The other
+    options mean the same as the arguments of the function `judge` with these names.
     """
 
     task: Task = field(default_factory=Task)
@@ -54,7 +54,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
     def checked(self) -> Options:
-        """Return the options; raise `ConformanceError` if the task or the token is not valid."""
+        """Return these options; raise `ConformanceError` if their task or token is not valid."""
         if self.task.level not in LEVELS:
             raise UnknownName("level", self.task.level, LEVELS)
         for name in self.task.dtypes:
@@ -90,7 +90,7 @@ class Options:
 
 @dataclass
 class Candidates:
-    """A judge of candidates, one after another, with one running sandbox per set of frameworks.
+    """A judge of candidates, one after another, that keeps a sandbox for each set of frameworks.
 
     Attributes:
         options: how to judge. If they have no token, one is drawn, which all candidates share.
@@ -116,7 +116,7 @@ class Candidates:
         """Return the verdict on the candidate given as FILE or FILE:NAME.
 
         Raises:
-            NotAnAdapter: the file cannot be read.
+            NotAnAdapter: the file cannot be read, as for the function `read`.
             ConformanceError: this machine cannot isolate candidates as requested.
         """
         return self.judge_source(*read(spec))
@@ -187,7 +187,7 @@ class Candidates:
                 workers[-1].close()
 
     def _concluded(self, judging: Judging, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
-        """Return `verdict`, which is given as "failed", updated with the results of the judging."""
+        """Return `verdict`, so far "failed", updated with the results of the judging."""
         options = self.options
         calls = sorted({call for worker in workers for call in worker.calls})
         tricks = dict(judging.violations)
@@ -232,7 +232,7 @@ def divided(spec: str) -> tuple[str, str]:
 
 
 def _shown(place: str) -> str:
-    """Return a path as text that can be encoded in UTF-8; other bytes in it are escaped."""
+    """Return a path as text that can be encoded in UTF-8; bytes that are not UTF-8 are escaped."""
     return os.fsencode(place).decode("utf-8", "backslashreplace")
 
 
@@ -242,7 +242,7 @@ def read(spec: str) -> tuple[str, str, str]:
     Bytes of the path that are not UTF-8 are escaped.
 
     Raises:
-        NotAnAdapter: the file cannot be read, is too large, or is no Python text.
+        NotAnAdapter: the file cannot be read, is too large, or cannot be decoded as text.
     """
     file, name = divided(spec)
     shown = _shown(file)
@@ -283,7 +283,8 @@ def judged(
 ) -> Iterator[Verdict]:
     """Yield the verdict on each candidate as soon as it is reached.
 
-    All candidates get problems from the same token, so that their scores can be compared.
+    All candidates get problems from the same token, so that their scores can be compared. A file
+    that cannot be read gets the verdict "failed", unless it is the only one.
 
     Args:
         places: files, FILE:NAME, or folders.
@@ -328,7 +329,7 @@ def judged(
 def _judged_on(
     address: str, sources: Sequence[tuple[str, str, str]], options: Options
 ) -> Iterator[Verdict]:
-    """Yield verdicts from the nodes of a cluster, which judge one candidate per CPU at a time."""
+    """Yield the verdicts of a cluster, whose nodes judge one candidate per CPU at a time."""
     from conformance.running.matrix import connected
 
     with connected(address) as nodes:

@@ -1,9 +1,9 @@
 """The program that calls a candidate in a sandbox: it receives problems and returns plain arrays.
 
 It imports nothing from the suite, and receives one problem at a time, without expected values. Its
-replies are never trusted: the controller checks their form and compares their numbers. Its reports
-on the candidate's behaviour are reliable only if the candidate is an ordinary Python program; see
-docs/judge.md.
+replies are never trusted: the controller checks their form and compares their numbers. What it
+reports on the candidate's behaviour is reliable only if the candidate is an ordinary Python
+program; see docs/judge.md.
 
 The first process imports the frameworks and waits. For each candidate it forks a child, which gives
 up its privileges before it imports the candidate.
@@ -57,8 +57,8 @@ LIBRARIES = re.compile(
     r"(torch\.(nn|_higher_order_ops|_refs|_decomp|_meta_registrations)|jax|tensorflow|keras|flax)\b"
 )
 """The libraries whose functions count as existing attention functions if `READY_NAMES` matches the
-names. The compiler of torch is not among them: it has functions with such names that look for
-attention in whatever is compiled."""
+names. The compiler of torch is not among them, because it has functions with such names that only
+look for attention in the code to compile."""
 
 READY_METHODS = {
     ("torch.nn.modules.activation", "forward"),
@@ -394,7 +394,7 @@ def stand_in():
 
 
 def recorded(value):
-    """Return a declared value in a form that JSON can hold; raise `TypeError` for other types."""
+    """Return a declared value in a form that JSON can hold; raise `TypeError` if there is none."""
     if isinstance(value, Said):
         return {"kind": value.kind, "args": recorded(value.args), "named": recorded(value.named)}
     if isinstance(value, (list, tuple)):
@@ -408,6 +408,9 @@ def recorded(value):
 
 def only(module):
     """Return the name of the only function in a module that can be the candidate.
+
+    Functions with a declaration take precedence over all others; without any of them, a function
+    named "attention" does.
 
     Raises:
         TypeError: there is no such function, or more than one.
@@ -425,10 +428,10 @@ def only(module):
 
 
 def declaration(function, name):
-    """Return a function's name, parameter names, framework, masks and further declarations.
+    """Return a dict of a function's name, parameters, framework, masks and further declarations.
 
     If the function has no declaration, "masks" is None, and the framework is the first of torch,
-    jax and numpy from which its module has imported a module; "" if there is none.
+    jax and numpy of which its module has imported the package or a submodule; "" if there is none.
     """
     # A function made by jax.jit has neither code nor globals; the wrapped function has.
     wrapped = getattr(function, "__wrapped__", None)
@@ -458,7 +461,7 @@ def declaration(function, name):
 
 
 class Host:
-    """A host of a candidate, which calls the candidate when the controller requests this."""
+    """The host of a candidate, which imports and calls it when the controller requests this."""
 
     def __init__(self, channel):
         self.channel = channel
@@ -485,7 +488,7 @@ class Host:
     def blame(self, kind, text):
         """Record that the candidate did something that a kernel must not do.
 
-        A repetition is not recorded, nor are more than 20 violations in all.
+        Repetitions are not recorded, and at most 20 violations are.
         """
         if (kind, text) not in self.violations and len(self.violations) < 20:
             self.violations.append((kind, text))
@@ -708,7 +711,7 @@ def strided(framework, native, how):
 
     If `how` is "gaps", each number is stored twice in a row. Otherwise, the view is a slice along
     the axes between the first and the last (along all if there are fewer than three), surrounded by
-    NaN, True or 1. This is what `Framework.strided` does.
+    NaN, True or 1. `Framework.strided` does the same.
     """
     sizes = tuple(native.shape)
     dtype = str(native.dtype)
@@ -729,9 +732,9 @@ def strided(framework, native, how):
 
 
 def surrounded(framework, native, by):
-    """Return the same numbers as a contiguous view, with 4096 numbers `by` on either side.
+    """Return the same numbers as a contiguous view, with 4096 copies of `by` on either side.
 
-    For an array that is not floating-point, they are `bool(by)`.
+    If the array is not floating-point, these are copies of `bool(by)`.
     """
     if "float" not in str(native.dtype):
         by = bool(by)
@@ -797,8 +800,8 @@ processes are allowed. The third is refused only if processes are not allowed.
 def refuse_system_calls(processes):
     """Install a filter of system calls that denies sockets, new programs, new processes and more.
 
-    If `processes` is true, the candidate may start processes and programs, as a kernel that calls a
-    compiler must. `DENIED` lists the calls.
+    If `processes` is true, the candidate may start processes and programs: a kernel may have to
+    call a compiler. `DENIED` lists the calls.
 
     Raises:
         OSError: there is no list for this architecture, or the filter cannot be installed.

@@ -4,8 +4,8 @@
 a read-only file system without the suite and one temporary folder in memory. A process in it has
 imported the framework and forks a child for each candidate. The child gives up system calls and
 sets limits on its resources before it imports the candidate. With `limits` there is such a child,
-but there are no namespaces: verdicts list what `limits` does not prevent, and it is used only if
-the user chooses it.
+but there are no namespaces. Verdicts list what `limits` therefore does not prevent, and this kind
+of isolation is used only if the user chooses it.
 
 A `Worker` exchanges messages with such a child. The form of every message from it is checked. The
 contents are not trusted: numbers are only compared with expected ones, which the child never
@@ -62,7 +62,7 @@ LACKS: dict[str, tuple[str, ...]] = {
         "other processes of the user can be seen and killed",
     ),
 }
-"""What each kind of isolation does not prevent, as verdicts say it."""
+"""What each kind of isolation does not prevent, as it is worded in verdicts."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Limits:
     """The resources that one candidate may use.
 
     Attributes:
-        start: seconds for importing the candidate, and for starting the sandbox or a process in it.
+        start: seconds for each of importing the candidate, starting the sandbox and starting a
+            process in it.
         item: seconds for one problem.
         seconds: elapsed seconds for everything that one process of the candidate does; the limit
             on the CPU time of the process is 10 seconds higher.
@@ -138,7 +139,7 @@ def _why_not() -> str:
 
 
 def _walls(memory: int) -> list[str]:
-    """Return bubblewrap's arguments; `memory` is the size of the temporary folder in MiB."""
+    """Return bubblewrap's arguments for isolation; `memory` is the MiB of the temporary folder."""
     walls = ["--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     walls += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     walls += ["--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp"]
@@ -321,9 +322,9 @@ class Refused(ConformanceError):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """An exception that a candidate raised: its type, its text, and its line in the file.
+    """An exception that a candidate raised: its type, its text, and the line of the file.
 
-    `place` is "" if the exception was not raised under a line of the candidate's file.
+    The line, `place`, is "" if no line of the candidate's file is in the traceback.
     """
 
     kind: str
@@ -335,7 +336,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """The description of a returned array, whose numbers follow the message as float64."""
+    """The description of a returned array; its numbers follow the JSON message as float64."""
 
     name: str
     shape: list[int]
@@ -345,7 +346,8 @@ class Returned(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A reply of a worker: arrays, a declaration or an exception, and the observed behaviour.
 
-    `id` is that of the request; `violations` and `calls` are as in `Worker`.
+    `id` is that of the request. `violations` and `calls` are what was observed so far, as in
+    `Worker`.
     """
 
     id: str
@@ -383,7 +385,7 @@ class Worker:
             file: the name of the file, for messages.
             name: the name of the function; "" if only one function in the file can be meant.
             framework: the framework of its arrays; "" if the candidate declares it.
-            profiled: whether to record which existing attention functions it calls meanwhile.
+            profiled: whether to record which existing attention functions the import calls.
 
         Raises:
             Refused: the candidate cannot be imported, or its function or framework is unclear.
@@ -401,9 +403,9 @@ class Worker:
     def ask(
         self, head: Mapping[str, Any], arrays: Sequence[np.ndarray]
     ) -> tuple[Raised | None, dict[str, Array], dict[str, str]]:
-        """Send a problem; return the exception or None, and the arrays and dtypes by name.
+        """Send a problem; return the exception or None, and the returned arrays and dtypes by name.
 
-        If there is an exception, there are no arrays. `head` describes the call and its `arrays`.
+        With an exception, both dictionaries are empty. `head` describes the call and its `arrays`.
 
         Raises:
             Lost: the process ended, hung, or sent an invalid reply.

@@ -34,10 +34,10 @@ WEIGHTS: Mapping[str, float] = {
 }
 """The weight of each chapter, relative to the sum over all chapters of the task."""
 OTHERWISE = 1.0
-"""The weight of other chapters."""
+"""The weight of each chapter that is not in `WEIGHTS`."""
 LEAST_PLAIN = 0.3
-"""The share of right outputs in chapter "plain" below which the score is 0, because the candidate
-then computes no attention. Easy problems do not show that: with one key, every weight is 1."""
+"""The share of right outputs in chapter "plain" below which the score is 0. Such a candidate does
+not compute attention, but might be right on easy problems: with one key, every weight is 1."""
 OF_OUTPUT = 0.6
 """The share of a problem's points for its output, if gradients count; the rest is for them."""
 
@@ -49,7 +49,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
         requirement: the id of the requirement that is not met.
         cause: the mistake that explains it, in a sentence; "" if none is known.
         detail: what deviates.
-        case, dtype: the id of the case without grid, and the dtype.
+        case, dtype: the id of the case, without the name of a grid of sizes, and the dtype.
         sizes: batch, query, key, heads, kv_heads, head and value_head.
         array, index: the array and the index of the worst element; "" and () if there is none.
         got, want: the actual and the expected value of that element, as text.
@@ -113,13 +113,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         asked: the number of items: problems, each counted once per dtype and mode.
         chapters: the numbers of right, wrong and unsupported items, by chapter; empty if withheld
             or if nothing was asked.
-        accuracy: by dtype, the least accurate class of any output, or "" if an output is wrong;
-            empty if withheld.
+        accuracy: by dtype, the accuracy class of the least accurate output, or "" if an output is
+            wrong; empty if withheld.
         causes: the first deviations with their causes; empty if withheld, for a cheat, or if a
             process was lost.
         tricks: the behaviour that marks it as a cheat.
         calls: the existing attention functions that it was seen to call.
-        seconds: how long judging it took.
+        seconds: how long judging the candidate took.
     """
 
     candidate: str
@@ -155,9 +155,9 @@ BAD = ("deviates", "error", "crashed", "timed-out", "not-run")
 
 
 def marked(result: CaseResult) -> Marks:
-    """Return whether an output is supported, and whether it and the gradients are right.
+    """Return whether a result's output is supported, and whether output and gradients are right.
 
-    The output is right if it conforms, and no other requirement, except on gradients, is violated.
+    The output is right if it conforms, and only requirements on gradients are violated, if any.
     Gradients are right if those of the inputs conform, and no requirement on gradients is violated.
     """
     by_requirement = {finding.requirement: finding.verdict for finding in result.findings}
