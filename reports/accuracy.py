@@ -202,7 +202,10 @@ def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apa
 
 
 def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
-    """Return the largest |a - b| in units of √2 σ, with the σ of `one`; 0 for empty outputs."""
+    """Return the largest |a - b| in units of √2 σ, with the σ of `one`; 0 for empty outputs.
+
+    Differences up to the underflow of `dtype` count as 0.
+    """
     underflow = UNDERFLOW.get(dtype, 0.0)
     size = np.abs(ratios(one.output, other.output, np.sqrt(2.0) * one.noise, underflow))
     return float(size.max(initial=0.0))

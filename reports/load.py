@@ -19,7 +19,7 @@ from conformance.reports.model import Loaded
 
 
 def find_records(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the records and journals in each given folder.
+    """Return the given files, and the records in each given folder, including unfinished ones.
 
     In a folder, records of runs that options restricted ("*.narrowed.json") are left out, because
     they lie beside the complete records. A file that is given by name is never left out.
@@ -164,7 +164,10 @@ def _hashes(record: Record) -> dict[str, str]:
 
 
 def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
-    """Return whether two records share cases and all shared cases have equal, known hashes."""
+    """Return whether two records share cases, all with equal, known hashes.
+
+    `one` and `other` map the names of the records' cases to their hashes.
+    """
     shared = one.keys() & other.keys()
     return bool(shared) and all(one[name] and one[name] == other[name] for name in shared)
 

@@ -289,7 +289,7 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
 def _read_each(
     folder: Path, read: Callable[[Path], T], name_of: Callable[[T], str]
 ) -> dict[str, T]:
-    """Return what the JSON files of a folder store, by implementation.
+    """Return what `read` makes of each JSON file in a folder, by implementation.
 
     Raises:
         BrokenRecord: if a file cannot be read, or is not named after its implementation.
