@@ -311,7 +311,7 @@ def _each(items: Iterable[Named]) -> list[Named]:
 
 
 def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[Located]) -> Totals:
-    """Return the numbers of implementations, items, findings, cases and experiments; also the dtypes.
+    """Return the dtypes and the numbers of implementations, items, findings, cases and experiments.
 
     `sources` are the records of the columns, and `seen` their findings.
     """

@@ -69,10 +69,10 @@ _OWN = "Written here, or for teaching"
 
 @dataclass(frozen=True)
 class Known:
-    """One deviation of one implementation: the findings that one baseline entry, or none, covers.
+    """One deviation of one implementation: the findings that one baseline entry covers.
 
     Attributes:
-        entry: the baseline entry, or None if no entry covers the findings.
+        entry: the baseline entry, or None for the findings that no entry covers.
         group: the findings.
     """
 
@@ -482,10 +482,7 @@ def _reached(report: Report) -> Callable[[Column, str], str]:
 
 
 def _defects(published: Published) -> list[tuple[list[str], Known]]:
-    """Return each defect once, as the columns that have it and its deviation with most to say.
-
-    That is the deviation with the longest reason.
-    """
+    """Return, for each defect, its columns and its deviation with the longest reason."""
     defects = [
         (column.key, known)
         for column in published.report.columns
