@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accuracy]:
-    """Return one entry for each column and dtype for which an error was measured."""
+    """Return the accuracy of each column in each dtype in which an error was measured."""
     measured: dict[tuple[str, str, str], list[tuple[str, Figures]]] = defaultdict(list)
     for one in seen:
         kind, figures = _KINDS.get(one.requirement), one.finding.figures
@@ -51,7 +51,7 @@ def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accurac
 def limit(entries: Iterable[Accuracy]) -> float:
     """Return the limit on |error| / σ that was used when the records were made.
 
-    It is taken from the first measurement; without any, it is `LIMIT`.
+    It is taken from the first measurement. If nothing was measured, it is `LIMIT`.
     """
     spreads = [spread for entry in entries for spread in (entry.output, entry.gradients)]
     return next((spread.limit for spread in spreads if spread is not None), LIMIT)

@@ -57,9 +57,9 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return what one causal mask does to each implementation, in each of several encodings.
+    """Return the effect of one causal mask, in each of several encodings, on each implementation.
 
-    Implementations without results of this experiment are left out.
+    Implementations without results of the experiment "same-mask" are left out.
     """
     by_column = {part.key: part for part in parts}
     return [
@@ -400,9 +400,9 @@ def _declared_forms(mask: MaskInfo) -> dict[str, str]:
 def _tried(
     experiments: Sequence[CaseResult], about: str, fits: Callable[[Phrase], bool]
 ) -> list[tuple[CaseResult, Phrase]]:
-    """Return the values of the subjects that have the id `about` and for which `fits` is true.
+    """Return the values of the subjects with the id `about` for which `fits` is true.
 
-    Each value is returned once for each result.
+    Each value comes with its result, and only once for each result.
     """
     return [
         (result, value)

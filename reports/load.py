@@ -128,10 +128,10 @@ def _contestants(record: Record) -> set[tuple[str, str]]:
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
     """Return the records with the most frequent suite version and catalogue.
 
-    With them, return a line about each other record that says why it is left out. If two
-    combinations are equally frequent, the first is taken. A record of another catalogue, but of the
-    same suite version, is kept too if it shares cases with the kept records and these cases are the
-    same, for example after a case was added to the catalogue.
+    Also return a line about each record that is left out, with the reason. If two combinations are
+    equally frequent, the first is taken. A record of the same suite version, but another catalogue,
+    is kept too if it shares cases with the kept records and these cases have equal hashes, for
+    example after a case was added to the catalogue.
     """
     kinds = Counter(_kind(record) for _, record, _ in loaded)
     if len(kinds) < 2:

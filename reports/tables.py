@@ -83,7 +83,7 @@ class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Group:
-    """Equivalent findings.
+    """A group of equivalent findings.
 
     Attributes:
         members: the findings, in the given order.
@@ -232,7 +232,7 @@ def sources(records: Sequence[Loaded]) -> list[Source]:
 
 
 def columns(parts: Iterable[Part]) -> list[Column]:
-    """Return the columns, with those of one layer side by side.
+    """Return a column for each part, with the columns of one layer side by side.
 
     Columns whose titles differ only in the part in brackets are variants of one layer.
     """

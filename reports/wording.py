@@ -132,7 +132,7 @@ def worst_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return counts as text, such as "12 conforms, 3 deviates", or "nothing"."""
+    """Return counts as text, such as "12 conforms, 3 deviates"; "nothing" if all are 0."""
     return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
 
 

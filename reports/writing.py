@@ -174,7 +174,7 @@ def _nothing(records: Sequence[Path]) -> str:
 
 
 def read_run(file: Path | None) -> str:
-    """Return the id of the run from a file written by the `begin` command; "" for None.
+    """Return the id of the run from a file written by the `begin` command; "" if `file` is None.
 
     Raises:
         ConformanceError: if the file cannot be read.

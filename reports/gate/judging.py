@@ -46,13 +46,14 @@ class Judgement:
 
     Attributes:
         known: deviations that agree with an entry.
-        new: deviations that no entry claims, or that do not agree with the entry that claims them.
+        new: deviations that no entry claims, or that agree with none of the entries claiming them.
         expected: for findings in `new` that any entry claims, the first of these entries.
         fixed: entries that claim findings that no longer deviate, with these findings. An entry
             that is not strict is listed only if none of its findings deviates in a whole run.
         open: findings that verify nothing: the process died or hung, the implementation was
             unavailable, or the item was not run.
-        missing: the number of planned items for which the record has no outcome.
+        missing: the number of planned items for which the record has no outcome; at least 1 if the
+            record is incomplete and `open` is empty.
         unmatched: entries that match no finding, although the run was whole and posed problems of
             the sizes that they name.
         ambiguous: pairs of entries that contradict each other, with the findings that both claim.

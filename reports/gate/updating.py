@@ -236,7 +236,7 @@ def condition_on(names: Collection[str], others: Collection[str]) -> str:
 
 
 def cover(names: Collection[str], others: Collection[str]) -> Patterns:
-    """Return patterns that match these cases but none of the others; () if there are no others.
+    """Return patterns that match the cases `names` and none of `others`; () if `others` is empty.
 
     A folder whose cases are all wanted becomes one pattern. If fewer patterns are needed to exclude
     the others ("!pattern"), the result is these exclusions.
@@ -250,7 +250,7 @@ def cover(names: Collection[str], others: Collection[str]) -> Patterns:
 
 
 def folders(names: Collection[str], others: Collection[str]) -> Patterns:
-    """Return patterns that match these cases but none of the others, without exclusions."""
+    """Return patterns that match the cases `names` and none of `others`, without exclusions."""
     patterns = set()
     for name in names:
         parts = name.split("/")

@@ -76,7 +76,7 @@ SCRIPTS = (
 class Figure(NamedTuple):
     """A drawing of attention weights, and the command that draws it.
 
-    If another deviation has the same drawing, `svg` is "" and `elsewhere` the anchor of that
+    If an earlier deviation has the same drawing, `svg` is "" and `elsewhere` is the anchor of that
     deviation; otherwise `elsewhere` is "".
     """
 

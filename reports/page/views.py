@@ -563,7 +563,7 @@ def _modes(item: Deviation) -> str:
 def where(item: Deviation) -> str:
     """Return the dtypes, modes and number of cases of a deviation.
 
-    The number of cases is given for each dtype if dtypes differ in it.
+    If the number of cases differs between dtypes, it is also given for each dtype.
     """
     total = len(item.cases)
     same = set(item.dtypes.values()) == {total}

@@ -2,7 +2,7 @@
 
 Records are stored compressed and without their arrays. Equal records give equal bytes, so that
 nothing changes in the repository if nothing new was found. Sizes are limited, because version
-control stores every edition forever.
+control keeps every version of a file forever.
 """
 
 from __future__ import annotations

@@ -190,8 +190,9 @@ class Length:
     Attributes:
         reach: the measured lengths.
         kind: the kinds of the first deviation's findings, as text; "" if there is no deviation.
-        cost: microseconds per token for the longest conforming sequence: of the implementation,
-            and of the suite's own computation; None if there is no such sequence.
+        cost: microseconds per token for the slowest problem that conforms at the length
+            `reach.most`: of the implementation, and of the suite's own computation; None if there
+            is no such problem.
     """
 
     reach: Reach
