@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accuracy]:
-    """Return one entry for each column and dtype for which an error was measured."""
+    """Return the accuracy of each column in each dtype in which an error was measured."""
     measured: dict[tuple[str, str, str], list[tuple[str, Figures]]] = defaultdict(list)
     for one in seen:
         kind, figures = _KINDS.get(one.requirement), one.finding.figures
@@ -51,7 +51,7 @@ def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accurac
 def limit(entries: Iterable[Accuracy]) -> float:
     """Return the limit on |error| / σ that was used when the records were made.
 
-    It is taken from the first measurement; without any, it is `LIMIT`.
+    It is taken from the first measurement. If nothing was measured, it is `LIMIT`.
     """
     spreads = [spread for entry in entries for spread in (entry.output, entry.gradients)]
     return next((spread.limit for spread in spreads if spread is not None), LIMIT)
@@ -202,7 +202,10 @@ def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apa
 
 
 def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
-    """Return the largest |a - b| in units of √2 σ, with the σ of `one`; 0 for empty outputs."""
+    """Return the largest |a - b| in units of √2 σ, with the σ of `one`; 0 for empty outputs.
+
+    Differences up to the underflow of `dtype` count as 0.
+    """
     underflow = UNDERFLOW.get(dtype, 0.0)
     size = np.abs(ratios(one.output, other.output, np.sqrt(2.0) * one.noise, underflow))
     return float(size.max(initial=0.0))

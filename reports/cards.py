@@ -1,9 +1,9 @@
 """Build what the report says about conventions from records.
 
-`experiment_cards` and `handed` return the observations of a run's experiments, and `GLANCES`
-selects those that people look for first, for one table. `conventions` puts declarations about masks
-beside what requirements and experiments observed, and `features` does so for windows, soft caps and
-other features beyond masks.
+`experiment_cards` and `handed` return the observations of a run's experiments. `GLANCES` are the
+columns of one table with those that people look for first. `conventions` puts declarations about
+masks beside what requirements and experiments observed, and `features` does so for windows, soft
+caps and other features beyond masks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FEWER = "lengths.fewer-queries"
 def experiment_cards(
     parts: Iterable[Part], columns: Sequence[Column], topics: Sequence[Topic]
 ) -> list[Card]:
-    """Return a card for each column that took part in an experiment."""
+    """Return the convention card of each column that has results of any experiment in `topics`."""
     results = {part.key: by_key(part.results, lambda result: result.case) for part in parts}
     cards = []
     for column in columns:
@@ -57,9 +57,9 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return what one causal mask does to each implementation, in each of several encodings.
+    """Return the effect of one causal mask, in each of several encodings, on each implementation.
 
-    Implementations without results of this experiment are left out.
+    Implementations without results of the experiment "same-mask" are left out.
     """
     by_column = {part.key: part for part in parts}
     return [
@@ -100,7 +100,7 @@ def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Cha
 def _observed(entries: Iterable[tuple[str, Entry]]) -> Iterator[Observed]:
     """Yield each value of a subject, the most frequent first.
 
-    A value that agrees with the declaration in some modes only occurs twice.
+    If a value agrees with the declaration in some modes and not in others, it is yielded twice.
     """
     by_value = by_key(entries, lambda pair: (pair[1].value, pair[1].agrees))
     for alike in sorted(by_value.values(), key=lambda alike: -len(alike)):
@@ -150,7 +150,7 @@ _ALARMING = {
 
 
 class Shown(NamedTuple):
-    """A value in a cell of the table, and where it holds ("" if that need not be stated)."""
+    """A value in the table of cards, and where it holds ("" if that need not be stated)."""
 
     phrase: Phrase
     where: str
@@ -167,7 +167,10 @@ class Shown(NamedTuple):
 
 
 class Glance(NamedTuple):
-    """A column of the table: its heading, and a function that takes its values from a card."""
+    """A column of the table of cards: its heading, and a function that finds its values in a card.
+
+    The table has one row for each card.
+    """
 
     heading: str
     take: Callable[[Card], list[Shown]]
@@ -196,8 +199,8 @@ def taking(
             a mode has several values.
         value: function that maps an observed value to the one to show.
         fits: function that returns whether to include a subject.
-        parts: by the name of a subject's argument, the values of this argument, as texts of
-            phrases, for which to include the subject; "" if it has no such argument.
+        parts: for some arguments of a subject, by name, the values for which to include the
+            subject, as texts of phrases; "" stands for a missing argument.
     """
 
     def take(card: Card) -> list[Shown]:
@@ -397,7 +400,10 @@ def _declared_forms(mask: MaskInfo) -> dict[str, str]:
 def _tried(
     experiments: Sequence[CaseResult], about: str, fits: Callable[[Phrase], bool]
 ) -> list[tuple[CaseResult, Phrase]]:
-    """Return the values of the subjects that have the id `about` and fit, each once per result."""
+    """Return the values of the subjects with the id `about` for which `fits` is true.
+
+    Each value comes with its result, and only once for each result.
+    """
     return [
         (result, value)
         for result in experiments
@@ -446,9 +452,9 @@ def _variants(observed: Observations) -> list[Variant]:
 
 
 def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | None:
-    """Return the dtypes, modes and cases that distinguish some results from the others.
+    """Return, as text, the dtypes, modes and cases that distinguish some results from the others.
 
-    The result is None if dtypes, modes and cases do not distinguish them.
+    Return None if these do not suffice to distinguish them. `every` are all results.
     """
     values = {axis: _values(some, axis) for axis in _AXES}
     cases = _cases(some) or _cases(every)
@@ -487,13 +493,13 @@ class Family(NamedTuple):
 
     Attributes:
         name: the heading of the feature.
-        parts: the names of the problem features that the heading covers.
-        kinds: the kinds of declarations that the heading covers although they name none of `parts`:
-            those that change how tokens are passed.
+        parts: the names of the features of cases that the heading covers.
+        kinds: the kinds of declarations, such as "Cache", that the heading also covers. They change
+            how tokens are passed, and name none of `parts`.
         chapter: the chapter whose requirements are only about this feature, or "".
         seen: functions that take observed values from a card, in order.
-        subject: what comes before the dot in the ids of the subjects of the feature's experiment,
-            or "".
+        subject: the part before the dot in the ids of the subjects of the feature's experiment, or
+            "" if it has none.
     """
 
     name: str
@@ -505,7 +511,7 @@ class Family(NamedTuple):
 
 
 def _own_key(card: Card) -> list[Shown]:
-    """Return whether a window counts the query's own key, and how windows are aligned.
+    """Find in a card whether a window counts the query's own key, and how windows are aligned.
 
     What the card does not show is left out.
     """
@@ -602,10 +608,10 @@ def _declared(implementation: Implementation, family: Family, card: Card) -> lis
 
 
 def _verdicts(part: Part) -> dict[str, list[str]]:
-    """Return the verdict of each item of each feature.
+    """Return the verdicts of the items of each feature, by the name of the feature.
 
-    If the case of an item has the feature, the item's own verdict counts; if only requirements
-    about the feature were checked on the item, the worst verdict of these counts.
+    For an item whose case has the feature, this is the item's verdict. For any other item on which
+    requirements about the feature were checked, it is the worst verdict of these requirements.
     """
     of_case = {name: frozenset(one.features) for name, one in part.record.header.cases.items()}
     verdicts: dict[str, list[str]] = {family.name: [] for family in FAMILIES}

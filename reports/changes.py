@@ -44,7 +44,8 @@ class Side(msgspec.Struct, frozen=True):
     Attributes:
         file: the path or paths as given.
         created: when the newest record was made.
-        suite, catalogue: the versions; several, joined by commas, if records differ.
+        suite, catalogue: the version of the suite, and the hash of the catalogue of cases; several,
+            joined by commas, if records differ.
         packages: the versions of packages.
         selection: the options that left items out of the runs, or "".
         complete: whether every planned item has an outcome.
@@ -143,7 +144,7 @@ class Members(msgspec.Struct, frozen=True):
         items: the number of items that only this side has, for the same implementations.
         findings: the number of findings that only this side has, for items that both sides have.
         wrong: those findings that only this side has, for implementations that both sides have, and
-            that failed (deviation, error, timeout or crash); [] for removed ones.
+            that failed (deviation, error, timeout or crash); [] in `Changes.removed`.
     """
 
     implementations: list[str]
@@ -272,9 +273,10 @@ def matched(before: Answers, after: Answers) -> Iterator[Pair]:
 def differing_entries(
     before: Answers, after: Answers
 ) -> Iterator[tuple[Key, Phrase, Phrase, Phrase]]:
-    """Yield (item, subject, before, after) for each card entry that differs in common items.
+    """Yield (item, subject, before, after) for each entry of a convention card that differs.
 
-    `NOTHING` stands for the value of an entry that only the other side has.
+    Only items that both sides have are compared. `NOTHING` stands for the value of an entry that
+    only the other side has.
     """
     for key in before:
         if key not in after:
@@ -406,7 +408,11 @@ def compare(one: Records, two: Records) -> Changes:
 
 
 def _classified(before: Finding, after: Finding, *, observed: bool) -> tuple[Kind, str, str]:
-    """Return the kind of a change, and both states in words."""
+    """Return the kind of a change, and both states in words.
+
+    If `observed` is true, the requirement only records a characteristic, and "deviates" is never
+    worse.
+    """
     one, other = before.verdict, after.verdict
     if one == other:
         states = _otherwise(before, after)
@@ -443,10 +449,10 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
 def grouped_changes(
     findings: Iterable[Located], specs: Mapping[_Owner, str], levels: Mapping[str, str]
 ) -> list[Change]:
-    """Group the findings of one implementation and requirement that changed in the same way.
+    """Merge the findings of an implementation and requirement that changed in the same way.
 
-    Changes are sorted by severity, then by frequency; characteristics that no definition settles
-    come last.
+    The resulting changes are sorted by severity, then by frequency. Those of requirements of level
+    "observed", which only record characteristics, come last.
     """
 
     def alike(one: Located) -> tuple[object, ...]:
@@ -491,7 +497,10 @@ def _conventions(before: Records, after: Records) -> list[Convention]:
 
 
 def _members(these: Records, others: Records, findings: int, wrong: list[Change]) -> Members:
-    """Return what these records have and the others lack; `findings` and `wrong` are passed on."""
+    """Return what `these` records have and the `others` lack.
+
+    `findings` and `wrong` are fields of the result that `compare` has already determined.
+    """
     shared = these.specs.keys() & others.specs.keys()
     keys = [key for key in these.results if key not in others.results and key[:2] in shared]
     asked = {key[2] for key in others.results}

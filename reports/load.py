@@ -19,7 +19,7 @@ from conformance.reports.model import Loaded
 
 
 def find_records(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the records and journals in each given folder.
+    """Return the given files, and the records in each given folder, including unfinished ones.
 
     In a folder, records of runs that options restricted ("*.narrowed.json") are left out, because
     they lie beside the complete records. A file that is given by name is never left out.
@@ -128,10 +128,10 @@ def _contestants(record: Record) -> set[tuple[str, str]]:
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
     """Return the records with the most frequent suite version and catalogue.
 
-    With them, return a line about each other record that says why it is left out. If two
-    combinations are equally frequent, the first is taken. A record of another catalogue, but of the
-    same suite version, is kept too if it shares cases with the kept records and these cases are the
-    same, for example after a case was added to the catalogue.
+    Also return a line about each record that is left out, with the reason. If two combinations are
+    equally frequent, the first is taken. A record of the same suite version, but another catalogue,
+    is kept too if it shares cases with the kept records and these cases have equal hashes, for
+    example after a case was added to the catalogue.
     """
     kinds = Counter(_kind(record) for _, record, _ in loaded)
     if len(kinds) < 2:
@@ -164,7 +164,10 @@ def _hashes(record: Record) -> dict[str, str]:
 
 
 def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
-    """Return whether two records share cases and all shared cases have equal, known hashes."""
+    """Return whether two records share cases, all with equal, known hashes.
+
+    `one` and `other` map the names of the records' cases to their hashes.
+    """
     shared = one.keys() & other.keys()
     return bool(shared) and all(one[name] and one[name] == other[name] for name in shared)
 

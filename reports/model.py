@@ -21,7 +21,7 @@ from conformance.records.record import Record
 SCHEMA = "mha-conformance/report/2"
 
 Loaded = tuple[Path, Record, Mapping[str, Array]]
-"""The path of a record, the record, and the arrays stored beside it, by "item id|array"."""
+"""The path of a record, the record, and its arrays, keyed by "item id|name of the array"."""
 
 Standing = Literal["conforms", "deviates", "not verified"]
 """`not verified`: nothing is known to be wrong, but something, or everything, was not verified."""
@@ -33,8 +33,8 @@ class Column(msgspec.Struct, frozen=True):
 
     Attributes:
         key: identifies the column in the report; equal to `name` if that is unique.
-        group: the title without its part in brackets, which the columns of one layer on several
-            backends share; the whole title if no other column belongs to the group.
+        group: the heading that the columns of one layer on several backends share: the title
+            without its part in brackets. If no other column shares it, the whole title.
         variant: the part of the title in brackets, or `key` if that part is missing or not unique
             in the group; "" if no other column belongs to the group.
         record: the name of the record that the column comes from.
@@ -182,7 +182,10 @@ class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """One line of a card: a subject and its observed values, the most frequent value first."""
+    """One line of a convention card: what was examined, and the values that were observed.
+
+    The most frequent value comes first. `subject` is the text of `phrase`.
+    """
 
     subject: str
     observed: list[Observed]
@@ -207,7 +210,7 @@ class Chapter(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """The convention card of one implementation, made entirely from the run's experiments."""
+    """The convention card of one implementation: what the run's experiments observed."""
 
     column: str
     chapters: list[Chapter]
@@ -219,7 +222,8 @@ class Feature(msgspec.Struct, frozen=True):
     Attributes:
         column, feature: the implementation, and the name of the feature.
         declared: the arguments that the implementation declares for the feature. If the record
-            does not list declared features, the arguments that experiments tried, or None.
+            does not list declared features, the arguments that experiments tried; None if there
+            are none.
         items: the number of items (case x dtype x mode) of the feature with each verdict; {} if
             there are none.
         seen: the conventions that experiments observed.
@@ -273,9 +277,9 @@ class Spread(msgspec.Struct, frozen=True):
         limit: the largest max_ratio that conforms.
         classes: how many findings reached each accuracy class; "" means that none was reached.
         worst_class: the least accurate of these classes; "" if any finding reached none.
-        comparable: the spread of the findings whose max_ratio is finite; None if all findings are
-            such findings, or none is. If a defect produces NaN, `comparable` shows how accurate the
-            implementation is elsewhere.
+        comparable: the spread of only those findings whose max_ratio is finite; None if this is so
+            for all findings or for none. If a defect produces NaN, `comparable` shows how accurate
+            the implementation is elsewhere.
     """
 
     max_ratio: float
@@ -313,9 +317,9 @@ class Accuracy(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True):
     """Two implementations in one dtype: the largest |a - b| / (√2 σ) over their common cases.
 
-    `max_ratio` and `case`, where it occurred, exclude `nan_cases`, the cases in which at least one
-    of the two returns NaN; `cases` is the number of common cases, including these.
-    If NaN occurs in all common cases, `max_ratio` is 0 and `case` is "".
+    `max_ratio` occurred in `case`. Both leave out `nan_cases`, the cases in which at least one of
+    the two returns NaN; if these are all common cases, `max_ratio` is 0 and `case` is "". `cases`
+    is the number of all common cases.
     """
 
     dtype: str
@@ -331,7 +335,7 @@ class Apart(msgspec.Struct, frozen=True):
     """A case that the definition leaves open, or in which an implementation returns NaN.
 
     Attributes:
-        dtypes: the dtypes in which `groups` and `nan` are so.
+        dtypes: the dtypes to which `groups` and `nan` apply.
         groups: the implementations, grouped so that the outputs within a group agree.
         nan: the implementations that return NaN.
     """
@@ -445,7 +449,7 @@ class Unsupported(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Items of one implementation that a run was to verify but did not, for the same reason.
+    """Items of one implementation that a run should have verified but did not, for one reason.
 
     `examples` are up to three of their cases.
     """
@@ -464,8 +468,8 @@ class NotVerified(msgspec.Struct, frozen=True):
         missing: the names of expected records that were not found.
         unavailable: the implementations that could not be run, each with the reason.
         incomplete: a line about each record of a run that ended early.
-        narrowed: the records of runs from which options left out items, each with these options and
-            the number of deselected items.
+        narrowed: the records of runs that options restricted, each with these options and, if
+            items were deselected, their number.
         problems: a line about each file, or item in a file, that could not be used.
     """
 
@@ -485,7 +489,7 @@ class NotVerified(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The report as the pages show it, except for single findings and drawings."""
+    """The report as the pages show it; single findings and drawings are not included."""
 
     schema: str
     created: str

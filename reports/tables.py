@@ -1,7 +1,7 @@
 """The tables of a report: columns, totals, requirements, deviations, and what was not verified.
 
-A column is one implementation on one device. Its findings are located in it, counted by verdict,
-and grouped if they are equivalent.
+A column is one implementation on one device. Its findings are counted by verdict, and equivalent
+deviations are grouped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A finding together with the result of the item in which it was made.
 
     Attributes:
-        column: the key of its implementation in a report, or "".
+        column: the key of its column in a report, or "".
         before, after: in a comparison of two records, the states in the first and the second.
     """
 
@@ -83,7 +83,7 @@ class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Group:
-    """Equivalent findings.
+    """A group of equivalent findings.
 
     Attributes:
         members: the findings, in the given order.
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """Return the fields that `model.Deviation` and `changes.Change` compute alike from a group.
+        """The fields, by name, that `model.Deviation` and `changes.Change` both take from a group.
 
         They are the number of findings, the cases and modes, and the worst item with its figures.
         """
@@ -171,7 +171,7 @@ class Part(NamedTuple):
 
     Attributes:
         key: the key of its column: the name if that is unique, else the name and the device, else
-            also the name of the record, or at last the name and the number of the record.
+            also the name of the record, or finally the name and the number of the record.
         arrays: the arrays stored beside the whole record, by "item id|array".
     """
 
@@ -232,7 +232,7 @@ def sources(records: Sequence[Loaded]) -> list[Source]:
 
 
 def columns(parts: Iterable[Part]) -> list[Column]:
-    """Return the columns, with those of one layer side by side.
+    """Return a column for each part, with the columns of one layer side by side.
 
     Columns whose titles differ only in the part in brackets are variants of one layer.
     """
@@ -311,7 +311,7 @@ def _each(items: Iterable[Named]) -> list[Named]:
 
 
 def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[Located]) -> Totals:
-    """Return the numbers of implementations, items, findings, cases and experiments in all columns.
+    """Return the dtypes and the numbers of implementations, items, findings, cases and experiments.
 
     `sources` are the records of the columns, and `seen` their findings.
     """
@@ -339,9 +339,9 @@ def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[
 def matrix(
     columns: Sequence[Column], seen: Iterable[Located], requirements: Sequence[RequirementInfo]
 ) -> list[Row]:
-    """Return one row for each given requirement, then one for each other that has findings.
+    """Return one row for each given requirement, then one for each other requirement with findings.
 
-    The latter include "run", the row of items without an outcome.
+    The others include "run", the row of items without an outcome.
     """
     verdicts: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in seen:
@@ -460,7 +460,7 @@ _REPEATED = re.compile(r"\(#,#\)(?: \(#,#\))*")
 
 
 def normalised(finding: Finding, mode: str, dtype: str) -> str:
-    """Return the message of a finding with array, mode, dtype and numbers replaced.
+    """Return the message of a finding, with placeholders for array, mode, dtype and numbers.
 
     These vary from item to item; without them, equivalent findings have equal texts.
     """
@@ -512,7 +512,7 @@ def not_verified(
 ) -> NotVerified:
     """Return everything that should have been verified but was not, with the reasons.
 
-    `expected` are the names of required records, and `problems` lines about unusable ones.
+    `expected` are the names of required records, and `problems` are lines about unusable records.
     """
     present = {source.name for source in sources}
     unavailable = {column.key: column.unavailable for column in columns if column.unavailable}

@@ -31,9 +31,10 @@ def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
 
 
 def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
-    """Return, for each implementation that `others` contain, its trend over versions.
+    """Return the trend over versions of each implementation that `others` contain too.
 
-    The oldest version comes first. The versions of NumPy and Python are added if they differ.
+    Only records of the same device are joined, the oldest version first. If the versions of NumPy
+    or Python vary, they are added to those of the library.
     """
     courses = []
     for part, beside in _beside(parts, others):
@@ -135,7 +136,7 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
 
 
 def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
-    """Return two values as text; of two lists of shapes, only the shapes that differ."""
+    """Return two values as text, without the shapes that two lists of shapes have in common."""
     if not one.id == other.id == "shapes":
         return say(one), say(other)
     before, after = one.parts("shapes"), other.parts("shapes")
@@ -146,7 +147,7 @@ def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
 
 
 def _platform(record: Record) -> dict[str, str]:
-    """Return the versions of NumPy, if it is known, and Python with which a record was made."""
+    """Return the versions of Python and, if it is known, NumPy with which a record was made."""
     made = record.header.provenance
     numpy = {"numpy": made.packages["numpy"]} if "numpy" in made.packages else {}
     return numpy | {"python": ".".join(made.python.split(".")[:2])}

@@ -76,7 +76,7 @@ def ratio(value: float) -> str:
 
 
 def magnitude(value: float) -> str:
-    """Return a ratio as short text for tables: from 1000 on, only its power of ten, or "∞"."""
+    """Return a ratio as short text for tables: only a power of ten if it is 1000 or more."""
     if 1e3 <= value < INFINITE:
         return f"10{superscript(math.floor(math.log10(value)))}"
     return ratio(value)
@@ -132,12 +132,12 @@ def worst_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return counts as text, such as "12 conforms, 3 deviates", or "nothing"."""
+    """Return counts as text, such as "12 conforms, 3 deviates"; "nothing" if all are 0."""
     return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
 
 
 def parts(name: str) -> list[str]:
-    """Split a long name where a line may break: after ".", "_", "/", and "-" behind a word."""
+    """Split a long name where a line may break: after ".", "_", "/", and a "-" inside a word."""
     return re.split(r"(?<=[._/])|(?<=\w-)", name)
 
 
@@ -148,7 +148,7 @@ def shape(layout: str) -> str:
 
 
 def causal(flag: CausalInfo) -> str:
-    """Return as text how a causal flag is aligned if lengths differ, and which mask it needs."""
+    """Return, as text, how a causal flag is aligned if lengths differ, and which mask it needs."""
     alignment = flag.alignment or "equal lengths only"
     return f"{alignment}, with {flag.needs}" if flag.needs else alignment
 
@@ -233,11 +233,11 @@ def failure(
 
     Args:
         result: the result of the item.
-        spec: the implementation, as it is given to `--implementation`.
+        spec: the implementation, as it is named on the command line.
         asked: descriptions of cases and requirements, such as the header of the record.
         file: the case file of the item, or "" if the case is in the catalogue.
         alone: whether a fresh instance that runs only this item conforms.
-        command: the command that runs the item again; by default it is made from `spec`.
+        command: the command that runs the item again; by default it is made from `spec` and `file`.
     """
     wrong = [finding for finding in result.findings if finding.verdict in BAD]
     causes = sorted({finding.cause for finding in wrong if finding.cause}, key=str)
@@ -288,7 +288,7 @@ def again(result: CaseResult, spec: str, file: str = "") -> str:
 
 
 def sigmas(value: float) -> str:
-    """Return a ratio as text for a log, with three significant digits, or "∞ "."""
+    """Return a ratio as text that "σ" can follow: three significant digits, or "∞ "."""
     return "∞ " if value >= INFINITE else f"{value:.3g}"
 
 

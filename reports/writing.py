@@ -37,6 +37,10 @@ def build(
         earlier: records of the same implementations that were made before these.
         versions: records of the same implementations with other versions of their libraries.
         baseline: known deviations; not needed for those that a record itself contains.
+
+    Raises:
+        BrokenBaseline: if an entry uses a variable that a run does not define, or a record
+            contains an invalid entry.
     """
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
@@ -100,7 +104,8 @@ def write(
         deviates. Without any record, no file is written.
 
     Raises:
-        ConformanceError: if the run's file cannot be read, or a file cannot be written.
+        ConformanceError: if the run's file cannot be read, a file cannot be written, or an entry
+            of the baseline does not fit the records.
     """
     with progress("reading records") as advance:
         loaded = load(find_records(records), read_run(run))
@@ -169,7 +174,7 @@ def _nothing(records: Sequence[Path]) -> str:
 
 
 def read_run(file: Path | None) -> str:
-    """Return the id of the run from a file written by the `begin` command; "" without a file.
+    """Return the id of the run from a file written by the `begin` command; "" if `file` is None.
 
     Raises:
         ConformanceError: if the file cannot be read.

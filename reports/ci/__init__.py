@@ -150,7 +150,11 @@ def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
 
 
 def _total(element: ET.Element, part: str) -> None:
-    """Set the numbers of tests inside an element, and the time of its parts, if any is known."""
+    """Set the attributes of an element with the numbers of tests in it, by result, and the time.
+
+    The time is the sum over the elements inside that have the tag `part`. It is not set if none of
+    them has a time.
+    """
     for name, tag in (
         ("tests", "testcase"),
         ("failures", "failure"),
@@ -356,6 +360,9 @@ def append(path: Path, source: Source) -> list[Path]:
 
     Returns:
         The paths of the history and of the figure.
+
+    Raises:
+        ConformanceError: if a file cannot be read or written, or the history is invalid.
     """
     points = read_history(path)
     now = point(source)
@@ -403,7 +410,8 @@ def trend(points: Sequence[Point]) -> str:
 def _bar(one: Point, name: str, left: int, bottom: float, highest: int) -> list[str]:
     """Return the stacked bar of one run as SVG, with its date, commit and counts in a tooltip.
 
-    Return [] if the run has no counts for the implementation `name`.
+    `highest` is the number of items that a bar of full height stands for. Return [] if the run has
+    no counts for the implementation `name`.
     """
     counts = one.implementations.get(name)
     if not counts:

@@ -1,7 +1,7 @@
 """Markdown for a CI build: the summary of its records, and the comment on a pull request.
 
-`markdown` returns the summary for `$GITHUB_STEP_SUMMARY`, a comment on a merge request, or a file:
-counts, changes, deviations, and what was not verified. `comment` returns the findings that are new,
+`markdown` returns the summary, for `$GITHUB_STEP_SUMMARY` or another file: counts, changes,
+deviations, and what was not verified. `comment` returns the comment: the findings that are new,
 fixed or no longer answered in the later of two records. Texts from records are escaped as in the
 report.
 """
@@ -145,7 +145,7 @@ class Source:
 
     @cached_property
     def wrong(self) -> list[Change]:
-        """The wrong findings that are not known, with similar ones merged, the worst first."""
+        """The failed findings that are not known, with similar ones merged, the worst first."""
         findings = [
             Located(item.result, finding, after=finding.verdict)
             for item in self.items
@@ -155,7 +155,10 @@ class Source:
 
     @cached_property
     def open(self) -> dict[tuple[str, str, str], int]:
-        """The number of items "unavailable" or "not-run", by implementation, verdict and reason."""
+        """The number of items that were not checked, by implementation, verdict and reason.
+
+        The verdict is "unavailable" or "not-run".
+        """
         return Counter(
             (item.result.implementation, item.result.verdict, item.reason)
             for item in self.items
@@ -187,7 +190,7 @@ def load(
     """Read records, an earlier record to compare with, and a baseline.
 
     Raises:
-        ConformanceError: if a file cannot be read, or if there is no record.
+        ConformanceError: if a file cannot be read or is invalid, or if there is no record.
     """
     files = find_records(paths)
     if not files:
@@ -246,7 +249,10 @@ def markdown(source: Source) -> str:
 
 
 def _rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield name, device and counts of each implementation, with the changes of the counts."""
+    """Yield the name, the device and the counts of each implementation, as texts.
+
+    There is a count for each verdict in `columns`, with its change since the previous record.
+    """
     then = source.changes.before if source.changes else None
     for record, one in source.implementations:
         device = record.header.provenance.device
@@ -341,9 +347,9 @@ class _Row(NamedTuple):
 
 
 def _merged(changes: Sequence[Change], page: str) -> list[_Row]:
-    """Return a row for all changes with the same states and cause.
+    """Merge the changes of each implementation that have the same states and cause into one row.
 
-    Changes without a known cause share a row if they are also of the same requirement and device.
+    Changes without a known cause are merged only if requirement and device are the same too.
     """
 
     def alike(change: Change) -> tuple[str, ...]:

@@ -129,8 +129,7 @@ class Picture:
     def _miss(self) -> Array:
         """The |difference|, infinite where it is not finite.
 
-        It decides which is worst of several equal ratios, such as infinite ones, which occur where
-        exact values are missed.
+        It tells which of several equal ratios is the worst, for example among infinite ratios.
         """
         return np.nan_to_num(np.abs(self.difference), nan=np.inf)
 
@@ -289,7 +288,7 @@ _PLAIN = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "−0123456789")
 
 
 def _raised(text: str) -> Markup:
-    """Replace superscript characters, which many fonts lack, by raised digits."""
+    """Return text as SVG, with raised digits for superscript characters, which many fonts lack."""
 
     def drawn(match: re.Match[str]) -> str:
         down = f'<tspan dy="4">{match[2]}</tspan>' if match[2] else ""
@@ -339,7 +338,10 @@ def how(picture: Picture) -> str:
 
 
 def _about(picture: Picture, place: int, index: int) -> list[str]:
-    """Return lines that describe a row of the figure, the verdict first."""
+    """Return lines that describe a row of the figure, the verdict first.
+
+    `place` and `index` are the indices of the batch entry and the row in the picture's arrays.
+    """
     row = picture.row(place, index)
     if row.fits:
         lines = [f"within noise: {wording.ratio(row.ratio)}σ of {LIMIT:.0f}σ allowed"]

@@ -35,7 +35,7 @@ STEPS = 50
 
 
 def shade(value: float, most: float) -> float:
-    """Return the opacity for |value|: 1 from `most` on, and above 0 for every value except 0.
+    """Return the opacity for |value|: 1 if it is `most` or more, and above 0 unless it is 0.
 
     If `most` is 0, the opacity is 0 for every value.
     """
@@ -46,14 +46,14 @@ def shade(value: float, most: float) -> float:
 
 
 def exponent(most: float) -> int:
-    """Return an exponent n such that differences up to `most` are short in units of 10^n."""
+    """Return an n such that differences up to `most` have few digits in units of 10^n."""
     if most == 0 or 0.01 <= most < 100:
         return 0
     return math.floor(math.log10(most))
 
 
 def cell(value: float) -> str:
-    """Return a number as short text for a cell, which is "0" only for zero."""
+    """Return a number as short text for a cell; only zero becomes "0"."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -229,7 +229,7 @@ def _colour(shown: Map, value: float) -> tuple[str, float]:
 
 
 def _hatch(grid: Grid, blocked: BoolArray) -> str:
-    """Hatch blocked cells with diagonals that continue in neighbouring cells."""
+    """Return an SVG path of diagonals over blocked cells that continue in neighbouring cells."""
     width, height = grid.cell_width, grid.cell_height
     shares = (0.5, 1.0) if grid.has_text else (1.0,)
     lines = []

@@ -1,7 +1,8 @@
-"""Draw error in σ over length: a panel for each dtype and array, a line for each implementation.
+"""Draw the error in σ against sequence length, with a line for each implementation.
 
-The last panel of each row shows the time per token; if there is only one implementation, it also
-shows that of the suite's own computation.
+There is a row of panels for each dtype, with a panel for each array. The last panel of a row shows
+the time per token; if there is only one implementation, it also shows the time that the suite's own
+computation takes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def plot(climbs: Sequence[Climb]) -> str:
 
 
 def _largest(points: Points) -> Lines:
-    """Return the largest number over all problems, by implementation and length."""
+    """Return the largest of the numbers for each implementation and length."""
     found: dict[str, dict[int, float]] = {}
     for name, length, value in points:
         line = found.setdefault(name, {})

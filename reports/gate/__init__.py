@@ -83,7 +83,7 @@ class OutdatedEntry(msgspec.Struct, frozen=True):
     """An entry of the baseline that needs to be edited.
 
     `why` is "fixed", "unmatched", "ambiguous", "duplicate" or "no reason", and `told` a text that
-    explains it. `line` is 0 if unknown, and `entry` describes where the entry is and applies.
+    explains it. `line` is 0 if unknown, and `entry` says where the entry is and what it applies to.
     """
 
     why: str
@@ -171,9 +171,9 @@ def answer(judgement: Judgement) -> Gate:
 def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
     """Edit a baseline so that the gate holds if possible, print the edit, and return an exit code.
 
-    The exit code is 0 if the gate holds then, or would hold once entries have reasons. If nothing
-    was verified, the baseline is not edited. `judged` are the command-line arguments that named the
-    record, or () if there were none; `reason` is for entries that have no reason.
+    The exit code is 0 if the gate holds after the edit, or will hold once all entries have reasons.
+    If nothing was verified, the baseline is not edited. `judged` are the command-line arguments
+    that named the record, or () if there were none; `reason` is for entries that have no reason.
 
     Raises:
         ConformanceError: if the baseline cannot be edited or written.
@@ -246,7 +246,10 @@ class _Log:
         self.text.append("\n")
 
     def _first(self, items: Sequence[T], one: str, several: str) -> Iterator[T]:
-        """Yield the first few items, then print a line that counts the others."""
+        """Yield the first few items, or all if verbose, and print how many others there are.
+
+        `one` and `several` are the singular and the plural of what the items are called.
+        """
         shown = items if self.verbose else items[:SHORT]
         yield from shown
         if len(items) > len(shown):
@@ -390,7 +393,10 @@ class _Log:
             self._line(stale, BAD)
 
     def _edit(self, judged: Sequence[str]) -> None:
-        """Print the edit to make; if anything is worse, show new entries only if verbose."""
+        """Print the edit to make, and the command for it.
+
+        If anything is worse, the edit contains new entries only if verbose.
+        """
         found = self.judgement
         if not (found.new or found.to_edit):
             return
@@ -447,7 +453,7 @@ def _named(group: Group, part: str) -> list[str]:
 
 
 def _spec(judgement: Judgement, result: CaseResult) -> str:
-    """Return how the implementation of a result is named on the command line, or its name."""
+    """Return how a result's implementation is named on the command line; if unknown, its name."""
     specs = {one.name: one.spec for one in judgement.record.header.implementations}
     return specs.get(result.implementation, result.implementation)
 

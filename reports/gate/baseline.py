@@ -113,7 +113,7 @@ class Condition:
 
     Attributes:
         names: the variables that occur in the condition.
-        holds: whether the condition is true, given a value for each of these variables.
+        holds: function that returns whether the condition is true, given the values of variables.
     """
 
     text: str
@@ -355,7 +355,11 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def read_baselines(paths: Iterable[Path]) -> Baseline:
-    """Return the entries of baseline files, and of all .toml files in folders, as one baseline."""
+    """Return the entries of baseline files, and of all .toml files in folders, as one baseline.
+
+    Raises:
+        BrokenBaseline: if a file cannot be read, or its content is invalid.
+    """
     files = [
         file
         for path in paths
@@ -418,7 +422,7 @@ def to_record(entry: Entry) -> KnownDeviation:
 
 
 def _typed(table: dict[str, Any]) -> KnownDeviation:
-    """Convert a TOML table; raises `BrokenBaseline` if a key or the type of a value is wrong."""
+    """Convert an entry's table; raises `BrokenBaseline` if a key is unknown or a type is wrong."""
     for key in table:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1) or [", ".join(_KEYS)]
@@ -449,7 +453,10 @@ def _says_something(raises: str) -> bool:
 
 
 def _finds_everything(patterns: tuple[str, ...]) -> bool:
-    """Return whether patterns, apart from exclusions, match two names that share no letter."""
+    """Return whether patterns, apart from exclusions, probably match every name.
+
+    This is assumed if they match two names that share no letter.
+    """
     wanted = tuple(pattern for pattern in patterns if not pattern.startswith("!"))
     return all(fits(wanted, name) for name in ("a.b/c", "zy.xw-v/u-t/s"))
 

@@ -14,9 +14,9 @@ change of it in a new version would go unnoticed. They are stored by implementat
     [pinned.mine."probe/leaks"."float32:cpu:eval"]
     "leak(argument=mask, form=form.bool, input=input.key, number=number.nan)" = "leak.hidden"
 
-`baseline update` fills in an empty table, `[pinned.mine."probe/leaks"]`, for all modes, updates
-values that have changed, and removes pins of entries that are no longer observed, unless none of a
-mode is left. Entries that are not pinned may appear, change and disappear.
+`baseline update` fills in an empty table, `[pinned.mine."probe/leaks"]`, for all modes. It updates
+values that have changed, and removes pins of entries that are no longer observed, unless a mode
+would be left without pins. Entries that are not pinned may appear, change and disappear.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_narrowed(record: Record) -> bool:
 
 
 def is_open(finding: Finding) -> bool:
-    """Return whether a finding leaves open what it was to verify, because there is no outcome."""
+    """Return whether a finding verifies nothing, because its item has no outcome."""
     return finding.requirement == RUN or finding.verdict in NOT_VERIFIED
 
 
@@ -238,7 +238,7 @@ def read_pins(table: Any) -> Pins:
 
 
 def changes(pins: Pins, record: Record) -> Iterator[Change]:
-    """Yield the pinned entries whose value in a record differs, and experiments without entries.
+    """Yield pinned entries whose value in a record differs, and experiments without pinned entries.
 
     Pinned entries of other devices, and of experiments that options left out of the run or that
     have no outcome, are skipped.
@@ -303,9 +303,9 @@ def _observed(record: Record, name: str, experiment: str) -> dict[str, dict[str,
 
 
 def _edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
-    """Return the text of a baseline with its tables of counts and pins edited.
+    """Return the text of a baseline with its tables of counts and pins edited by `edit`.
 
-    If they change, these tables are moved behind all entries.
+    If they change, these tables are moved to the end of the file, after all entries.
 
     Args:
         text: the content of the file.

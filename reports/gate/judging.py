@@ -46,13 +46,14 @@ class Judgement:
 
     Attributes:
         known: deviations that agree with an entry.
-        new: deviations that no entry claims, or that do not agree with the entry that claims them.
+        new: deviations that no entry claims, or that agree with none of the entries claiming them.
         expected: for findings in `new` that any entry claims, the first of these entries.
         fixed: entries that claim findings that no longer deviate, with these findings. An entry
             that is not strict is listed only if none of its findings deviates in a whole run.
         open: findings that verify nothing: the process died or hung, the implementation was
             unavailable, or the item was not run.
-        missing: the number of planned items for which the record has no outcome.
+        missing: the number of planned items for which the record has no outcome; at least 1 if the
+            record is incomplete and `open` is empty.
         unmatched: entries that match no finding, although the run was whole and posed problems of
             the sizes that they name.
         ambiguous: pairs of entries that contradict each other, with the findings that both claim.
@@ -105,7 +106,10 @@ class Judgement:
 
     @property
     def to_edit(self) -> tuple[tuple[str, Entry], ...]:
-        """The entries that need to be edited, each with a reason; an entry may occur repeatedly."""
+        """The reasons why entries need to be edited, each with the entry.
+
+        An entry that needs to be edited for several reasons occurs several times.
+        """
         return (
             *(("fixed, remove or narrow it", entry) for entry, _ in self.fixed),
             *(("matches nothing", entry) for entry in self.unmatched),
@@ -132,8 +136,9 @@ class Judgement:
     def exit_code(self) -> ExitCode:
         """The exit code of the gate: nothing verified, deviates, incomplete, or OK.
 
-        It is "deviates" if anything is worse or an entry needs an edit, and "nothing verified" also
-        if nothing was verified of one implementation and nothing else is wrong.
+        It is "deviates" if anything is worse or an entry needs an edit. It is "nothing verified" if
+        nothing was verified at all, or if nothing was verified of one of several implementations,
+        all items have an outcome and nothing else is wrong.
         """
         every = {result.implementation for result in self.record.results}
         unverified = self.unverified
@@ -176,7 +181,7 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
 
 
 class Claims:
-    """The entries of a baseline, with those that apply to a run, to be looked up by finding.
+    """The entries of a baseline that apply to a run, with a search for those that claim a finding.
 
     An entry claims the findings that its patterns and its condition match.
 
@@ -229,7 +234,11 @@ class Claims:
         return next((entry for entry in claiming if agrees(entry, finding)), None)
 
     def _applies(self, entry: Entry, implementation: Implementation) -> bool:
-        """Return whether an entry applies to an implementation, its versions and its device."""
+        """Return whether an entry applies to an implementation, its versions and its device.
+
+        Raises:
+            BrokenBaseline: if its condition uses a variable that the implementation does not have.
+        """
         if not fits(entry.implementation, implementation.name):
             return False
         if entry.condition is None:
@@ -387,6 +396,10 @@ def knower(baseline: Baseline, record: Record) -> Callable[[Located], Entry | No
     """Return a function that returns the entry that agrees with a deviation, or None.
 
     The entry is taken from the baseline, or else from the known deviations stored in the record.
+
+    Raises:
+        BrokenBaseline: if a condition uses a variable that the run does not define, or a known
+            deviation stored in the record is invalid.
     """
     claims, carried = Claims(baseline, record), Claims(recorded(record.header.known), record)
     return lambda one: (

@@ -71,7 +71,7 @@ class Where(NamedTuple):
 class Draft(NamedTuple):
     """An entry to write: what it asserts, where it applies, and the findings that it covers.
 
-    `dtype` is a condition on the dtype, or ""; `patterns` are given by key.
+    `dtype` is a condition on the dtype, or ""; `patterns` are given by key, such as "case".
     """
 
     kind: Kind
@@ -89,8 +89,8 @@ def drafts(
         cells: the findings that the entries must match.
         decided: all findings of the run that entries could match.
         named: whether entries name the implementation.
-        exact: whether to list every case, mode and dtype, because options restricted the run, or it
-            is incomplete, so that it does not show which others exist.
+        exact: whether to list every case, mode and dtype. This is needed if options restricted the
+            run or it is incomplete, because such a run does not show which others exist.
     """
     around = by_key(decided, _asked)
     # Requirements that would get the same entry share it, and then implementations do.
@@ -236,7 +236,7 @@ def condition_on(names: Collection[str], others: Collection[str]) -> str:
 
 
 def cover(names: Collection[str], others: Collection[str]) -> Patterns:
-    """Return patterns that match these cases but none of the others; () if there are no others.
+    """Return patterns that match the cases `names` and none of `others`; () if `others` is empty.
 
     A folder whose cases are all wanted becomes one pattern. If fewer patterns are needed to exclude
     the others ("!pattern"), the result is these exclusions.
@@ -250,7 +250,7 @@ def cover(names: Collection[str], others: Collection[str]) -> Patterns:
 
 
 def folders(names: Collection[str], others: Collection[str]) -> Patterns:
-    """Return patterns that match these cases but none of the others, without exclusions."""
+    """Return patterns that match the cases `names` and none of `others`, without exclusions."""
     patterns = set()
     for name in names:
         parts = name.split("/")
@@ -321,9 +321,10 @@ class _Edit:
         self.named = several or any(entry.implementation for entry in baseline.entries)
 
     def remove(self) -> None:
-        """Remove entries that match nothing, and those of duplicates that match no other findings.
+        """Remove entries that match nothing, and superfluous duplicates.
 
-        Entries that contradict another one are kept.
+        Of two duplicates, one is removed if the other matches all of its findings, unless one of
+        the two contradicts some entry.
         """
         for entry in self.judgement.unmatched:
             self.replaced[entry.number] = []

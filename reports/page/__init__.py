@@ -20,7 +20,7 @@ from conformance.words import say
 def environment(folder: Path, **options: Any) -> Environment:
     """Return a Jinja environment that loads templates from a folder and escapes values.
 
-    Only values of type `Markup` are not escaped. `options` are further options of the environment.
+    Values of type `Markup` are not escaped. `options` are further options of the environment.
     """
     made = Environment(
         loader=FileSystemLoader(folder),

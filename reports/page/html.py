@@ -76,7 +76,7 @@ SCRIPTS = (
 class Figure(NamedTuple):
     """A drawing of attention weights, and the command that draws it.
 
-    If another deviation has the same drawing, `svg` is "" and `elsewhere` the anchor of that
+    If an earlier deviation has the same drawing, `svg` is "" and `elsewhere` is the anchor of that
     deviation; otherwise `elsewhere` is "".
     """
 
@@ -211,8 +211,8 @@ keep only the two digits shown, so that a page of a million findings can be sent
 def packed(report: Report, records: Sequence[Loaded]) -> bytes:
     """Return all findings as columns of numbers: one line of JSON, then the bytes of the columns.
 
-    Most numbers are indices, from 0, into lists in the JSON or in `contents`; those called "many"
-    are the numbers of findings of each item. The bytes of a column are ordered by significance, all
+    Most numbers are zero-based indices into lists in the JSON or in `contents`; the column "many"
+    has the number of findings of each item. The bytes of a column are ordered by significance, all
     lowest bytes first, because this compresses best.
     """
     column = {own.key: index for index, own in enumerate(report.columns)}
@@ -291,7 +291,7 @@ _NO_FIGURES = Figures(array="", max_ratio=0.0, rms_ratio=0.0, bias=0.0, limit=0.
 def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
     """Return the texts of a finding: its detail, value, cause, `where` and `made_by`.
 
-    The detail is left out if the finding has figures and is not in the page in full.
+    The detail is left out if the finding has figures and `whole` is false.
     """
     detail = finding.detail if whole or finding.figures is None else ""
     value, cause, where = finding.value, finding.cause, finding.where
@@ -301,10 +301,10 @@ def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
 
 
 def _in_full(results: Sequence[tuple[int, CaseResult]]) -> set[int]:
-    """Return the ids of the findings that the page contains in full: the worst of each kind.
+    """Return the `id()` of each finding that the page contains in full.
 
-    Findings of a kind have the same column, requirement, verdict and cause; those that conform are
-    never contained in full.
+    These are up to `IN_FULL` findings of each kind, the worst ones. Findings of a kind have the
+    same column, requirement, verdict and cause; those that conform are never contained in full.
     """
     alike = by_key(
         (
@@ -328,7 +328,7 @@ def _digits(value: float) -> float:
 
 
 def _lean(bias: float) -> float:
-    """Round a bias to the nearest half, or to two digits if chance cannot explain it."""
+    """Round a bias to the nearest half, or to two digits beyond ±5, which chance cannot explain."""
     return float(f"{bias:.1e}") if abs(bias) > 5 else round(2 * bias) / 2
 
 
@@ -344,8 +344,8 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
     """Return a figure for each deviation of attention weights, by the deviation's id.
 
     The figure shows the item that is the deviation's evidence if the record has its weights, else
-    another item of the deviation. A deviation of which no item has weights that can be drawn has no
-    figure. Each item is drawn once; further figures of it refer to that drawing.
+    another item of the deviation. There is no figure if no weights are stored or if they cannot be
+    drawn. Each item is drawn once; further figures of it refer to that drawing.
     """
     shown: dict[str, Figure] = {}
     drawn: dict[str, str] = {}

@@ -103,10 +103,12 @@ def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
 class Reading(NamedTuple):
     """A mask argument as the page shows it.
 
-    `true`, `ones` and `infinite` are the observed meanings of True in a boolean mask, of a mask of
-    0 and 1, and of one of 0 and −∞, or the declared meanings where none were observed. `agrees` is
-    whether all observations agree with the declaration; None if no encoding with a declared meaning
-    was examined. `surprises` are texts about observations that contradict the declaration.
+    Attributes:
+        true, ones, infinite: the observed meanings of True in a boolean mask, of a mask of 0 and 1,
+            and of a mask of 0 and −∞; the declared meaning where nothing was observed.
+        agrees: whether all observations agree with the declaration; None if no encoding with a
+            declared meaning was examined.
+        surprises: texts about observations that contradict the declaration.
     """
 
     name: str
@@ -119,7 +121,7 @@ class Reading(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A layer, those of its columns that have equal declarations, and their conventions."""
+    """The conventions of those columns of one layer that have equal declarations."""
 
     title: str
     columns: list[Column]
@@ -153,7 +155,7 @@ def cards(report: Report) -> list[Card]:
 
 
 def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
-    """Return the mask arguments by the meaning of True in them: "attends" or "blocks".
+    """Return the cards and their mask arguments by the meaning of True: "attends" or "blocks".
 
     Arguments in which True has another meaning, or none that is known, are left out.
     """
@@ -168,7 +170,10 @@ def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]
 
 
 def pooled(members: Sequence[tuple[str, Sequence[Variant]]]) -> list[Variant]:
-    """Merge the observations of several backends, given with their names, into one list."""
+    """Merge the observations of several backends into one list, the most frequent value first.
+
+    `members` are pairs of the name of a backend and its observations.
+    """
     if len(members) == 1:
         return list(members[0][1])
     examined = sum(bool(observed) for _, observed in members)
@@ -320,7 +325,7 @@ def heat_level(pair: Pair, limit: float) -> int:
 
 
 def furthest(report: Report, most: int = 12) -> list[Pair]:
-    """Return the pairs that differ most; those with the most cases of NaN come first."""
+    """Return up to `most` pairs that differ most; those with the most cases of NaN come first."""
     ranked = sorted(report.pairs, key=lambda pair: (-len(pair.nan_cases), -pair.max_ratio))
     return ranked[:most]
 
@@ -331,7 +336,7 @@ def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
 
 
 def apart_count(report: Report) -> int:
-    """Return the number of pairs that do not agree within the limit, counting each dtype."""
+    """Return the number of pairs that do not agree within the limit, summed over dtypes."""
     return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)
 
 
@@ -364,13 +369,13 @@ class Line(NamedTuple):
 
 
 def across(index: int, count: int) -> float:
-    """Return the horizontal position of point `index` of `count`; both ends are left free."""
+    """Return the x coordinate of point `index` of `count` in a chart with a margin at both ends."""
     wide = WIDTH - LEFT - 60
     return round(LEFT + 30 + (wide * index / (count - 1) if count > 1 else wide / 2), 1)
 
 
 def height(value: float) -> float:
-    """Return the position of a ratio on the vertical axis."""
+    """Return the y coordinate of a ratio in a chart."""
     return round((HEIGHT - BELOW) * (1 - position(value) / 100), 1)
 
 
@@ -392,7 +397,7 @@ def lines(trend: Trend) -> list[Line]:
 def changed(point: Point) -> str:
     """Return a line about the changes since the previous point that could be compared.
 
-    If there is none, the line says why.
+    If there is no such point, or the implementation could not be run at this one, the line says so.
     """
     change = point.change
     if point.unavailable:
@@ -419,11 +424,15 @@ def changed(point: Point) -> str:
 class Symptom(NamedTuple):
     """Deviations of one implementation that probably arise from the same defect.
 
-    They have the same verdict, kind, reason and `text`. `text` is their known cause if
-    `explained` is true; otherwise, it is their error message or, if errors were measured, the
-    dtypes and modes in which they occur. `folded` means that several deviations are the same
-    error, so that one of them is sufficient evidence. `kind` and `reason` come from the
-    baseline; `link` and `reproduction` are those of the first deviation.
+    They have the same verdict, kind, reason and `text`.
+
+    Attributes:
+        kind, reason: those of the baseline entry.
+        text: the known cause if `explained` is true; otherwise the message or, if errors were
+            measured, the dtypes and modes in which the deviations occur.
+        times: the number of findings.
+        folded: whether several deviations are the same exception, of which one is enough evidence.
+        link, reproduction: those of the first deviation.
     """
 
     kind: str
@@ -439,9 +448,12 @@ class Symptom(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A cause of symptoms, the first of which represents it.
+    """Symptoms, of one or more implementations, that have the same cause.
 
-    `members` are the columns in which the cause occurs, each with the anchor of a deviation.
+    Attributes:
+        symptom: the first of these symptoms.
+        members: the columns in which the cause occurs, each with the anchor of a deviation.
+        times: the number of findings of all these symptoms.
     """
 
     symptom: Symptom
@@ -489,7 +501,7 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
 
 
 def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Cause]:
-    """Group the symptoms that have the same kind and the same reason, or else the same text.
+    """Group the symptoms that have the same kind and reason or, without a reason, the same text.
 
     The worst kinds come first, and within a kind the most frequent causes.
     """
@@ -526,9 +538,9 @@ def extent(symptoms: Sequence[Symptom], rows: Mapping[str, Row]) -> str:
 def _symptom(item: Deviation) -> str:
     """Return the text by which a deviation is grouped.
 
-    It is the cause if that is known; otherwise, if nothing was measured, the message, or the
-    verdict if there is no message; otherwise the dtypes and modes, and the case if there is only
-    one, because deviations that a single defect causes often occur in the same ones.
+    It is the cause, if known. Without a cause, it is the message, or the verdict if there is no
+    message. If errors were measured, it consists of the dtypes and modes instead, and of the case
+    if there is only one, because deviations that arise from one defect often share these.
     """
     if item.cause:
         return say(item.cause)
@@ -551,7 +563,7 @@ def _modes(item: Deviation) -> str:
 def where(item: Deviation) -> str:
     """Return the dtypes, modes and number of cases of a deviation.
 
-    The number of cases is given for each dtype if dtypes differ in it.
+    If the number of cases differs between dtypes, it is also given for each dtype.
     """
     total = len(item.cases)
     same = set(item.dtypes.values()) == {total}
@@ -573,7 +585,7 @@ def evidence(report: Report) -> dict[tuple[str, str], str]:
 def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
     """Return what is unsupported, as (title, columns, reasons).
 
-    Backends of one layer are merged if they have equal reasons for equally many cases.
+    Backends of one layer are merged if they have equal reasons for equal numbers of cases.
     """
     own = by_key(report.unsupported, lambda item: item.column)
     alike = by_key(

@@ -2,7 +2,7 @@
 
 Records are stored compressed and without their arrays. Equal records give equal bytes, so that
 nothing changes in the repository if nothing new was found. Sizes are limited, because version
-control stores every edition forever.
+control keeps every version of a file forever.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
 def _read_each(
     folder: Path, read: Callable[[Path], T], name_of: Callable[[T], str]
 ) -> dict[str, T]:
-    """Return what the JSON files of a folder store, by implementation.
+    """Return what `read` makes of each JSON file in a folder, by implementation.
 
     Raises:
         BrokenRecord: if a file cannot be read, or is not named after its implementation.

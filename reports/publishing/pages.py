@@ -2,8 +2,8 @@
 
 Everything, including the declarations of adapters, is taken from records and escaped; no adapter is
 loaded. Every deviation is matched with the baseline entry that covers it, and sorted by its kind.
-Entries about level "large" and checks of long sequences name such cases in their `case`, for
-example `*.d64t64x64` or `long/causal/*`.
+Baseline entries about level "large" or checks of long sequences name such cases in their `case`,
+for example `*.d64t64x64` or `long/causal/*`.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ _OWN = "Written here, or for teaching"
 
 @dataclass(frozen=True)
 class Known:
-    """One deviation of one implementation: findings that the same baseline entry covers.
+    """One deviation of one implementation: the findings that one baseline entry covers.
 
     Attributes:
-        entry: the baseline entry, or None if no entry covers the findings.
+        entry: the baseline entry, or None for the findings that no entry covers.
         group: the findings.
     """
 
@@ -101,7 +101,7 @@ class Known:
 
     @property
     def kind(self) -> str:
-        """The kind of the deviation: one of `SEVERITY`."""
+        """The kind of the deviation, such as "defect": one of `SEVERITY`."""
         return _kind(self.entry)
 
     @property
@@ -160,10 +160,10 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
 
 
 def large_of(part: Part, baseline: Baseline) -> list[str]:
-    """Return the results of level "large" as one line for each dtype; "" if nothing was judged.
+    """Return a line about each dtype with the results of level "large"; "" if nothing was judged.
 
-    The line has the number of findings that conform or, if some are wrong, the number of wrong ones
-    of all that were judged, the largest error and the kinds of deviations.
+    If nothing is wrong, the line has the number of findings that conform. Otherwise, it has the
+    numbers of wrong and of judged findings, the largest error and the kinds of deviations.
     """
     claims, lines = Claims(baseline, part.record), []
     for dtype, results in by_key(part.results, lambda result: result.dtype).items():
@@ -190,8 +190,9 @@ class Length:
     Attributes:
         reach: the measured lengths.
         kind: the kinds of the first deviation's findings, as text; "" if there is no deviation.
-        cost: microseconds per token for the longest conforming sequence: of the implementation,
-            and of the suite's own computation; None if there is no such sequence.
+        cost: microseconds per token for the slowest problem that conforms at the length
+            `reach.most`: of the implementation, and of the suite's own computation; None if there
+            is no such problem.
     """
 
     reach: Reach
@@ -200,7 +201,10 @@ class Length:
 
     @property
     def worst(self) -> str:
-        """The size of the first deviation in σ, or a description if there is no number."""
+        """The size of the first deviation in σ, or a description if it has no size.
+
+        The text is "" if there is no deviation.
+        """
         first = self.reach.first
         if first is None:
             return ""
@@ -300,8 +304,8 @@ class Published:
         explored: by implementation, what was found by random problems outside the catalogue.
         known: by column, the deviations.
         beside: by record and implementation, the deviations in records with other versions.
-        large, lengths: by implementation, the results of level "large", as lines, and of checks of
-            long sequences, for each dtype.
+        large: by implementation, a line for each dtype with the results of level "large".
+        lengths: by implementation, the results of checks of long sequences in each dtype.
         sizes: by implementation, the deviations in the results of `large` and `lengths`.
         climbs: by implementation, the checks of long sequences.
         versions: the records with other versions.
@@ -330,7 +334,7 @@ class Published:
         return next((one for one in self.report.timelines if one.column == column.key), None)
 
     def known_at(self, column: Column, point: Point) -> Sequence[Known]:
-        """Return the deviations of a column at a point of its course."""
+        """Return the deviations of a column in the record of one point of its `course`."""
         if point.record == column.record:
             return self.known.get(column.key, ())
         return self.beside.get((point.record, column.name), ())
@@ -479,7 +483,7 @@ def _reached(report: Report) -> Callable[[Column, str], str]:
 
 
 def _defects(published: Published) -> list[tuple[list[str], Known]]:
-    """Return each defect once: the columns that have it, and the entry with the longest reason."""
+    """Return, for each defect, its columns and its deviation with the longest reason."""
     defects = [
         (column.key, known)
         for column in published.report.columns
@@ -569,7 +573,10 @@ def _since(published: Published, column: Column, known: Known) -> str:
 def _was_asked(
     published: Published, column: Column, point: Point, asked: set[tuple[str, str, str, str]]
 ) -> bool:
-    """Return whether the record of a point has a verdict on a finding of a deviation."""
+    """Return whether the record of `point` verified any of the findings in `asked`.
+
+    A finding is given by its case, dtype, mode and requirement.
+    """
     return any(
         result.implementation == column.name
         and (result.case, result.dtype, result.mode, finding.requirement) in asked

@@ -1,8 +1,8 @@
 """Write `site.json`, the data of the documentation site: conventions and results by version.
 
 The site is built from this file alone, so that building it requires neither the records nor this
-package. Its pages are "can I use", a page for each convention, requirement and defect, the
-translator, and the badges.
+package. It has the page "Can I use", a page for each convention, requirement and defect, a page
+that translates masks between implementations, and badges.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Translator = Callable[[Mapping[str, Implementation]], Any]
 """A function that makes the translator's answers from what implementations declare."""
 
 Answers = dict[str, list[list[Any]]]
-"""For each question or feature, a list of values, each with where it holds ("" if everywhere), and
-with whether to warn of it."""
+"""For each question or feature, a list of observed values. Each comes with the text where it holds
+("" if everywhere) and with whether to warn of it."""
 
 
 def render_site(published: Published, translator: Translator) -> bytes:
-    """Return the content of `site.json`."""
+    """Return the content of `site.json`, including the answers of `translator`."""
     report = published.report
     parts = parts_of(published.versions)
     shown = columns(parts)
