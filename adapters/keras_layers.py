@@ -340,7 +340,7 @@ def _common(dtype: str, mode: Mode) -> dict[str, Any]:
 
 @cache
 def _zeros() -> Any:
-    """Return an initializer of zeros: "zeros", or on JAX an object that compiles nothing."""
+    """Return an initializer of zeros: "zeros", or on JAX an object that needs no compilation."""
     import keras
 
     if keras.config.backend() != "jax":

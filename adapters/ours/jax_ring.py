@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """The maximum logit, sum of weights and weighted sum of values, per query, over keys so far."""
+    """The maximum logit, sum of weights and weighted sum of values of each query, so far."""
 
     highest: Float[Array, "batch kv_heads group query"]
     total: Float[Array, "batch kv_heads group query"]
