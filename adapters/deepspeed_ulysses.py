@@ -11,7 +11,7 @@ the gradient of an additive mask has to be summed over ranks. The batch axis is 
 constructor. The default of `gather_idx`, 0, means that the sequence comes first. The number of
 heads need not be a multiple of the number of ranks. But heads are assigned according to the rank in
 `deepspeed.utils.groups`, not the rank in the process group that is passed, and without a mesh,
-every process has the first rank there.
+every process has rank 0 there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """flax.linen.MultiHeadDotProductAttention with its heads divided among devices: tensor-parallel.
 
 Easy to miss in a port: the kernels of query, key and value are `[embed heads head]`, but that of
-the output is `[heads head embed]`, so another axis of it is divided. The biases of query, key and
-value are divided by heads as well. The bias of the output is not, because it is added once, to the
-sum over all devices. Only parameters and arguments are placed; XLA's partitioner places the
-results.
+the output is `[heads head embed]`, so its first axis is divided, not its second. The biases of
+query, key and value are divided by heads as well. The bias of the output is not, because it is
+added once, to the sum over all devices. Only parameters and arguments are placed; XLA's partitioner
+places the results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DIVIDED: dict[str, tuple[str | None, ...]] = {
     "out/kernel": ("heads",),
     "out/bias": (),
 }
-"""For each parameter: the axes of the mesh that divide its first axes, None for an undivided one.
+"""For each parameter, the mesh axes that divide its first axes; None for an undivided axis.
 
-Further axes are not divided either.
+Further axes of the parameter are not divided.
 """
 
 

@@ -18,7 +18,7 @@ from conformance import Call, Function, Layer, Mode, Problem, Shape, Unavailable
 from conformance.adapter import NativeAdapter, Natives, Prepared, since
 
 DEVICES = 4
-"""The number of devices of the largest mesh, into which the CPU is divided."""
+"""The number of devices into which the CPU is divided: as many as the largest mesh needs."""
 FLAG = "--xla_force_host_platform_device_count"
 AXES = ("batch", "heads")
 """The names of the axes of a layer's mesh."""
@@ -176,12 +176,12 @@ class LayerOnMesh(OnMesh, Layer):
         return NamedSharding(mesh(*mode["mesh"], axes=AXES), PartitionSpec(*axes))
 
     def divided(self, name: str) -> tuple[str | None, ...] | None:
-        """Return which axis of the mesh divides each of the first axes of an array.
+        """Return the mesh axes that divide the first axes of the array `name`, or None.
 
-        In the tuple, None means that an axis is not divided; further axes are not divided either,
-        so with an empty tuple each device has the whole array. A result of None, instead of a
-        tuple, leaves the array where it is. By default, the result is None for parameters, which
-        the layer itself has placed.
+        In the tuple, None stands for an axis that is not divided. Further axes are not divided
+        either, so with an empty tuple each device has the whole array. If the result itself is
+        None, the array stays where it is. This is the default for parameters, which the layer has
+        placed itself.
         """
         if name.startswith(PARAMETER):
             return None

@@ -6,7 +6,7 @@ aligned top-left if lengths differ. Blocked logits become a large finite number,
 of a fully masked query is the mean of all values, not zeros as in torch. The softmax is in float32
 for all dtypes. Values have the head size of keys.
 
-JAX 0.4.33 added fewer key/value heads and three arguments. `key_value_seq_lengths` is a count of
+JAX 0.4.33 added grouped-query attention and three arguments. `key_value_seq_lengths` is a count of
 keys for each batch entry, and so can encode only padding on the right. A count of 0 gives the mean
 of all values, padding included. NaN in the values beyond a count reaches every query, because it is
 multiplied by a weight of 0. `query_seq_lengths` sets the outputs of queries beyond the count to 0.
@@ -46,10 +46,9 @@ from conformance.adapters.lengths import LengthTable
 
 
 class _WithLengths(LengthTable):
-    """A mask table in which encodings of padding on the right as lengths come second.
+    """A mask table that puts padding encoded as lengths right after the first other encoding.
 
-    They follow the first encoding of the base class, so that the suite examines them even where it
-    does not examine all encodings.
+    Thus the suite examines lengths even where it does not examine all encodings.
     """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
@@ -137,8 +136,8 @@ class CudnnAttention(DotProductAttention):
     """The adapter for jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
 
     Gradients need even lengths, but no shape family whose heads fit the kernel has even lengths.
-    The output of a fully masked query and the causal alignment if lengths differ are not declared.
-    Masks and biases are passed in full size, because a single row for all queries is rejected.
+    The adapter declares neither the output of a fully masked query nor a causal alignment. Masks
+    and biases are passed in full size, because a single row for all queries is rejected.
     """
 
     title = "jax.nn.dot_product_attention (cuDNN)"

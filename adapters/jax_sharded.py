@@ -25,7 +25,7 @@ AXES = {
     "mask": ("batch", "heads", "queries", "keys"),
     "bias": ("batch", "heads", "queries", "keys"),
 }
-"""The names of the axes of each argument that may be divided.
+"""For each argument that may be divided among devices, the names of its axes.
 
 The other arrays, which hold lengths, are whole on every device.
 """

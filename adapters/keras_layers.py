@@ -3,14 +3,15 @@
 Easy to miss in a port: the order of arguments is query, *value*, key. Kernels have the heads as a
 separate axis: `[embed heads head]`, and `[heads value_head embed]` for the output. True in a mask
 attends. Numbers are never added: they are cast to bool, so 0/-inf means the opposite of what it
-means elsewhere. (In GroupQueryAttention with scores, an `attention_mask` without any other mask
-attends above 0.5.) MultiHeadAttention overwrites `query_mask` with the mask that is attached to the
-query, so passing one has no effect. It removes the masks that are attached to its inputs, so the
-next layer that reads them attends to the padding. The causal flag is aligned top-left. If the
-scores are requested, the layer takes another path: an explicit softmax, where a fully masked row is
-zero (since Keras 3.10), instead of the backend's `dot_product_attention`, where such a row attends
-to all keys. AdditiveAttention has neither heads nor projections; its inputs are a list, [query,
-value, key], and so is its mask, [query_mask, value_mask].
+means elsewhere. (In GroupQueryAttention with scores, an `attention_mask` that is the only mask
+attends where it exceeds 0.5.) MultiHeadAttention overwrites `query_mask` with the mask that is
+attached to the query, so passing one has no effect. It also removes the masks that are attached to
+its inputs, so the next layer that reads these inputs attends to the padding. The causal flag is
+aligned top-left. If the scores are requested, the layer takes another path: an explicit softmax,
+where a fully masked row is zero (since Keras 3.10), instead of the backend's
+`dot_product_attention`, where such a row attends to all keys. AdditiveAttention has neither heads
+nor projections; its inputs are a list, [query, value, key], and so is its mask, [query_mask,
+value_mask].
 
 Keras runs on one backend per process, which is chosen before Keras is imported.
 """
@@ -122,7 +123,7 @@ class OnBackend(NativeAdapter):
 
 
 class _Keras(OnBackend):
-    """The base class of the adapters of Keras layers."""
+    """The base class of the adapters for Keras layers."""
 
     returns_weights = "per head"
     causal_flag = CausalFlag("use_causal_mask", alignment="top-left")
@@ -168,16 +169,16 @@ class _Stateless:
             return self.layer(*inputs, **arguments)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """Return (name, value) of trainable weights, like `torch.nn.Module.named_parameters`."""
+        """Return the trainable weights as (name, value) pairs, like torch's `named_parameters`."""
         return [(name, variable.value) for name, variable in self.variables.items()]
 
     def to(self, device: str) -> _Stateless:
-        """Return the layer unchanged for any device, for code that calls `torch.nn.Module.to`."""
+        """Return the layer unchanged; this is for code that calls `torch.nn.Module.to`."""
         return self
 
 
 class _DotProduct(_Keras, Layer):
-    """The base class of the adapters of Keras layers that include projections."""
+    """The base class of the adapters for Keras layers that include projections."""
 
     fully_masked_row = _MASKED
     parameters = KERAS_PARAMETERS
@@ -264,7 +265,7 @@ class _DotProduct(_Keras, Layer):
 
 
 class KerasMultiHeadAttention(_DotProduct):
-    """The base class of the adapters of Keras's MultiHeadAttention and layers derived from it."""
+    """The base class of the adapters for Keras's MultiHeadAttention and layers derived from it."""
 
     documentation = f"{_DOCS}/multi_head_attention/"
     made_by = "keras.layers.MultiHeadAttention"
@@ -339,7 +340,7 @@ def _common(dtype: str, mode: Mode) -> dict[str, Any]:
 
 @cache
 def _zeros() -> Any:
-    """Return an initializer of zeros: "zeros", or on JAX an object that compiles nothing."""
+    """Return an initializer of zeros: "zeros", or on JAX an object that needs no compilation."""
     import keras
 
     if keras.config.backend() != "jax":

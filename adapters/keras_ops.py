@@ -3,9 +3,9 @@
 Easy to miss in a port: query, key and value are `[batch length heads head]`, while `bias` and
 `mask` are `[batch heads query key]`. `mask` is boolean, and True attends; numbers go into `bias`,
 which is added to the logits. `is_causal` is aligned top-left. With fewer key/value heads, each
-serves a group of neighbouring query heads. A query that `mask` blocks fully attends to all keys
-equally, because blocked logits become a large finite number; one that a `bias` of -inf blocks fully
-gets NaN (on torch, zeros). Attention weights are not returned.
+serves a group of neighbouring query heads. If `mask` blocks all keys of a query, the query attends
+to all of them equally, because blocked logits become a large finite number. If a `bias` of -inf
+blocks them all, the query gets NaN (on torch, zeros). Attention weights are not returned.
 
 The backends compute attention differently: TensorFlow with the formula written out, JAX with
 `jax.nn.dot_product_attention`, and torch with `scaled_dot_product_attention`, which has a single

@@ -133,7 +133,7 @@ def distribution(mode: Mode) -> Any:
 
 
 def plain(mode: Mode) -> Mode:
-    """Return a mode with only those of its options that the layer accepts."""
+    """Return `mode` without the options "mesh" and "parallel", which the layer does not accept."""
     own = {name: value for name, value in mode.options.items() if name not in ("mesh", "parallel")}
     return replace(mode, options=own)
 

@@ -18,11 +18,11 @@ from conformance.adapter import MaskTable, Spelling
 
 @dataclass(frozen=True, eq=False)
 class LengthTable(MaskTable):
-    """A mask table that also offers encodings of padding on the right as lengths.
+    """A mask table that can also encode padding on the right as lengths.
 
     Args:
         lengths: the name of the argument that takes the lengths, `[batch]`.
-        less: the number to subtract from each number of keys; 1 if the argument takes the index of
+        less: the number to subtract from each count of keys; 1 if the argument takes the index of
             the last key.
         first: whether encodings with lengths come before all other encodings instead of after them.
     """
@@ -56,8 +56,8 @@ class LengthTable(MaskTable):
 def right_padding(visible: np.ndarray) -> np.ndarray | None:
     """Return the number of visible keys of each batch entry, if a mask is padding on the right.
 
-    Return None for any other mask, and if an entry has no visible keys at all. The mask, `visible`,
-    is `[batch heads query key]` and boolean, and True attends.
+    `visible` is the mask: boolean and `[batch heads query key]`, where True attends. Return None
+    for any other mask, or if a batch entry has no visible keys.
     """
     counts = visible[:, 0, 0].sum(axis=-1)
     padded = np.arange(visible.shape[-1]) < counts[:, None, None, None]

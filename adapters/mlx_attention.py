@@ -10,7 +10,7 @@ flag. The function takes the string "causal" in place of a mask, aligned bottom-
 and a mask cannot be combined. It does not apply the factor 1/√d by itself, so `scale` has to be
 passed. Attention weights are not returned.
 
-`sinks` holds one natural logit for each query head, neither scaled nor masked. Its dtype must
+`sinks` holds one base-e logit for each query head, neither scaled nor masked. Its dtype must
 promote to the output's, so float32 sinks with bfloat16 inputs are an error. A fully masked query
 with a sink gets zeros. Rotary embeddings are a separate function, which the adapter calls before
 the attention: `traditional=True` pairs neighbours, (2t, 2t + 1), and False pairs halves. `offset`

@@ -230,7 +230,7 @@ def _side_by_side(heads: np.ndarray) -> np.ndarray:
 
 
 _Instead = tuple[Natives, dict[str, Any], Any]
-"""Inputs and attributes to pass in place of all or part of a mask, and the rest of it or None."""
+"""Inputs and attributes that replace all or part of a mask; what is left of the mask, or None."""
 
 
 def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:

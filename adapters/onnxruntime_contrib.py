@@ -2,9 +2,10 @@
 
 Easy to miss in a port: inputs have their heads side by side, `[batch length (heads head)]`. Padding
 can be encoded in three ways, all of them int32: `key_padding_mask` holds either 1 for each key that
-may be attended to, or one length for each sequence; `seqlens_k` holds the length *minus one*. To
-the logits of keys that `key_padding_mask` blocks, -10000 (`mask_filter_value`) is added, so a fully
-masked query attends as if unmasked. Only `attention_bias` is added as it is, so -inf blocks there.
+may be attended to, or one length for each sequence; `seqlens_k` holds the length *minus one*.
+-10000 (`mask_filter_value`) is added to the logits of keys that `key_padding_mask` blocks, so a
+fully masked query attends as if unmasked. Only in `attention_bias`, which is added unchanged, does
+-inf block.
 
 MultiHeadAttention adds the biases of the projections if they are passed. Its fourth output is not
 the weights but the logits, with bias and mask included. `unidirectional` is aligned top-left; with
@@ -14,17 +15,17 @@ GroupQueryAttention has the features that language models need; on a CPU, only t
 are missing. `softcap` is applied before bias and masks; 0 or less means none. Since 1.24,
 `local_window_size` counts the query's own key, so W shows that key and the W − 1 keys before it, as
 in Mistral; in earlier versions, it shows W keys before it. −1 means no window, and 0 shows no key,
-which gives zeros. `head_sink` holds natural logits, neither scaled nor capped; `smooth_softmax=1`
-is a sink of 0. The tables of `do_rotary` have one column for each pair, so with fewer columns only
-a part of each head is rotated; `rotary_interleaved` pairs neighbours, (2t, 2t + 1). Keys in the
-cache must already be rotated, and the positions of new keys continue after them. On a CPU, only the
-first of a prompt's `position_ids` is read. NaN beyond a length has no effect.
+which gives zeros. `head_sink` holds base-e logits, neither scaled nor capped; `smooth_softmax=1`
+adds a sink with logit 0. The tables of `do_rotary` have one column for each pair, so with fewer
+columns only a part of each head is rotated; `rotary_interleaved` pairs neighbours, (2t, 2t + 1).
+Keys in the cache must already be rotated, and the positions of new keys continue after them. On a
+CPU, only the first of a prompt's `position_ids` is read. NaN beyond a length has no effect.
 
 GroupQueryAttention is made for decoding. It is causal, aligned bottom-right, unless it is called
 with `causal=0` (since 1.30). Keys that come before the queries have to be in a cache, and with a
 cache, a batch of several sequences may have only one query each. The head size must be a multiple
-of 8, and the same for values. The adapter pads other heads with zeros and passes the scale, which
-changes no result.
+of 8, and values must have the same size. The adapter pads other heads with zeros and passes the
+scale of their original size, so that the result stays the same.
 """
 
 from __future__ import annotations
@@ -184,10 +185,10 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
 
 
 class _LastIndexTable(LengthTable):
-    """A mask table that leaves out encodings of lengths, or of padding, beside the causal flag.
+    """A mask table that never combines `seqlens_k` with the causal flag if keys outnumber queries.
 
-    They are left out if keys outnumber queries: the operator would then align the last query with
-    the last key within each length. Encodings with the feature `Cache` remain.
+    The operator would then align the last query with the last key within each length. Encodings
+    with the feature `Cache` remain.
     """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
@@ -320,7 +321,7 @@ def _needs(version: str, what: str) -> None:
 def _is_causal(mask: np.ndarray | None, query: np.ndarray, key: np.ndarray) -> bool:
     """Return whether a mask is `[batch query key]`, causal and aligned bottom-right; 1 attends.
 
-    Return False for None and for masks with another number of axes.
+    Return False for None and for masks with a different number of axes.
     """
     queries, keys = query.shape[2], key.shape[2]
     return (

@@ -1,4 +1,4 @@
-"""Our own ring attention, `ours/ring.py`, on one to four ranks, which are processes."""
+"""Our own ring attention, `ours/ring.py`, on one to four ranks, each of which is a process."""
 
 from __future__ import annotations
 

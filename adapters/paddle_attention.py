@@ -1,15 +1,15 @@
 """paddle.nn.MultiHeadAttention, and paddle.nn.functional.scaled_dot_product_attention.
 
-Easy to miss in a port: a Linear stores its weight as `[in out]`, so it must not be transposed as in
-torch. True in a mask attends, unlike in torch's layer. The meaning of a number depends on its type:
-floats are added to the logits, while integers are 1 for attend and 0 for block. Where booleans
-block, the layer adds -10⁹, so that a fully masked query attends to all keys equally (in float64, as
-if unmasked); one that is blocked by -∞ gets NaN. Attention weights are returned if the layer was
+Easy to miss in a port: a Linear stores its weight as `[in out]`, the transpose of torch's. True in
+a mask attends, unlike in torch's layer. The meaning of a number depends on its type: floats are
+added to the logits, while integers are 1 for attend and 0 for block. Where booleans block, the
+layer adds -10⁹, so that a fully masked query attends to all keys equally (in float64, as if
+unmasked); a query that -∞ blocks fully gets NaN. Attention weights are returned if the layer was
 built with `need_weights=True`, and include dropout.
 
-The layer does not use the function, which has the layout `[batch length heads head]`, supports
-fewer key/value heads without an option, adds -∞ for False, aligns its causal flag top-left, and
-ignores a mask that is passed together with the flag. On CPUs the flag adds only -10⁴.
+The layer does not use the function. The function has the layout `[batch length heads head]`,
+supports fewer key/value heads without an option, adds -∞ for False, aligns its causal flag
+top-left, and ignores a mask that is passed together with the flag. On CPUs the flag adds only -10⁴.
 
 bfloat16 and float16 are not run on CPUs, where Paddle has no matrix product for them.
 """
@@ -39,7 +39,7 @@ _MASK = MaskArgument(
 
 
 class PaddleMultiHeadAttention(Layer):
-    """The adapter of paddle.nn.MultiHeadAttention, in training and in evaluation."""
+    """The adapter for paddle.nn.MultiHeadAttention, in training and in evaluation."""
 
     title = "paddle.nn.MultiHeadAttention"
     documentation = f"{_DOCS}/MultiHeadAttention_en.html"
@@ -134,7 +134,7 @@ class PaddleMultiHeadAttention(Layer):
 
 
 class PaddleScaledDotProductAttention(Function):
-    """The adapter of paddle.nn.functional.scaled_dot_product_attention, on projected heads."""
+    """The adapter for paddle.nn.functional.scaled_dot_product_attention, on projected heads."""
 
     title = "paddle.nn.functional.scaled_dot_product_attention"
     documentation = f"{_DOCS}/functional/scaled_dot_product_attention_en.html"
@@ -168,7 +168,7 @@ def attention(query, key, value, **masks):
 
 
 def _switched(layer: Any, mode: Mode) -> Any:
-    """Switch a layer to the mode's training state and return it; Paddle's methods return None."""
+    """Switch a layer to training or evaluation, and return it; Paddle's methods return None."""
     layer.train() if mode["train"] else layer.eval()
     return layer
 

@@ -9,9 +9,9 @@ no such check: with 33 to 127 tokens, except 64 and 96, it reads beyond the end.
 On a CPU the kernel is interpreted (`interpret=True`). On a GPU Triton compiles it, and accepts
 only powers of two: most of the lengths that are interpreted here are rejected there.
 
-The following is not run: masks other than packed sequences, and biases, for which there are no
-arguments; float64, because the kernel accumulates in float32, and a float64 product does not fit
-its loop; and, because interpreting takes too long, half precision except in self-attention. If
+Masks other than packed sequences, and biases, are not run, because there are no arguments for them.
+float64 is not run either, because the kernel accumulates in float32, and a float64 product does not
+fit its loop. Interpreting takes long, so half precision is interpreted only in self-attention. If
 queries and keys have the same length above 128, both are padded to a multiple of 128, as users do,
 with a separate segment id for the padding. Keys whose length differs from that of the queries (131
 in the family `long`) cannot be padded, because the backward pass needs as many blocks of keys as of
@@ -41,7 +41,7 @@ BLOCK = 128
 
 
 class PallasGpuAttention(Function):
-    """The adapter of the kernel with its default block sizes: 128 forward, 32 backward."""
+    """The adapter for the kernel with its default block sizes: 128 forward, 32 backward."""
 
     title = "jax.experimental.pallas.ops.gpu.attention.mha"
     documentation = (

@@ -3,7 +3,7 @@
 Easy to miss in a port: `sm_scale` is 1 unless it is given. The bias `ab` is added *before* the
 multiplication by `sm_scale`, and must have its full shape, `[batch, heads, query, key]`. Segment
 ids are integers, and a query attends to the keys with the same id: if the ids of all queries are 1,
-those of the keys are a padding mask. Lengths must be multiples of 128, so everybody pads.
+those of the keys are a padding mask. Lengths must be multiples of 128, so users have to pad.
 
 Lengths are padded here as users do: with zeros, and with a separate segment id for the padding. A
 fully masked query attends to padding and tokens equally, or only to the padding if all its biases
@@ -11,9 +11,9 @@ are −∞.
 
 No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
 products of float32 to bfloat16 unless `jax.default_matmul_precision` is set otherwise. Pallas'
-simulation of a TPU, which is twenty times slower, gives the same results. Not run are float64 and
-float16, which Pallas does not support on TPUs, and bfloat16 except in self-attention, because it
-takes too long.
+simulation of a TPU, which is twenty times slower, gives the same results. float64 and float16 are
+not run, because Pallas does not support them on TPUs. bfloat16 is run only in self-attention,
+because interpreting it is slow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SEGMENTS = SegmentIds("segment_ids.q", "segment_ids.kv of segments")
 
 
 class PallasTpuFlash(Function):
-    """The adapter of the kernel with its default block sizes, which are 128."""
+    """The adapter for the kernel with its default block sizes, which are 128."""
 
     title = "jax.experimental.pallas.ops.tpu.flash_attention"
     documentation = (

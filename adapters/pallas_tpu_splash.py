@@ -1,14 +1,14 @@
 """JAX's splash attention for TPUs, interpreted: flash attention that skips fully masked blocks.
 
 Easy to miss in a port: logits are not scaled; the query must be multiplied by 1/√head beforehand. A
-kernel is made for its mask, and has no batch axis: it is mapped over the batch, with the same mask
+kernel is made for one mask and has no batch axis, so it is mapped over the batch with the same mask
 for all entries. Padding is expressed by segment ids, which are integers: a query attends to the
 keys with the same id. "Causal" is a mask too, aligned top-left unless it has an offset. There is no
 bias. A window is `LocalMask`, (keys before, keys after) the query's position, also aligned
 top-left; None means no limit on a side, but with None on both sides the kernel raises.
 
 `attn_logits_soft_cap` is applied before the mask; None means no cap, and 0 makes all logits equal.
-Sinks are natural logits, one for each query head, neither scaled nor capped; their gradient is a
+Sinks are base-e logits, one for each query head, neither scaled nor capped; their gradient is a
 sum of products in the inputs' dtype. With sinks, a fully masked query gets zeros. Without sinks, it
 gets NaN if its whole block of 128 queries is fully masked, because such blocks are skipped.
 
@@ -20,9 +20,9 @@ Lengths must be multiples of 128, and are padded here as users do: with zeros, a
 segment id for the padding. A fully masked query attends to padding and tokens equally.
 
 No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
-products of float32 to bfloat16 unless `jax.default_matmul_precision` is set otherwise. Not run are
-float64 and float16, which Pallas does not support on TPUs, and bfloat16 and dynamic masks except in
-self-attention, because they take too long.
+products of float32 to bfloat16 unless `jax.default_matmul_precision` is set otherwise. float64 and
+float16 are not run, because Pallas does not support them on TPUs. bfloat16 and dynamic masks are
+run only in self-attention, because interpreting them is slow.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FEATURES = (
 
 @dataclass(frozen=True, eq=False)
 class SplashTable(SegmentTable):
-    """A mask table that passes one mask for all batch entries or, if masks differ, one for each."""
+    """A mask table that passes one mask for the whole batch or, if needed, one for each entry."""
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         shared = list(super().spellings(problem))
@@ -79,7 +79,7 @@ class SplashTable(SegmentTable):
 
 
 class PallasTpuSplash(Function):
-    """The adapter of the kernel, or its MQA variant for one key/value head, with blocks of 128."""
+    """The adapter for the kernel with blocks of 128, and for its variant for one key/value head."""
 
     title = "jax.experimental.pallas.ops.tpu.splash_attention"
     documentation = (
@@ -197,7 +197,8 @@ def _static(shape: Shape, array: Any, causal: bool, window: Any) -> Any:
     """Return a `MultiHeadMask` for all heads, with lengths padded to multiples of the block size.
 
     A key is visible only if all of these allow it: `array`, `[heads query key]`, where True
-    attends; the causal mask, if `causal`; and the window. `array` and `window` may be None.
+    attends; the causal mask, if `causal` is set; and `window`, (keys before, keys after). `array`
+    and `window` may be None, which allows all keys.
 
     Raises:
         Unsupported: if `array` has a batch axis.

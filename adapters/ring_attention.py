@@ -36,7 +36,7 @@ class Striped(Split):
 def on_rank(
     query: Any, key: Any, value: Any, shard: Any, softclamp_value: float = 0.0, **options: Any
 ) -> Any:
-    """Compute attention on one rank, in two buckets or in one, and return its context.
+    """Compute attention on one rank, in one or two buckets (blocks of tokens); return its context.
 
     There are two buckets if the rank's numbers of queries and keys are equal, even and not 0, and
     the split is not striped.
@@ -59,7 +59,7 @@ def on_rank(
 
 
 class RingAttentionPytorch(Distributed):
-    """The adapter of ring_flash_attn.
+    """The adapter for ring_flash_attn.
 
     On several ranks, the numbers of queries and keys must be equal and divisible by the number of
     ranks.

@@ -40,8 +40,8 @@ def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
 class SegmentTable(MaskTable):
     """A mask table that also encodes a mask as segment ids, if ids can express the mask.
 
-    Without `shared`, a mask with one row for all queries gets no ids here: it is only padding, for
-    which the adapter declares a mask argument.
+    Without `shared`, a mask with one row for all queries gets no ids here. Such a mask is only
+    padding, for which the adapter declares a mask argument.
 
     Args:
         shared: whether there is one array `segment_ids` for queries and keys, instead of

@@ -33,7 +33,7 @@ from conformance.adapters.keras_layers import KERAS_PARAMETERS
 
 
 class TfKerasMultiHeadAttention(Layer):
-    """The adapter of tf_keras.layers.MultiHeadAttention, run eagerly."""
+    """The adapter for tf_keras.layers.MultiHeadAttention, run eagerly."""
 
     title = "tf_keras.layers.MultiHeadAttention"
     documentation = "https://keras.io/2/api/layers/attention_layers/multi_head_attention"

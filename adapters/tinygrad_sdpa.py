@@ -9,8 +9,8 @@ NaN.
 Without a compiler, tinygrad has only the device PYTHON, which interprets its kernels number by
 number. Unless the environment variable DEV names another device (CPU needs clang), only problems of
 up to 200 attention weights are run in float32, and of up to 36 in other dtypes. This excludes long
-sequences; grouped-query attention is run only with one key/value head and in float32, and the other
-dtypes only with one query or one key.
+sequences. Grouped-query attention is run only in float32 with one key/value head, and dtypes other
+than float32 only with one query or one key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conformance import CausalFlag, Example, Function, MaskArgument, Problem, Un
 
 
 class TinygradScaledDotProductAttention(Function):
-    """The adapter of tinygrad.Tensor.scaled_dot_product_attention, on projected heads."""
+    """The adapter for tinygrad.Tensor.scaled_dot_product_attention, on projected heads."""
 
     title = "tinygrad.Tensor.scaled_dot_product_attention"
     documentation = (

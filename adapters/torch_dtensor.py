@@ -40,7 +40,7 @@ def on_rank(
 
 
 class TorchDTensor(Distributed):
-    """The adapter of SDPA on DTensors, which divide the heads, or the queries and keys.
+    """The adapter for SDPA on DTensors, which divide the heads, or the queries and keys.
 
     In Ulysses, the numbers of heads, queries and keys must be divisible by the number of ranks.
     """

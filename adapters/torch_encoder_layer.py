@@ -4,10 +4,10 @@ Easy to miss in a port: after .eval() and without gradients, a different impleme
 native operation for the whole layer, unless biases are omitted, the number of heads is odd, a
 submodule has a hook, or autocast is on. This fast path does not add a mask of numbers: everything
 that is not 0 is blocked, and a fully masked query gets NaN. True in a boolean mask means *blocked*
-on both paths. `is_causal` is a hint about `src_mask`, which is still required; without it, training
-raises, and the fast path attends to the future. torch.nn.TransformerEncoder goes further: before
-its layers, it removes tokens that a padding mask hides at the end of a sequence, and it returns 0
-for them, whereas in training the encoder returns their attention output.
+on both paths. `is_causal` is a hint about `src_mask`, which is still required: without the mask,
+training raises, and the fast path attends to the future. torch.nn.TransformerEncoder goes further:
+before its layers, it removes tokens that a padding mask hides at the end of a sequence, and it
+returns 0 for them, whereas in training the encoder returns their attention output.
 
 The layer cannot run its attention alone, so everything else is turned into the identity. The
 feed-forward network is zero. A LayerNorm with eps 4^n and weight 2^n divides by 2^n and multiplies
@@ -40,7 +40,7 @@ _POWERS = {"float64": 50, "float32": 20, "bfloat16": 20, "float16": 14}
 
 
 class EncoderLayerAttention(Layer):
-    """The adapter of torch.nn.TransformerEncoderLayer, with all but the attention neutralised."""
+    """The adapter for torch.nn.TransformerEncoderLayer, with all but the attention neutralised."""
 
     title = "torch.nn.TransformerEncoderLayer (its attention)"
     documentation = (
@@ -151,7 +151,7 @@ class EncoderLayerAttention(Layer):
 
 
 def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
-    """Return the wide layer's parameters, with which everything but attention has no effect.
+    """Return the wide layer's parameters by path; with them, only its attention has an effect.
 
     Args:
         own: the attention with the problem's parameters.

@@ -45,7 +45,7 @@ _ASKED = ("float64", "float32", "bfloat16")
 
 
 class FlexAttention(Function):
-    """The adapter of flex_attention, with functions that read masks and biases from arrays."""
+    """The adapter for flex_attention, with functions that read masks and biases from arrays."""
 
     title = "torch.nn.attention.flex_attention"
     documentation = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
@@ -143,7 +143,7 @@ def attention(query, key, value, block_mask=None, score_mod=None):
 
 
 def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., Any] | None:
-    """Return a `score_mod` with the soft cap, ALiBi and bias in `masks`; None if there are none."""
+    """Return a `score_mod` for the soft cap, ALiBi and bias in `masks`; None if it has none."""
     cap, slopes, bias = (masks.get(name) for name in ("soft_cap", "slopes", "score_mod"))
     if cap is None and slopes is None and bias is None:
         return None
@@ -161,9 +161,10 @@ def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., A
 
 
 def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function that returns how many positions a key is ahead of a query.
+    """Return a function that computes how many positions a key is ahead of a query.
 
-    Its arguments are the indices of a batch entry, a query and a key.
+    Its arguments are the indices of a batch entry, a query and a key. These indices are also the
+    positions unless `masks` contains position ids.
     """
     if "query_positions" not in masks:
         return lambda b, i, j: j - i
@@ -172,7 +173,11 @@ def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callable[..., Any]]:
-    """Yield functions of four indices; a query attends to a key if all of them return True."""
+    """Yield a function for each restriction in `masks`: mask, window side, lengths or segments.
+
+    Each is a function of four indices (batch, head, query, key). A query attends to a key if all
+    functions return True.
+    """
     if "block_mask" in masks:
         yield _reader(masks["block_mask"], sizes)
     if "window" in masks:
@@ -194,7 +199,9 @@ def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callab
 
 
 def _reader(array: Any, sizes: tuple[int, ...]) -> Callable[..., Any]:
-    """Return a function of four indices that reads from an array with two or four axes.
+    """Return a function of the indices (batch, head, query, key) that reads from an array.
+
+    `sizes` is (batch, heads, queries, keys); the array has all these axes, or the last two.
 
     Raises:
         Unsupported: if the array is neither `[query key]` nor `[batch heads query key]`, or has an

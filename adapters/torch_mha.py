@@ -25,7 +25,7 @@ from conformance.adapter import keywords
 
 
 class TorchMultiheadAttention(Layer):
-    """The adapter of torch.nn.MultiheadAttention, on its normal path and on its fast path."""
+    """The adapter for torch.nn.MultiheadAttention, on its normal path and on its fast path."""
 
     title = "torch.nn.MultiheadAttention"
     documentation = (

@@ -7,11 +7,11 @@ enable_gqa=True. dropout_p takes effect even after .eval(). A fully masked query
 (since torch 2.5).
 
 The function has several kernels, and torch chooses by device, dtype, shape, mask, and by what needs
-a gradient: on a CPU the tiled kernel ("flash"), unless the heads of values have another size, the
-mask has three axes or needs a gradient, or there is dropout; then it computes matrix products and a
-softmax ("math"). `torch.nn.attention.sdpa_kernel` restricts torch to one kernel. If that kernel
-does not support a problem, torch raises "No available kernel" and warns of the reason, which
-becomes the reason of `Unsupported`. Two kernels are for GPUs only.
+a gradient. On a CPU it takes the tiled kernel ("flash"), unless value heads have a different size,
+the mask has three axes or needs a gradient, or there is dropout; in these cases, it computes matrix
+products and a softmax ("math"). `torch.nn.attention.sdpa_kernel` restricts torch to one kernel. If
+that kernel does not support a problem, torch raises "No available kernel" and warns of the reason,
+which becomes the reason of `Unsupported`. Two kernels are for GPUs only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _forced(backend: str) -> Example:
 
 
 class Default(Function):
-    """The adapter of scaled_dot_product_attention with the kernel that torch chooses."""
+    """The adapter for scaled_dot_product_attention with the kernel that torch chooses."""
 
     title = "torch.nn.functional.scaled_dot_product_attention"
     documentation = (
@@ -132,10 +132,9 @@ class _OneKernel(Default):
 
 
 def _reason(warned: list[str], mask: Any) -> str:
-    """Return why torch rejected the only enabled kernel: its warnings, without sizes.
+    """Return why torch rejected the only enabled kernel, from the warnings `warned`, without sizes.
 
-    If there are no warnings, return a sentence instead, which depends on whether `mask` needs a
-    gradient.
+    If no warning gives a reason, return a sentence that depends on whether `mask` needs a gradient.
     """
     told = [re.split(r" Got | \(Triggered internally", text)[0] for text in warned]
     # Omit the warnings about the disabled kernels.
@@ -147,7 +146,7 @@ def _reason(warned: list[str], mask: Any) -> str:
 
 
 class Math(_OneKernel):
-    """The adapter of the "math" kernel: matrix products and a softmax in torch operations."""
+    """The adapter for the "math" kernel: matrix products and a softmax in torch operations."""
 
     title = "torch.nn.functional.scaled_dot_product_attention (math)"
     backend = "MATH"
@@ -155,7 +154,7 @@ class Math(_OneKernel):
 
 
 class Flash(_OneKernel):
-    """The adapter of the tiled kernel: FlashAttention 2 on a GPU, torch's own kernel on a CPU.
+    """The adapter for the tiled kernel: FlashAttention 2 on a GPU, torch's own kernel on a CPU.
 
     On a CPU it also supports float64 and float32.
     """
@@ -166,7 +165,7 @@ class Flash(_OneKernel):
 
 
 class _OnGpu(_OneKernel):
-    """The base class of adapters of kernels that exist only for GPUs."""
+    """The base class of adapters for kernels that exist only for GPUs."""
 
     def check_device(self, device: str) -> None:
         if device == "cpu":
@@ -175,7 +174,7 @@ class _OnGpu(_OneKernel):
 
 
 class Efficient(_OnGpu):
-    """The adapter of the memory-efficient kernel, which is from xFormers."""
+    """The adapter for the memory-efficient kernel, which is from xFormers."""
 
     title = "torch.nn.functional.scaled_dot_product_attention (efficient)"
     backend = "EFFICIENT_ATTENTION"
@@ -183,7 +182,7 @@ class Efficient(_OnGpu):
 
 
 class Cudnn(_OnGpu):
-    """The adapter of cuDNN's kernel."""
+    """The adapter for cuDNN's kernel."""
 
     title = "torch.nn.functional.scaled_dot_product_attention (cuDNN)"
     backend = "CUDNN_ATTENTION"

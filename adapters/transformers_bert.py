@@ -35,7 +35,7 @@ _MODES = (
 
 
 class _Bert(Layer):
-    """The base class of both adapters of BERT's layer."""
+    """The base class of both adapters for BERT's layer."""
 
     documentation = "https://huggingface.co/docs/transformers/model_doc/bert"
     framework = "torch"
@@ -108,7 +108,7 @@ class _Bert(Layer):
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
-    """Return a `BertAttention` with this `attn_implementation`.
+    """Return a `BertAttention` whose `attn_implementation` is `implementation`.
 
     Raises:
         Unsupported: if `implementation` is not "eager" and the installed transformers offers no
@@ -135,7 +135,7 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
 def _arguments(
     attention: Any, context: Any, masks: dict[str, Any], *, weights: bool
 ) -> dict[str, Any]:
-    """Return the call's arguments by their names in the installed transformers version."""
+    """Return the arguments of a call, named as the installed version of transformers names them."""
     known = inspect.signature(inspect.unwrap(attention.forward)).parameters
     given = dict(masks)
     if context is not None:
@@ -148,7 +148,7 @@ def _arguments(
 
 
 class BertEager(_Bert):
-    """The adapter with attn_implementation="eager": two matrix products and a softmax."""
+    """The adapter for attn_implementation="eager": two matrix products and a softmax."""
 
     title = "transformers BERT attention (eager)"
     implementation = "eager"
@@ -162,7 +162,7 @@ class BertEager(_Bert):
 
 
 class BertSdpa(_Bert):
-    """The adapter with attn_implementation="sdpa": torch's SDPA, which returns no weights."""
+    """The adapter for attn_implementation="sdpa": torch's SDPA, which returns no weights."""
 
     title = "transformers BERT attention (sdpa)"
     implementation = "sdpa"

@@ -2,11 +2,11 @@
 
 Easy to miss in a port: the meaning of a missing mask. With SDPA, attention is then causal, unless
 the layer is called with `is_causal=False` (since 4.48; before, only a mask that is True everywhere
-turns this off). Eager then attends to everything and ignores the flag, so the causal triangle has
-to be in the mask. If there is a mask, transformers 5 ignores `is_causal=True`. The mask is
-`[batch 1 query key]` and is added to the logits; under SDPA it may be boolean, and True attends,
-while eager adds True as 1. Eager computes its softmax in float32 for all dtypes, which is more
-precise than bfloat16 requires but less precise than float64.
+turns this off). Without a mask, eager attends to everything and ignores the flag, so the causal
+triangle has to be in the mask. If there is a mask, transformers 5 ignores `is_causal=True`. The
+mask is `[batch 1 query key]` and is added to the logits; under SDPA it may be boolean, and True
+attends, while eager adds True as 1. Eager computes its softmax in float32 for all dtypes, which is
+more precise than bfloat16 requires but less precise than float64.
 
 Key/value heads are repeated one by one (`repeat_kv`), so query head h uses key/value head
 h // group, as in the definition. There are no biases unless `attention_bias=True`.
@@ -14,10 +14,10 @@ h // group, as in the definition. There are no biases unless `attention_bias=Tru
 The adapters examine `LlamaAttention` without rotary embeddings: the layer is given cos = 1 and
 sin = 0, which leaves queries and keys unchanged, bit for bit. In transformers 4.40, these are not
 arguments but computed by a submodule, `rotary_emb`, which is replaced by one that returns the same
-1 and 0. No cache is passed, so the keys are those of the same tokens and lengths are equal.
-Since transformers 5, `LlamaConfig` rejects an odd `head_dim`, which rotations cannot split into
-halves, and a width that is not a multiple of the number of heads. The layer itself has neither
-restriction, so width and head size are set after the configuration is checked.
+1 and 0. No cache is passed, so queries and keys come from the same tokens. Since transformers 5,
+`LlamaConfig` rejects an odd `head_dim`, which rotations cannot split into halves, and a width that
+is not a multiple of the number of heads. The layer itself has neither restriction, so width and
+head size are set after the configuration is checked.
 
 Only `_attention` and `_call` depend on the installed version of transformers.
 """
@@ -42,7 +42,7 @@ _MODES = (
 
 
 class _Llama(Layer):
-    """The base class of both adapters of Llama's layer."""
+    """The base class of both adapters for Llama's layer."""
 
     documentation = "https://huggingface.co/docs/transformers/model_doc/llama"
     framework = "torch"
@@ -121,7 +121,7 @@ class _Llama(Layer):
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
-    """Return a `LlamaAttention` with an `attn_implementation`, in any transformers version.
+    """Return a `LlamaAttention` whose `attn_implementation` is `implementation`.
 
     Raises:
         Unsupported: if this version does not support the head size.
@@ -151,10 +151,9 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
 
 
 def _call(layer: Any, query: Any, mask: Any, *, bidirectional: bool = False) -> tuple[Any, Any]:
-    """Call the layer as the installed version requires; return the output, and weights or None.
+    """Call the layer as the installed version requires; return (output, weights or None).
 
-    With `bidirectional`, which requires that `mask` is None, SDPA attends to all keys and is not
-    causal.
+    With `bidirectional`, SDPA attends to all keys instead of being causal; `mask` must be None.
     """
     from transformers.models.llama import modeling_llama
 
@@ -194,7 +193,7 @@ def _is_triangle(mask: Any) -> bool:
 
 
 class LlamaEager(_Llama):
-    """The adapter with attn_implementation="eager": matrix products and a float32 softmax."""
+    """The adapter for attn_implementation="eager": matrix products and a softmax in float32."""
 
     title = "transformers Llama attention (eager)"
     implementation = "eager"
@@ -208,7 +207,7 @@ class LlamaEager(_Llama):
 
 
 class LlamaSdpa(_Llama):
-    """The adapter with attn_implementation="sdpa": torch's SDPA, which returns no weights."""
+    """The adapter for attn_implementation="sdpa": torch's SDPA, which returns no weights."""
 
     title = "transformers Llama attention (sdpa)"
     implementation = "sdpa"

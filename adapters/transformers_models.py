@@ -1,8 +1,8 @@
 """Decoders of Hugging Face transformers: attention with the masks and positions of its model.
 
-Each adapter examines a whole model of one layer, made from its configuration, from which the
-embeddings, norms, feed-forward network and residual connections are removed. The rest of Mistral,
-Gemma 2, gpt-oss, Qwen 3, Llama, Bloom or Falcon still makes the mask, the window, the rotary angles
+Each adapter examines a whole model with one layer, made from its configuration: Mistral, Gemma 2,
+gpt-oss, Qwen 3, Llama, Bloom or Falcon. The embeddings, norms, feed-forward network and residual
+connections are removed. The rest of the model still makes the mask, the window, the rotary angles
 and the caches as usual, and calls the attention. `transformers_llama.py` examines a layer alone.
 
 Easy to miss in a port: these models are causal without a mask. Their `attention_mask` is
@@ -65,14 +65,14 @@ from conformance.adapter import Said, Static
 
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
 _CHUNKS = (1, 2, 3, 5)
-"""The numbers of tokens in successive calls with a cache; after the last, they start again."""
+"""The numbers of tokens in successive calls with a cache, repeated until no token is left."""
 
 
 class _Packed(SegmentIds):
     """Segment ids passed as positions that restart, from which the model recognises segments.
 
-    They are offered only without key lengths, if queries and keys have equal ids and the tokens of
-    each segment are consecutive.
+    This encoding is offered only if there are no key lengths, queries and keys have equal ids, and
+    the tokens of each segment are consecutive.
     """
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
@@ -114,9 +114,9 @@ class _OwnSlopes(Alibi):
 def paper_slopes(heads: int) -> np.ndarray:
     """Return the ALiBi slopes `[heads]` as the code of the paper's authors computes them.
 
-    If the number of heads is a power of two, they are those of the paper. Otherwise, they are the
-    slopes for the next smaller power of two, n, followed by every second one of those for 2n, as
-    many as are missing.
+    If `heads` is a power of two, these are the slopes in the paper. Otherwise, let n be the next
+    smaller power of two: after the slopes for n heads come the first, third, fifth and so on of the
+    slopes for 2n heads, until each head has a slope.
     """
     power = 2 ** int(np.log2(heads))
     slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
@@ -125,7 +125,7 @@ def paper_slopes(heads: int) -> np.ndarray:
 
 
 def _apart(block: str) -> tuple[Parameter, ...]:
-    """Return the parameter table of four separate projections of the module at the path `block`."""
+    """Return the parameter table of the module at the path `block`, with separate projections."""
     rows = []
     for native, name in _PROJECTIONS.items():
         heads = "kv_heads" if name in ("key", "value") else "heads"
@@ -142,7 +142,7 @@ def _apart(block: str) -> tuple[Parameter, ...]:
 
 
 def _together(block: str) -> tuple[Parameter, ...]:
-    """Return the parameter table of the module at the path `block`, with one fused projection."""
+    """Return the parameter table of the module at the path `block`, with a fused projection."""
     fused = f"{block}.query_key_value"
     return (
         Parameter(
@@ -186,7 +186,7 @@ _MODES = (
 
 
 class _Decoder(Layer):
-    """The base class of adapters of models with one layer, in which only the attention remains.
+    """The base class of adapters for one-layer models in which only the attention remains.
 
     Attributes:
         config: the name of the model's configuration class.
@@ -266,7 +266,7 @@ class _Decoder(Layer):
     def configuration(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
     ) -> Any:
-        """Return the model's configuration; `settings` are the arguments that express features."""
+        """Return the model's configuration; `settings` has the arguments that express features."""
         import transformers
 
         theta = settings.get("rope_theta", 10000.0)
@@ -323,7 +323,10 @@ class _Decoder(Layer):
 
 
 def _in_chunks(model: Any, query: Any, given: Mapping[str, Any], mode: Mode) -> Any:
-    """Return the output computed in chunks of a few tokens, with a cache of the earlier tokens."""
+    """Return the output computed chunk by chunk, with a cache of the tokens of earlier chunks.
+
+    `mode` says how many tokens a chunk has; `given` holds mask and positions of the whole sequence.
+    """
     import torch
     from transformers import DynamicCache, StaticCache
 
@@ -357,7 +360,7 @@ def _no_rotation(hidden: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
 
 
 def _with_biases(attention: Any) -> None:
-    """Replace the four projections by projections of the same sizes with biases."""
+    """Replace the four projections with ones of the same sizes that have biases."""
     import torch
 
     for name in _PROJECTIONS:
@@ -397,20 +400,20 @@ class _Sdpa(_Decoder):
 
 
 class _Llama(_Decoder):
-    """The base class of Llama's adapters, which declare the features in `_ROTARY`."""
+    """The base class of both adapters for LlamaModel."""
 
     config = "LlamaConfig"
     features = _ROTARY
 
 
 class LlamaModelEager(_Llama, _Eager):
-    """The adapter of LlamaModel with eager attention."""
+    """The adapter for LlamaModel with eager attention."""
 
     title = "transformers Llama model (eager)"
 
 
 class LlamaModelSdpa(_Llama, _Sdpa):
-    """The adapter of LlamaModel with SDPA."""
+    """The adapter for LlamaModel with SDPA."""
 
     title = "transformers Llama model (sdpa)"
 
@@ -430,26 +433,26 @@ class _Mistral(_Decoder):
 
 
 class MistralEager(_Mistral, _Eager):
-    """The adapter of MistralModel with eager attention."""
+    """The adapter for MistralModel with eager attention."""
 
     title = "transformers Mistral (eager)"
 
 
 class MistralSdpa(_Mistral, _Sdpa):
-    """The adapter of MistralModel with SDPA."""
+    """The adapter for MistralModel with SDPA."""
 
     title = "transformers Mistral (sdpa)"
 
 
 def _layer_types(settings: Mapping[str, Static]) -> dict[str, Any]:
-    """Return the arguments that give the only layer the window in `settings`, if there is one."""
+    """Return configuration arguments: the one layer has the window in `settings`, or no window."""
     kind = "sliding_attention" if "sliding_window" in settings else "full_attention"
     # A number is required even if no layer uses it.
     return {"sliding_window": settings.get("sliding_window", 4096), "layer_types": [kind]}
 
 
 class Gemma2Eager(_Eager):
-    """The adapter of Gemma2Model with eager attention."""
+    """The adapter for Gemma2Model with eager attention."""
 
     title = "transformers Gemma 2 (eager)"
     config = "Gemma2Config"
@@ -471,7 +474,7 @@ class Gemma2Eager(_Eager):
 
 
 class GptOssEager(_Eager):
-    """The adapter of GptOssModel with eager attention."""
+    """The adapter for GptOssModel with eager attention."""
 
     title = "transformers gpt-oss (eager)"
     config = "GptOssConfig"
@@ -533,19 +536,19 @@ class _Qwen3(_Decoder):
 
 
 class Qwen3Eager(_Qwen3, _Eager):
-    """The adapter of Qwen3Model with eager attention."""
+    """The adapter for Qwen3Model with eager attention."""
 
     title = "transformers Qwen 3 (eager)"
 
 
 class Qwen3Sdpa(_Qwen3, _Sdpa):
-    """The adapter of Qwen3Model with SDPA."""
+    """The adapter for Qwen3Model with SDPA."""
 
     title = "transformers Qwen 3 (sdpa)"
 
 
 class _Fusing(_Decoder):
-    """The base class for Bloom and Falcon, with one fused query, key and value projection."""
+    """The base class for Bloom and Falcon, which fuse the query, key and value projections."""
 
     attention = "h.0.self_attention"
 
@@ -559,7 +562,7 @@ class _Fusing(_Decoder):
 
 
 class Bloom(_Fusing, _Eager):
-    """The adapter of BloomModel."""
+    """The adapter for BloomModel with eager attention."""
 
     title = "transformers Bloom"
     config = "BloomConfig"
@@ -610,13 +613,13 @@ class _Falcon(_Fusing):
 
 
 class FalconEager(_Falcon, _Eager):
-    """The adapter of FalconModel with eager attention."""
+    """The adapter for FalconModel with eager attention."""
 
     title = "transformers Falcon (eager)"
 
 
 class FalconSdpa(_Falcon, _Sdpa):
-    """The adapter of FalconModel with SDPA."""
+    """The adapter for FalconModel with SDPA."""
 
     title = "transformers Falcon (sdpa)"
 

@@ -5,7 +5,7 @@ This module shows how to test such a kernel with the suite: a `Function` takes p
 declares what its mask and its causal flag mean.
 
 On a CPU, Triton interprets the kernel if TRITON_INTERPRET is set before triton is first imported.
-Two things are not run then: bfloat16, for which the interpreter has no arithmetic, as Triton's
+Two things are not interpreted: bfloat16, for which the interpreter has no arithmetic, as Triton's
 documentation states (https://triton-lang.org/main/programming-guide/chapter-3/debugging.html); and
 large problems in float64 and float16, because tiles are interpreted one after the other.
 """
@@ -36,7 +36,7 @@ MOST_TILES = 8
 
 
 class TritonFlash(Function):
-    """The adapter of the kernel, which is tiled, with an online softmax and a backward pass."""
+    """The adapter for the kernel, which is tiled, with an online softmax and a backward pass."""
 
     title = "flash attention (ours, Triton)"
     documentation = "https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html"

@@ -5,12 +5,12 @@ It supports masks, a causal flag, a window, a soft cap, sinks, and grouped-query
 Easy to miss in a port, in the order of the code below:
 
 - A tile may extend beyond the last key. Zeros loaded there have weight exp(0), so block them.
-- Before its first allowed key, a row has the maximum −∞, and exp(−∞ − −∞) is NaN.
-- A causal row ends at its diagonal or at the last key, whichever comes first; with a window it also
-  begins later, and a column of keys ends earlier.
+- Before its first allowed key, a row has the maximum −∞, and exp(−∞ − (−∞)) is NaN.
+- A causal row ends at its diagonal or at the last key, whichever comes first. With a window, a row
+  also begins later, and the column of queries that see a key ends earlier.
 - A soft cap is applied before logits are masked; after masking, it would turn −∞ into −cap.
 - 1 − 2 / (exp(2x) + 1) is an accurate tanh(x) only for large x: for small x all digits cancel.
-- A sink is counted once, not once for each tile; it is the maximum before the first key.
+- A sink is counted once, not once for each tile; it is the initial maximum, before the first key.
 - `tl.dot` rounds float32 to TensorFloat-32 unless `input_precision` is set.
 - A Python float that is passed to a kernel becomes a float32; a constexpr keeps its precision.
 - A fully masked row has no softmax. Here its context is 0, and so are its gradients.
@@ -60,9 +60,9 @@ def logits_of(
     SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
     AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile of logits, −∞ where a query (row) may not attend to a key (column).
+    """Return a tile of logits, and a tile of derivatives of the soft cap (1 without a soft cap).
 
-    The second result is the derivative of the soft cap, which is 1 if there is no soft cap.
+    A logit is −∞ where a query (row) may not attend to a key (column).
     """
     logits = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=SUM) * SCALE
     slope = tl.full(logits.shape, 1.0, SUM)
@@ -91,9 +91,9 @@ def columns_of(
     first_row, key_length,
     CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Return the range of columns (first, end) that some row of a tile may attend to, without end.
+    """Return (start, end): all columns that some row of a tile may attend to; `end` is excluded.
 
-    Only causality and the window count, not the mask.
+    Only causality and the window are considered, not the mask.
     """
     start, end = 0, key_length
     if CAUSAL:
@@ -110,9 +110,9 @@ def rows_of(
     first_column, query_length,
     CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Return the range of rows (first, end) that may attend to some column of a tile, without end.
+    """Return (start, end): all rows that may attend to some column of a tile; `end` is excluded.
 
-    Only causality and the window count, not the mask.
+    Only causality and the window are considered, not the mask.
     """
     start, end = 0, query_length
     if CAUSAL:
@@ -194,7 +194,7 @@ def backward_query_kernel(
     AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
     TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of one tile of queries of one head and, if BIAS, of its mask's rows."""
+    """Compute the gradients of one tile of queries of one head and, if BIAS, of their mask rows."""
     first_row = tl.program_id(0) * TILE
     head = tl.program_id(1).to(tl.int64)
     tile = tl.arange(0, TILE).to(tl.int64)
@@ -328,7 +328,7 @@ class FlashAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the context, and save what the backward pass needs.
 
-        Apart from the mask, the memory for this is linear in the sequence length.
+        Apart from the mask, the size of what is saved is linear in the sequence length.
         """
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         batch, heads, length, _ = query.shape
@@ -349,7 +349,8 @@ class FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Return the gradients of query, key, value, mask, sinks and options.
 
-        The gradient is None for options, for a mask that needs none, and for missing sinks.
+        The gradient is None for options, for missing sinks, and for a mask that is missing or needs
+        no gradient.
         """
         query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
         (cotangent,) = cotangents
@@ -429,7 +430,10 @@ def flash_attention(
 
 
 def _pointed(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
-    """Return the tensor to pass as the kernels' mask: `query`, a placeholder, if there is none."""
+    """Return the tensor to pass as the kernels' mask.
+
+    This is the mask, booleans as bytes, or `query` as a placeholder if `mask` is None.
+    """
     if mask is None:
         return query
     return mask.view(torch.uint8) if mask.dtype == torch.bool else mask

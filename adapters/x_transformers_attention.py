@@ -65,7 +65,7 @@ _FLASH = ("flash", "flash-train", "flash-causal-in-call")
 
 
 class XTransformersAttention(Layer):
-    """The adapter of x_transformers.x_transformers.Attention."""
+    """The adapter for x_transformers.x_transformers.Attention."""
 
     title = "x_transformers.x_transformers.Attention"
     documentation = "https://github.com/lucidrains/x-transformers"
@@ -278,10 +278,11 @@ class XTransformersAttention(Layer):
 
 
 def _interleaved(array: Any, heads: int, shared: int) -> Any:
-    """Return an array with heads (axis -3) in the layer's order instead of group by group.
+    """Return an array whose heads (axis -3) are reordered from group by group to the layer's order.
 
-    The layer has the first head of each of `shared` groups, then the second of each, and so on.
-    With the size of a group as `shared`, the reordering is undone. An axis of size 1 is unchanged.
+    The layer's order is the first head of each of the `shared` groups, then the second of each, and
+    so on. Pass the size of a group as `shared` to undo the reordering. An axis of size 1 is
+    unchanged.
     """
     if array.shape[-3] != heads or shared in (1, heads):
         return array
@@ -289,7 +290,7 @@ def _interleaved(array: Any, heads: int, shared: int) -> Any:
 
 
 def _alibi(layer: Any, slopes: Any) -> Any:
-    """Return the library's ALiBi with these slopes, `[heads]`, in the layer's order and dtype."""
+    """Return the library's ALiBi with `slopes`, `[heads]`, reordered as the layer's heads are."""
     from x_transformers.x_transformers import AlibiPositionalBias
 
     ordered = _interleaved(slopes[:, None, None], layer.heads, layer.kv_heads)

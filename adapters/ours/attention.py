@@ -164,6 +164,7 @@ class MultiHeadAttention(nn.Module):
         layer's window, lengths and segments allow it. Without positions, lengths, segments and a
         cache, `causal` lets query i see keys j <= i ("top-left") or j <= i + keys - queries
         ("bottom-right").
+
         Masks and bias are [query key], [batch query key] or [batch heads query key], each axis of
         full size or 1; a [batch key] padding mask is passed as `mask[:, None, None, :]`.
 
@@ -175,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: if shapes do not fit, `causal` is unknown, only one side has segments, or
                 keys have lengths or segments although the cache is not empty.
-            TypeError: if a mask is not a boolean tensor, or the bias is not a floating one.
+            TypeError: if a mask is not a boolean tensor, or `attn_bias` is not floating-point.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -258,9 +259,9 @@ def _softmax_over_visible(
 ) -> Weights:
     """Return the softmax over visible keys, in float32 or better, with zeros where blocked.
 
-    A sink takes part in the softmax, but is not returned. In a row without visible keys or sink,
-    the softmax is taken of zeros, not of -inf, and then replaced by zeros, so that neither the row
-    nor its gradient is NaN.
+    A sink takes part in the softmax, but its weight is not returned. In a row with neither visible
+    keys nor a sink, the softmax is taken of zeros, not of -inf, and then replaced by zeros, so that
+    neither the row nor its gradient is NaN.
     """
     keys = logits.shape[-1]
     logits = logits.masked_fill(blocked, -math.inf)

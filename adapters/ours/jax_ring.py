@@ -10,9 +10,9 @@ may see that padding.
 JAX derives the backward pass. The derivative of `ppermute` sends in the opposite direction, so
 gradients of keys and values return to their devices without further code, and gradients of what all
 devices share are summed over the devices. Keys and values travel in float32, or in float64 if that
-is their dtype, because their gradients are summed on the way. Logits are recomputed in the backward
-pass, but each device keeps all keys and values that it has received. Only a backward pass that is
-written by hand, as in `ring.py`, needs no memory for them.
+is the query's dtype, because their gradients are summed on the way. Logits are recomputed in the
+backward pass, but each device keeps all keys and values that it has received. Only a backward pass
+that is written by hand, as in `ring.py`, needs no memory for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """The maximum logit, sum of weights and weighted sum of values, per query, over keys so far."""
+    """The maximum logit, sum of weights and weighted sum of values of each query, so far."""
 
     highest: Float[Array, "batch kv_heads group query"]
     total: Float[Array, "batch kv_heads group query"]
@@ -88,7 +88,7 @@ def on_device(
     # Without `checkpoint`, the weights of all blocks are kept for the backward pass.
     @jax.checkpoint
     def attend(state: State, key: Array, value: Array, source: Array) -> State:
-        """Return the state updated by the keys that the device `source` had in the beginning."""
+        """Return the state updated by the keys that the device `source` had at the beginning."""
         place = source * block + jnp.arange(block)
         ahead = place - (rank * queries + jnp.arange(queries))[:, None]
         seen = (place < keys) & (ahead >= -before) & (ahead <= after)

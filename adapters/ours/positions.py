@@ -1,8 +1,8 @@
 """Positions of tokens, and what depends on them: visible keys, ALiBi, and rotary embeddings.
 
-Query i has position p_i and key j has position r_j, which count from 0 in their sequence:
+Query i has position p_i, and key j has position r_j. Positions count from 0, with these changes:
 
-    packed sequences  (segments)      each begins at position 0
+    packed sequences  (segments)      each begins again at position 0
     "bottom-right"    (causal)        the last query of a sequence has the position of its last key
     a cache of P keys                 new queries and keys begin at P
 
@@ -43,7 +43,7 @@ Causal = Literal["top-left", "bottom-right"]
 class Rotary:
     """Rotation of the first `size` components of each head by angles position / base^(2t/size).
 
-    Pair t, from 0, is made of the components t and t + size/2, or 2t and 2t + 1 if `interleaved`.
+    Pair t (0, 1, ...) consists of components t and t + size/2, or 2t and 2t + 1 if `interleaved`.
     Su et al. 2021, arXiv:2104.09864.
     """
 
@@ -118,7 +118,7 @@ class Tokens:
         causal: Causal | None,
         window: tuple[int | None, int | None],
     ) -> Bool[Tensor, "#batch 1 query key"]:
-        """Return a mask by the rules at the top of this file; True where a query may attend.
+        """Return a mask by the rules at the top of this file: True where a query may see a key.
 
         `p` and `r` are the positions of queries and keys; `window` is (before, after), where None
         means no limit.

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 class Ring:
-    """One call of ring attention on one rank; a subclass may replace its steps.
+    """The steps of ring attention on one rank, for one call; a subclass may replace them.
 
     In each hop, the rank attends to the keys of one rank. Query, key, value and their gradients are
     `[batch heads length head]`. All positions are those in the whole sequence.
@@ -36,7 +36,7 @@ class Ring:
         return self.size
 
     def source(self, hop: int) -> int:
-        """Return the rank whose keys are on this rank at a hop."""
+        """Return the rank whose keys are on this rank during a hop."""
         return (self.rank - hop) % self.size
 
     def query_positions(self) -> Tensor:
@@ -46,9 +46,9 @@ class Ring:
         return self.keys[source]
 
     def sees(self, source: int) -> Tensor:
-        """Return where this rank's queries may attend to keys of the rank `source`, `[query key]`.
+        """Return `[query key]`: True where this rank's queries may see keys of the rank `source`.
 
-        Only causality and the window count, not the mask.
+        Only causality and the window are considered, not the mask.
         """
         ahead = self.key_positions(source) - self.query_positions()[:, None]
         before, after = (math.inf if side == -1 else side for side in self.window)
@@ -67,9 +67,9 @@ class Ring:
         return logits.masked_fill(~self.sees(source), -math.inf)
 
     def first(self, query: Tensor, sinks: Tensor | None, width: int) -> list[Tensor]:
-        """Return the running maximum, sum of weights and weighted sum of values before any key.
+        """Return the initial maximum, sum of weights and weighted sum of values, before any key.
 
-        They include the sink, if there is one. `width` is the head size of the values.
+        The first two include the sink, if there is one. `width` is the head size of the values.
         """
         rows = query.shape[:-1]
         if sinks is None:
@@ -79,7 +79,10 @@ class Ring:
         return [*start, query.new_zeros(*rows, width)]
 
     def merge(self, state: list[Tensor], logits: Tensor, value: Tensor) -> list[Tensor]:
-        """Return `state`, which begins as `first`, updated by another block of keys and values."""
+        """Return `state` updated by the logits and values of another block of keys.
+
+        Before the first block, the state is the result of `first`.
+        """
         before, total, values = state
         highest = torch.maximum(before, logits.amax(-1)) if logits.shape[-1] else before
         finite = highest.masked_fill(highest == -math.inf, 0.0)
@@ -111,7 +114,7 @@ class Ring:
     def pass_on(self, tensors: list[Tensor], hop: int) -> list[Tensor]:
         """Send tensors to the next rank, and return those that the previous rank has sent.
 
-        They belong to the keys of the next hop's source. A single rank keeps its tensors.
+        The received tensors belong to the source of the next hop. A single rank keeps its tensors.
         """
         if self.size == 1:
             return tensors
@@ -186,11 +189,11 @@ class Ring:
         return by_query, by_key, by_value, by_mask, by_sinks
 
     def of_query(self, gradient: Tensor, hop: int) -> Tensor:
-        """Return what a hop adds to the gradient of the queries: here `gradient`, unchanged."""
+        """Return what a hop adds to the gradient of the queries; unless overridden, `gradient`."""
         return gradient
 
     def of_mask(self, gradient: Tensor, hop: int) -> Tensor:
-        """Return an additive mask's gradient in a hop's columns: here `gradient`, unchanged."""
+        """Return an additive mask's gradient in a hop's columns; unless overridden, `gradient`."""
         return gradient
 
     def travel(
@@ -254,7 +257,7 @@ def ring_attention(
         causal: whether keys after a query's position are hidden.
         window: how many keys before and after a query's position are visible; -1 for no limit.
         scale: the factor of logits; by default 1/√head size.
-        ring: the class that computes the call.
+        ring: the class whose methods compute the attention and its gradients.
 
     Returns:
         The context of this rank's queries, `[batch heads length head]`, which is zero for queries

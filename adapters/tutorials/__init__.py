@@ -1,4 +1,4 @@
-"""Five textbook multi-head attentions in PyTorch, written in the style in which they circulate.
+"""Five textbook multi-head attentions in PyTorch, in the style of tutorials on the web.
 
 Each file `tutorial_N.py` represents one kind of web page, with its names, its argument order, its
 mask polarity and its quirks. Like those pages, the files share no code. Their adapters are below.
@@ -17,7 +17,7 @@ FOUR_AXES = "batch heads query key"
 
 
 def _projections(query: str, key: str, value: str, output: str) -> tuple[Parameter, ...]:
-    """Return the parameter table of four nn.Linear with biases and these names in the module."""
+    """Return the parameter table of four nn.Linear layers with biases, given their names."""
     inputs = {"query": query, "key": key, "value": value}
     rows = [
         Parameter(f"{native}.weight", name, "embed heads head -> (heads head) embed")
@@ -85,12 +85,15 @@ class Tutorial(Layer):
         raise NotImplementedError
 
     def attend(self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any]) -> Any:
-        """Call the module, in its order of arguments; return the output, or (output, weights)."""
+        """Call the module with its own argument order; return the output, or (output, weights)."""
         return layer(query, key, value, **masks)
 
 
 class Tutorial1(Tutorial):
-    """The adapter of tutorial 1, built from `d_model, n_heads, dropout`; 1 in the mask blocks."""
+    """The adapter for tutorial 1, built from `d_model, n_heads, dropout`.
+
+    In the module's mask, 1 blocks.
+    """
 
     title = "Tutorial 1 (mask == 1 blocks)"
     returns_weights = "per head"
@@ -116,7 +119,7 @@ class Tutorial1(Tutorial):
 
 
 class Tutorial2(Tutorial):
-    """The adapter of tutorial 2, built from `embed_size, num_heads`.
+    """The adapter for tutorial 2, built from `embed_size, num_heads`.
 
     The module takes values first and returns no attention weights.
     """
@@ -145,7 +148,7 @@ class Tutorial2(Tutorial):
 
 
 class Tutorial3(Tutorial):
-    """The adapter of tutorial 3, built from `hidden_dim, head_num`.
+    """The adapter for tutorial 3, built from `hidden_dim, head_num`.
 
     The module is self-attention; its page expands masks for every head and every query.
     """
@@ -179,7 +182,7 @@ class Tutorial3(Tutorial):
 
 
 class Tutorial4(Tutorial):
-    """The adapter of tutorial 4, built from `d_model, num_heads`.
+    """The adapter for tutorial 4, built from `d_model, num_heads`.
 
     The module is the Transformer's attention, split into small methods.
     """
@@ -208,7 +211,7 @@ class Tutorial4(Tutorial):
 
 
 class Tutorial5(Tutorial):
-    """The adapter of tutorial 5, built from `hidden_size, num_heads`.
+    """The adapter for tutorial 5, built from `hidden_size, num_heads`.
 
     The module uses Bahdanau's additive score, and one mask for all heads.
     """

@@ -1,9 +1,8 @@
 """Tutorial 3: self-attention, as candidates are asked to write it in job interviews.
 
-This file represents tutorials that implement only self-attention, on one input, with a dropout of
-the weights in training, by default 0.1. Logits are set to -inf where `attention_mask == 0`, so a
-fully masked query gets NaN. The page expands the mask for every head and every query before the
-call:
+This file represents tutorials that implement only self-attention, on one input. In training, the
+weights get dropout, 0.1 by default. Logits are set to -inf where `attention_mask == 0`, so a fully
+masked query gets NaN. The page expands the mask for every head and every query before the call:
 
     padding[:, None, None, :].expand(-1, head_num, seq_len, -1)
 """

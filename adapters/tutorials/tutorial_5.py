@@ -4,7 +4,7 @@ This file represents tutorials that come from translation with recurrent network
 Bahdanau's v . tanh(q + k), here computed in every head, between the projections of the Transformer.
 The logits are not scaled. They are set to -1e10 where `mask == 0`. -1e10 is finite, so a fully
 masked query averages all values; float16 cannot represent -1e10. All heads share one mask,
-[batch, query, key].
+[batch, query, key]. A translation model calls the layer in three places:
 
     encoder          attention(x, x, x, pad_mask(x_lengths, x_len))
     decoder          attention(y, y, y, pad_mask(y_lengths, y_len) & causal_mask(y_len))
@@ -68,5 +68,5 @@ def pad_mask(lengths: Tensor, max_len: int) -> Tensor:
 
 
 def causal_mask(length: int) -> Tensor:
-    """Return a mask [1, length, length] that is True for a token and all tokens before it."""
+    """Return a mask [1, length, length]: True where a token meets itself or an earlier token."""
     return torch.ones(1, length, length, dtype=torch.bool).tril()
