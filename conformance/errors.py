@@ -138,7 +138,10 @@ class WrongDeclaration(ConformanceError):
 
 
 class WrongShape(ConformanceError):
-    """The sizes, arrays or options of a problem do not fit together, or an answer is malformed."""
+    """A problem's sizes, arrays or options are invalid or do not fit together.
+
+    An adapter's `Answer` with arrays that do not fit the problem is such an error too.
+    """
 
 
 class WrongAnswer(ConformanceError):

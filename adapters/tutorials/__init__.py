@@ -90,9 +90,9 @@ class Tutorial(Layer):
 
 
 class Tutorial1(Tutorial):
-    """The adapter for tutorial 1, built from `d_model, n_heads, dropout`.
+    """The adapter for tutorial 1, whose module takes `d_model, n_heads, dropout`.
 
-    In the module's mask, 1 blocks.
+    In the module's mask, a 1 blocks the key.
     """
 
     title = "Tutorial 1 (mask == 1 blocks)"

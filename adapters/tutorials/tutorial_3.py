@@ -2,7 +2,8 @@
 
 This file represents tutorials that implement only self-attention, on one input. In training, the
 weights get dropout, 0.1 by default. Logits are set to -inf where `attention_mask == 0`, so a fully
-masked query gets NaN. The page expands the mask for every head and every query before the call:
+masked query gets NaN. These tutorials expand a padding mask `[batch, seq_len]` for every head and
+every query before the call:
 
     padding[:, None, None, :].expand(-1, head_num, seq_len, -1)
 """

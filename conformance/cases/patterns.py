@@ -716,7 +716,8 @@ def segments_of_many_queries(
 def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return segments with different numbers of queries and keys, although the totals may agree.
 
-    The queries are divided as in `segments`, but the keys as in its next batch entry.
+    In each batch entry, queries are divided as `segments` divides them, but keys as `segments`
+    divides those of the next batch entry.
     """
     found = _segments(shape, 0)
     of_keys = found.query if shape.query_length == shape.key_length else found.key

@@ -421,7 +421,7 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
-    """Group the registered adapters that can be loaded by the text that `says` returns for each."""
+    """Group all registered adapters that load, by the text that `says` returns for each of them."""
     groups: dict[str, Documented] = {}
     for adapter in _adapters():
         text = says(adapter)

@@ -401,9 +401,10 @@ class _Given(NamedTuple):
 
 
 def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
-    """Yield entries on pairs of masks, biases and the causal flag.
+    """Yield entries on which of two masks, biases or causal flags, passed together, takes effect.
 
-    At the usual scale, only pairs with a bias are passed; at a custom scale, all pairs are.
+    At the usual scale, only pairs with a bias are passed; at a custom scale, all pairs are, and the
+    entries also say whether the scale takes effect.
     """
     sizes = lab.sizes(query=5, key=5)
     shape = lab.problem(sizes).shape

@@ -281,9 +281,10 @@ def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> P
 def _resized(
     visible: BoolArray, fed: Array, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str, BoolArray]]:
-    """Yield the known ways to make a mask `fed` fit: the id, a layout, and the keys then visible.
+    """Yield the known ways in which an implementation may make a mask of a wrong size fit.
 
-    `visible` is whether each element of the mask makes a key visible.
+    Each is the id of its phrase, a layout, and the keys that are then visible. `fed` is the mask as
+    it was passed, and `visible` is True where its element makes a key visible.
     """
     keys, heads = sizes["key"], sizes["heads"]
     *leading, length = visible.shape

@@ -217,8 +217,8 @@ class KnownDeviation(msgspec.Struct, frozen=True, omit_defaults=True):
 
     The fields are named like the keys in a baseline file. `implementation`, `requirement`, `case`,
     `mode` and `when` select findings. `verdict`, `cause` with its `arguments`, `raises` and
-    `within` describe what each of these findings must be, or at least one of them if `strict` is
-    false. `kind`, `reason`, `link` and `reproduction` document the deviation.
+    `within` describe how each of these findings must deviate; if `strict` is false, some of them
+    need not deviate. `kind`, `reason`, `link` and `reproduction` document the deviation.
     """
 
     verdict: str

@@ -472,7 +472,8 @@ class Worst:
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
     """Return a function that returns whether to record an array, given its name "item id|array".
 
-    The function returns False only for attention weights of items that are not among the worst.
+    The function returns False only for attention weights of those items in `places` that are not
+    among the worst of `results`. `places` is the result of the function `places`.
     """
     worst = Worst(places, results).ids
 

@@ -227,7 +227,7 @@ def _write_made(made: Made, folder: Path) -> None:
 
 
 def read_made(folder: Path) -> Made | None:
-    """Return the description stored beside the records, or None if it is missing or damaged."""
+    """Return how the records in this folder were made, or None if that is not stored readably."""
     try:
         return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
     except (OSError, msgspec.MsgspecError):
