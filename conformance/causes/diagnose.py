@@ -242,7 +242,7 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
 
 
 def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict[str, Best]:
-    """Return, for each wrong part of an answer, the choice among the causes that explain it.
+    """Return, for each wrong part of an answer by name, the causes that explain it, as a `Best`.
 
     The result is cached. No similar cases are consulted. `wanted` is the id of the only cause to
     consider, or "" for all causes.
@@ -256,10 +256,10 @@ def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict
 def _of_spellings(
     ex: Examination, problem: Problem, expectation: Expectation, spellings: Iterable[Spelling]
 ) -> Phrase:
-    """Return the first known cause of a wrong answer to the problem in one of some encodings.
+    """Pose the problem in several encodings, and return the first cause found of a wrong answer.
 
-    `spellings` are encodings of the mask, of which only the first few are tried. The result is an
-    empty phrase if no known defect explains an answer.
+    `spellings` are encodings of the mask, of which at most `MOST_SPELLINGS` are tried. The result
+    is an empty phrase if no known defect explains an answer.
     """
     for spelling in itertools.islice(spellings, MOST_SPELLINGS):
         ask = partial(ex.ask, spelling=spelling)
@@ -338,7 +338,7 @@ def _search(
     wanted: str = "",
     handed: Handed | None = None,
 ) -> dict[str, Best]:
-    """Return, for each wrong part of an answer, the choice among the causes that explain the part.
+    """Return, for each wrong part of an answer by name, the causes that explain it, as a `Best`.
 
     If the output is wrong, "output" is the only part; otherwise, the parts are "weights" and
     "gradients", if they are wrong. The result is {} if the output has an unexpected shape.

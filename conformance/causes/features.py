@@ -62,10 +62,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _asked(maker: Maker, cause: str, *about: Any, **changes: Any) -> Hypothesis:
-    """Return the hypothesis that the answer is the right one to a problem with other fields.
+    """Return the hypothesis that the answer is right for a problem in which some fields differ.
 
-    `changes` holds these fields, and `about` at most one mapping, the arguments of the cause. The
-    defect must affect all heads and rows.
+    `changes` holds these fields. `about` is empty, or one mapping with the arguments of the cause.
+    The defect must affect all heads and rows.
     """
     return maker.asked(cause, *about, in_parts=False, **changes)
 

@@ -26,7 +26,10 @@ Change = Callable[..., Any]
 
 
 class Stages:
-    """One computation of attention. Stages are methods; `changes` maps names to replacements."""
+    """One computation of attention, whose stages are the methods.
+
+    `changes` maps names of stages to functions that replace them.
+    """
 
     def __init__(self, problem: Problem, **changes: Change) -> None:
         self.problem = problem

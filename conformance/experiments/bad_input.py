@@ -158,9 +158,9 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         return _question(lab, subject, problem, given, {}, meanings or {})
 
     def sized(name: str, sizes: Mapping[str, int], **meanings: Inputs) -> Question:
-        """Return a question on inputs with other batch sizes or lengths, which `sizes` gives.
+        """Return a question about inputs whose batch sizes or lengths are changed to `sizes`.
 
-        `meanings` are, by name, the inputs that an implementation may use in place of these.
+        `meanings` are, by name, the inputs that an implementation may use in place of them.
         """
         changed = {}
         for one, array in usual.items():
@@ -245,7 +245,7 @@ def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> 
 
 
 def _masks(lab: Laboratory, way: Blocking) -> Iterator[Question]:
-    """Yield questions on masks that are made for sizes other than those of the problem."""
+    """Yield questions about masks that are made for sizes other than those of the problem."""
     argument, own = way.argument.name, set(way.axes)
     whole = lab.sizes()
     single = lab.sizes(batch=1, query=1) if lab.sharing != "self" else lab.sizes(batch=1)

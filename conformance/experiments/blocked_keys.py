@@ -42,7 +42,8 @@ _SHOWN = {
         "0.0: the mean of the values, for all of its queries",
     ),
 }
-"""For each value, an expression of `output` that shows it, and a comment on what is printed."""
+"""For each observed value, an expression of `output` that shows the value, and a comment on what
+is printed."""
 
 
 @topic(
@@ -164,7 +165,7 @@ def _by_cotangent(
     natives: Natives,
     blocked: BoolArray,
 ) -> Iterator[Entry]:
-    """Yield entries on the gradients of two losses: on one masked query, and on unmasked queries.
+    """Yield entries that describe the gradients of two losses: on a masked and on other queries.
 
     Each loss is the sum of the outputs of its queries: their cotangent is 1, and that of others 0.
     The gradient of the values, summed over the keys, should equal the sum of the weights of these
@@ -237,7 +238,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return where gradients are NaN or infinite, as a phrase, or `FINITE`; and the evidence."""
+    """Return a phrase that says where gradients are NaN or infinite, or `FINITE`, and evidence."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
@@ -300,11 +301,11 @@ INPUTS = {
     "memory": {"query": "query", "key": "memory"},
     "self": {"query": "token"},
 }
-"""For each kind of sharing, the inputs and what they are called on a card."""
+"""For each kind of sharing, the inputs, and what they are called on a convention card."""
 
 
 def _unmasked(lab: Laboratory) -> Iterator[Entry]:
-    """Yield an entry for each input on whether NaN in it reaches the output without a mask."""
+    """Yield an entry for each input that states whether NaN in it reaches the unmasked output."""
     for name, what in INPUTS[lab.sharing].items():
         about: dict[str, Argument] = {"input": Phrase(f"input.{what}")}
         subject = Phrase("leak.visible-unmasked", about | {"number": Phrase("number.nan")})
@@ -324,7 +325,7 @@ def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
 
 
 def _reached(subject: Phrase, found: Outcome, rows: slice = slice(None)) -> Entry:
-    """Return an entry on whether visible NaN reaches all, some or no outputs of queries `rows`."""
+    """Return an entry that states whether NaN reaches all, some or no outputs of queries `rows`."""
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told)
     lost = np.isnan(found.answer.output[:, rows]).any(axis=-1)

@@ -88,9 +88,10 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
 def _with_mask(
     lab: Laboratory, flag: CausalFlag, way: Blocking, lengths: Phrase, sizes: Sizes, alone: Phrase
 ) -> Entry:
-    """Return the entry on how the causal flag combines with a mask, for these lengths.
+    """Return an entry that states how the causal flag combines with a mask, for these lengths.
 
-    The mask blocks keys in the form `way`. `alone` is the observed effect of the flag without it.
+    The mask blocks keys in the form `way`. `alone` is the observed effect of the flag without a
+    mask.
     """
     problem, argument = lab.problem(sizes), way.argument.name
     shape = problem.shape
@@ -156,7 +157,7 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
 
 
 def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
-    """Yield entries on whether the flag blocks later keys that are hard to block.
+    """Yield entries that state whether the flag blocks later keys that are hard to block.
 
     Later keys are hard to block if logits are large, or if a mask blocks all other keys.
     """
@@ -182,7 +183,7 @@ def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
 
 
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:
-    """Yield an entry on what queries get if the flag and a mask together leave them no keys.
+    """Yield an entry that states what queries get if the flag and a mask leave them no keys.
 
     The mask blocks the first two keys. The first two queries show whether the flag only lowers
     logits; the first query alone shows any other effect. Yield nothing if there is no answer.
@@ -213,9 +214,10 @@ def _aligned(lab: Laboratory, found: Seen) -> Phrase:
 def _with_its_mask(
     lab: Laboratory, flag: str, needs: str, lengths: Phrase, sizes: Sizes
 ) -> Iterator[Entry]:
-    """Yield entries on a flag that needs a mask argument, which gets each causal triangle in turn.
+    """Yield entries that state the effect of a flag that has to be set together with a mask.
 
-    `needs` is the name of that argument. Yield nothing if it was not observed to block keys.
+    The mask is each causal triangle in turn. `needs` is the name of the mask argument. Yield
+    nothing if this argument was not observed to block keys.
     """
     way = blocking(lab, lab.adapter.masks.by_name[needs])
     if way is None:
@@ -281,7 +283,8 @@ def windows(lab: Laboratory) -> Iterator[Entry]:
 def near(shape: Shape, limits: Limits, alignment: Causal) -> BoolArray:
     """Return a mask `[1 1 query key]`, True for keys in a window around each query's position.
 
-    `limits` are the numbers of keys that the window shows before and after that position, or None.
+    `limits` are the numbers of keys that the window shows before and after that position; None
+    means no limit. `alignment` determines the positions of the queries among the keys.
     """
     offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None] - offset
@@ -408,7 +411,7 @@ def causal_beside(lab: Laboratory, needed: bool) -> dict[str, Native]:
 def _of_keys(
     lab: Laboratory, subject: Phrase, argument: Lengths, native: np.ndarray, found: Outcome
 ) -> Entry:
-    """Return an entry on what `native` means: the numbers of keys that were passed, `[batch]`."""
+    """Return an entry that states what the numbers `native` `[batch]`, passed as lengths, mean."""
     said = Phrase("lengths.length" if argument.counts == "length" else "lengths.index-of-last")
     if isinstance(found, Refused):
         return agreeing(subject, found.value, found.told, said)
@@ -434,7 +437,7 @@ def _of_keys(
 
 
 def _row(lab: Laboratory, subject: Phrase, found: Outcome, rows: slice) -> Entry:
-    """Return an entry on the weights of the queries `rows`, which should have no visible key.
+    """Return an entry that describes the weights of the queries `rows`, which should see no key.
 
     The value is NaN, zeros, the weights without lengths, equal weights, or something else.
     """

@@ -69,13 +69,13 @@ class Experiment:
     Attributes:
         topic: the description of the experiment, with its name and the question.
         make: a function that calls an implementation through a `Laboratory`, and yields entries
-            (observed conventions) for its card, some with an array to show.
+            (observed conventions) for its convention card, some with an array to show.
         place: the position on a card; smaller numbers come first.
         every_mode: whether modes may differ; if not, only the first is examined.
         shared: whether to repeat the experiment with query, key and value in one array, for which
             a library may use other code; entries that differ are added to the card.
-        every_dtype: whether to repeat it in the other dtypes, unless the framework compiles every
-            operation; entries that differ are added, too.
+        every_dtype: whether to repeat the experiment in the other dtypes, unless the framework
+            compiles every operation; entries that differ are added, too.
         costly: whether many shapes are needed, each of which takes seconds if the framework
             compiles every operation. With such a framework, only the first mode is examined, and
             inputs are not shared.

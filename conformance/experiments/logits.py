@@ -89,10 +89,11 @@ def _beside_mask(
     cap: float,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Yield an entry on whether the cap is applied before or after a mask that blocks a key.
+    """Yield an entry that states whether the cap is applied before or after a mask.
 
-    Yield nothing if the argument `mask` cannot block a key. `capped` is the problem with the cap,
-    `logits` are those without it, and `about` are the arguments of the entry's subject.
+    The mask blocks one key. Yield nothing if the argument `mask` cannot do so. `capped` is the
+    problem with the cap, `logits` are those without the cap, and `about` are the arguments of the
+    entry's subject.
     """
     way = blocking(lab, mask)
     if way is None or "key" not in way.axes:
@@ -119,7 +120,7 @@ def _beside_bias(
     cap: float,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Yield an entry on whether the cap is applied before or after a bias is added.
+    """Yield an entry that states whether the cap is applied before or after a bias is added.
 
     Yield nothing if the argument `mask` does not take a bias. `capped`, `logits` and `about` are as
     in `_beside_mask`.
@@ -293,8 +294,9 @@ def _softmax(logits: Array, sink: Array | float = -np.inf) -> Array:
 
 
 def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) -> Outcome:
-    """Call the implementation with a problem, encoded as declared, and these mask arguments.
+    """Call the implementation with a problem, and return the outcome.
 
+    The problem is encoded as the adapter declares, and the mask arguments `natives` are passed too.
     The outcome is `Refused` if the declarations cannot encode the problem.
     """
     try:

@@ -401,10 +401,10 @@ class _Given(NamedTuple):
 
 
 def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
-    """Yield entries on which of two masks, biases or causal flags, passed together, takes effect.
+    """Pass two masks, biases or causal flags together; yield entries that say which take effect.
 
-    At the usual scale, only pairs with a bias are passed; at a custom scale, all pairs are, and the
-    entries also say whether the scale takes effect.
+    At the usual scale, only pairs with a bias are passed. At a custom scale, all pairs are passed,
+    and the entries also say whether the scale takes effect. `known` are forms that block keys.
     """
     sizes = lab.sizes(query=5, key=5)
     shape = lab.problem(sizes).shape

@@ -217,7 +217,7 @@ def _longest(trials: _Trials, shape: Shape) -> int:
 def _entry(
     trials: _Trials, subject: str, taken: Iterable[int], tried: Iterable[int], named: str
 ) -> Entry:
-    """Return the entry on the accepted sizes, with up to three reasons why others fail.
+    """Return the entry that lists the accepted sizes, with up to three reasons why others fail.
 
     `taken` are those of the sizes `tried` that were accepted. `named` is a format that makes the
     description of a trial from a size.
@@ -233,7 +233,7 @@ def _entry(
 
 
 def _wrong(trials: _Trials) -> Iterator[Entry]:
-    """Yield an entry on the trials with a wrong output, if any."""
+    """Yield an entry that lists the trials with a wrong output, if there are any."""
     if trials.wrong:
         told = Phrase("sizes.these", {"sizes": [*dict.fromkeys(trials.wrong)]})
         yield Entry(Phrase("sizes.wrong"), told)

@@ -127,7 +127,7 @@ def _kept(lab: Laboratory, applied: Array, plain: Array) -> tuple[Phrase, str]:
 
 
 def _mean(applied: Array, plain: Array) -> Entry:
-    """Return an entry on whether dropout preserves the weights on average over the draws.
+    """Return an entry that states whether dropout preserves the weights on average over draws.
 
     Weights in a draw may be correlated, so the average is over one scale factor per draw. The
     factor also reveals dropout that normalises rows afterwards, as large weights become smaller.
@@ -152,7 +152,7 @@ def _shared(applied: Array) -> Entry:
 
 
 def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
-    """Return an entry on whether the returned weights are those before or after dropout.
+    """Return an entry that states whether the returned weights are those before or after dropout.
 
     The value is `SOMETHING_ELSE` if they are neither.
     """

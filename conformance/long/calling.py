@@ -80,7 +80,7 @@ def call(
 ) -> Answered:
     """Call an implementation, in its first mode by default, and return its results.
 
-    If it is an `AtLength`, `device` and `mode` have no effect.
+    If the adapter is an `AtLength`, `device` and `mode` have no effect.
 
     Raises:
         Unsupported: the implementation cannot express the problem.

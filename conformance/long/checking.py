@@ -188,13 +188,13 @@ class Checked:
     def decisive(self, promised: str = "") -> Mapping[str, Tally]:
         """Return the tallies that decide the verdict, by array.
 
-        They are those of the promised accuracy class or, if this is "" or was not compared, those
-        of the least accurate class that was.
+        They are those of the accuracy class `promised`. If it is "" or was not compared, they are
+        those of the least accurate class that was compared.
         """
         return self.tallies[promised if promised in self.tallies else list(self.tallies)[-1]]
 
     def conforms(self, promised: str = "") -> bool:
-        """Return whether every array is within its limits in the class that `decisive` takes."""
+        """Return whether every array is within its limits, judged by the tallies of `decisive`."""
         return all(tally.excess <= 1 for tally in self.decisive(promised).values())
 
     @property
@@ -212,7 +212,7 @@ def check(
     threads: int = 1,
     accuracy: str = "",
 ) -> Checked:
-    """Compare every element of every array that was returned.
+    """Compare every element of every returned array with its exact value.
 
     Args:
         problem: the problem.

@@ -64,14 +64,17 @@ BEYOND = "beyond 2^31"
 """The name of the retrieval problem with so many heads that keys have more than `WRAP` elements."""
 
 BEYOND_FROM = 2**20
-"""The least length at which `BEYOND` is posed; at shorter ones, it would take more heads than
+"""The least length at which `BEYOND` is posed; at shorter lengths, it would need more heads than
 models have."""
 
 PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
-"""The problems of one length, in order; `BEYOND` is left out at lengths below `BEYOND_FROM`."""
+"""The names of the problems at one length, in the order in which they are posed.
+
+`BEYOND` is left out at lengths below `BEYOND_FROM`.
+"""
 
 STRUCTURED = ("window", "packed")
-"""Further problems for implementations that take masks as structure."""
+"""The names of further problems, for implementations that take masks as structure."""
 
 WITH_FEATURES = {
     "sinks": ("sinks",),
@@ -103,7 +106,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The head size, and how many keys form a tile, which is summed up at once; or `UNKNOWN`."""
+    """The head size, and the number of keys that are summed up at once (a tile), or `UNKNOWN`."""
 
     head_size: int = 64
     tile: int = UNKNOWN
@@ -275,7 +278,9 @@ class Ladder:
     def climb(
         self, begin: Callable[[Step, float], None] = lambda step, left: None
     ) -> Iterator[Step]:
-        """Yield the result of each problem, shorter ones first.
+        """Yield the result of each problem, shorter problems first.
+
+        Problems beyond the limits are not run; their results say why.
 
         Args:
             begin: a function that is called before each problem that is run, with the problem and
@@ -432,7 +437,7 @@ class Ladder:
 
 
 def array_name(name: str) -> str:
-    """Return "gradient of NAME" for the array NAME, or just "output" or "log_total" for these."""
+    """Return "gradient of NAME" for an array called NAME; "output" and "log_total" stay as is."""
     return name if name in ("output", "log_total") else f"gradient of {name}"
 
 
@@ -452,7 +457,10 @@ def _finite(number: float) -> float:
 
 
 def _place(tally: Tally) -> str:
-    """Return a text with the place and value of the worst element of an array, or "" if none."""
+    """Return text about the worst element of an array: its place, its value and the expected one.
+
+    The text is "" if no element has an error.
+    """
     if tally.worst is None:
         return ""
     worst = tally.worst
@@ -481,7 +489,7 @@ def _sees(step: Step) -> Visibility:
 def _forget_peak() -> int:
     """Reset the peak of resident memory if possible, and return the bytes resident now.
 
-    Both are those of this process and of all processes that it started.
+    Both the peak and the bytes are those of this process and all processes that it started.
     """
     for pid in _processes():
         with suppress(OSError):

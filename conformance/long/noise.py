@@ -43,7 +43,7 @@ COMMON = 4
 
 
 def models(dtype: DType) -> list[AccuracyClass]:
-    """Return the accuracy classes that differ in a dtype, most accurate first.
+    """Return the accuracy classes to compare with in a dtype, most accurate first.
 
     Class C, which rounds running sums to the dtype, is left out: it is of no use for long problems.
     """
@@ -318,8 +318,9 @@ def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[Noise]:
 def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Array:
     """Return the numbers of each query that the noise of keys needs, `[rows extra]`.
 
-    They are w²|dO|², w²D², 1 and |dO|², and for each accuracy class the relative variance of the
-    row times w²|dO|², and w² times the variance of D. All are 0 for a query with w = 0.
+    In the symbols of `oracle`, they are w²|dO|², w²D², 1 and |dO|². For each accuracy class, two
+    more follow: the relative variance of the row times w²|dO|², and w² times the variance of D;
+    `of_classes` holds both variances. All numbers are 0 for a query with w = 0.
     """
     rows = block.span
     weight = head.weight[rows] ** 2

@@ -171,7 +171,8 @@ class Head:
         first, last: the interval of keys that each query sees, without `last` itself, `[query]`.
         weight: w `[query]`, which `rows` sets; it is 0 if Z is 0.
         row: D `[query]`, which `rows` sets.
-        extra: further numbers of each query, which are summed by class for keys `[query extra]`.
+        extra: further numbers of each query `[query extra]`, which are summed by class of the
+            query to compute the noise of keys.
     """
 
     problem: LongProblem

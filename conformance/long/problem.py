@@ -40,7 +40,8 @@ from conformance.errors import Unsupported, WrongShape
 Classes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
 Stored = npt.NDArray[np.floating]
-"""float64 if the dtype of the problem is float64, or else float32, to halve the memory."""
+"""An array in float64 if the dtype of the problem is float64, or else in float32, which takes half
+of the memory."""
 
 WIDEST = 600.0
 """The largest difference allowed between two logits of a query, including a finite sink: then no
@@ -67,7 +68,7 @@ class Visibility:
         causal: key j is visible to query i iff j <= i ("top-left") or
             j <= i + key_length - query_length ("bottom-right"), within their packed sequence.
         window: how many keys before and after the query's position are visible; None for no limit.
-            That position follows the alignment of `causal`, which is top-left if there is none.
+            The position is aligned as `causal` says, or top-left without `causal`.
         members: the lengths of packed sequences, of queries and of keys. A query sees only the keys
             of its sequence; queries beyond the last sequence see nothing.
         key_lengths: the number of keys of each batch entry; keys beyond it are padding.

@@ -25,8 +25,8 @@ from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.requirement import judge, requirement
 
 MASKED = ("edge/fully-masked-row/*",)
-"""Patterns for the ids of cases with a fully masked query. The definition leaves its output open,
-but all calls to one implementation must give the same."""
+"""Patterns for the ids of cases with a fully masked query. The definition leaves the output of this
+query open, but all calls to one implementation must give the same output."""
 
 LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
     "gaps": "laid out with gaps",
@@ -39,8 +39,8 @@ def _equal(name: str, ex: Examination, one: Answer, other: Answer, said: str) ->
 
     Arrays that only one answer has are left out, as are arrays whose shapes differ from each other
     or from the shape in the expectation, and weights if `ex.answer` has none. If no array remains,
-    raise `Unsupported`. `name` is the id of the requirement; `said` describes a deviation, as in
-    `judge`.
+    raise `Unsupported`. `name` is the id of the requirement. `said` describes a deviation; in it,
+    `{array}` stands for the name of the array.
     """
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None:

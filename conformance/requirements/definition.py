@@ -26,7 +26,8 @@ def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said:
     """Return the finding on whether arrays equal those of an expectation.
 
     If every array fits, the finding names the most accurate class whose limit every element meets.
-    `name` is the id of the requirement; `said` describes a deviation, as in `judge`.
+    `name` is the id of the requirement. `said` describes a deviation; in it, `{array}` stands for
+    the name of the array.
     """
     comparisons = against(expectation, arrays)
     accuracy = ""
@@ -37,10 +38,11 @@ def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said:
 
 
 def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | None:
-    """Return the finding on the gradients of the arrays `names`; a missing one is a deviation.
+    """Return the finding on whether the gradients of the arrays `names` equal the definition's.
 
-    `name` is the id of the requirement. Return None if the mode has no gradients or `names` is
-    empty. Raise `Unsupported` if the implementation has no gradients in any mode.
+    A missing gradient is a deviation. `name` is the id of the requirement. Return None if the mode
+    has no gradients or `names` is empty. Raise `Unsupported` if the implementation has no gradients
+    in any mode.
     """
     if not ex.mode.gradients or not names:
         return None

@@ -219,8 +219,8 @@ def _same(
 ) -> Finding:
     """Return the finding on whether two problems get equal answers, up to the noise of `other`.
 
-    The expectation for `other` is cached under `variant`. `name` is the id of the requirement;
-    `said` describes a deviation, as in `judge`.
+    The expectation for `other` is cached under `variant`. `name` is the id of the requirement.
+    `said` describes a deviation; in it, `{array}` stands for the name of the array.
     """
     noise = ex.expected(variant, lambda: other).sigma
     first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
@@ -237,8 +237,9 @@ def _judged(
 ) -> Finding:
     """Return the finding on whether the arrays that two answers have in common are equal.
 
-    Arrays of `one` whose shape is not that of their noise are left out. `name` is the id of the
-    requirement; `said` describes a deviation, as in `judge`.
+    The arrays of `one` and `other` are compared up to `noise`. Arrays of `one` whose shape is not
+    that of their noise are left out. `name` is the id of the requirement. `said` describes a
+    deviation; in it, `{array}` stands for the name of the array.
     """
     compared = [
         _between(ex, array, values, other[array], noise[array])

@@ -266,7 +266,7 @@ class Laboratory:
 
     @cached_property
     def biased(self) -> bool:
-        """Whether the problems have projection biases, as in `case`; by default, if supported."""
+        """Whether problems have projection biases: as in `case` or, without one, if supported."""
         return self.case.bias if self.case else self._has_shape(self.sharing, bias=True)
 
     @cached_property

@@ -265,8 +265,8 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
 
 _UNANSWERED = ("refused", "cannot-be-asked", "another-shape", "malformed-answer", "mask.rejected")
 ONE_FOR_ALL = ("masks", "masked-rows", "causal", "pairs", "leaks", "degenerate-sizes")
-"""The names of the experiments whose entries must be the same in all modes, and for shared inputs,
-except for entries that are not `_is_judged`."""
+"""The names of the experiments whose entries must be the same in all modes, and for shared inputs.
+Entries on subjects for which `_is_judged` returns False may differ."""
 
 _FINITE = ("form.zero-large", "form.zero-least")
 _MAY_BE = ("row.mean-of-values", "row.unmasked")
@@ -292,10 +292,10 @@ def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -
 
 
 def _pairs(entries: Iterable[Entry], telling: str) -> Pairs:
-    """Yield pairs of comparable entries, of which only the second has an argument in its subject.
+    """Yield pairs of entries whose subjects are equal, except for an argument of the second one.
 
-    `telling` is the name of the argument. Apart from it, and from details that `_about` leaves out,
-    the subjects are equal.
+    `telling` is the name of this argument, which the first subject lacks. Details that `_about`
+    leaves out may also differ.
     """
     known = {_about(entry.subject): entry for entry in entries if not _has(entry, telling)}
     for entry in entries:
@@ -425,8 +425,9 @@ def declared_row(declared: str) -> Phrase:
 def returned_weights(adapter: Adapter, returned: str) -> Phrase:
     """Return, as the value of an entry, how the implementation itself returns attention weights.
 
-    `returned` is how the adapter returns them: "per head", "averaged" or "none". The two differ if
-    the adapter gets weights per head by setting `weights_option`.
+    `returned` is how the adapter returns them: "per head", "averaged" or "none". If the adapter has
+    to set `weights_option` to get them per head, the result names this option, and says how the
+    implementation returns weights without it.
     """
     if returned == "per head" and adapter.weights_option:
         otherwise = Phrase(f"weights.{adapter.weights_otherwise}")

@@ -1,6 +1,6 @@
 """Plan and perform runs: the pytest session, `examine`, and checks for other projects' tests.
 
-This module imports nothing from the suite, because pytest loads it even in runs without the suite.
+This module imports nothing from the suite, because pytest loads it even in runs of other tests.
 """
 
 from __future__ import annotations

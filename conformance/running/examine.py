@@ -171,7 +171,7 @@ class Outcome:
 
     Attributes:
         record: the results with their provenance.
-        arrays: the arrays that are saved with the record, by "item id|array".
+        arrays: the arrays that are saved with the record, by "item id|array name".
         path: the file of the record, or None if it is not saved.
     """
 
@@ -341,7 +341,7 @@ def _requirements() -> dict[str, RequirementInfo]:
 
 
 class _Suite:
-    """A lookup of requirements, and of what cases and experiments ask, for failure messages."""
+    """A lookup of requirements, and of the questions of cases and experiments, for messages."""
 
     def requirement(self, name: str) -> RequirementInfo | None:
         return _requirements().get(name)
@@ -365,7 +365,7 @@ def failure(
         result: the result of the item.
         spec: the implementation's name on the command line.
         file: the case file of the item, or "" if the case is in the catalogue.
-        alone: whether the item conforms if nothing else is called before.
+        alone: whether the item conforms if the implementation was not called before it.
         command: the command to show; by default, it is made from `spec`.
     """
     return wording.failure(result, spec, _Suite(), file, alone=alone, command=command)
@@ -384,7 +384,8 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     """Yield lines about an implementation: counts, unmet requirements, items not verified.
 
     If `reasons` is true, the lines include the reasons why items are unsupported. If the call fails
-    in every supported item, there are only the counts, the most frequent errors and a hint.
+    in every supported item, there are only the counts, the most frequent errors and a hint about
+    sizes. The hint is also given if the call fails in more than half of the items.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
@@ -446,10 +447,10 @@ def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
 
 
 def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
-    """Return the item to show in full, and the number of items that deviate or are errors.
+    """Return the result to show in full, and the number of results that deviate or are errors.
 
-    The item to show is chosen by these criteria, in this order: a requirement of level "must", a
-    case rather than an experiment, a known cause, and a large deviation. It is None if no item
+    The result to show is chosen by these criteria, in this order: a requirement of level "must", a
+    case rather than an experiment, a known cause, and a large deviation. It is None if no result
     deviates or is an error.
     """
 

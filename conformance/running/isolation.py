@@ -73,7 +73,7 @@ from conformance.running.session import Inquiry, Planned, Row
 TICK = 0.05
 """The interval in seconds at which the memory of a busy process is checked."""
 TREE = 20
-"""Every 20th check includes child processes, because listing them takes milliseconds."""
+"""Only every 20th check includes child processes, because listing them takes milliseconds."""
 
 _SUPERVISORS: dict[str, Supervisor] = {}
 
@@ -157,14 +157,17 @@ class Supervisor:
         return self._unreachable()
 
     def adopt(self, declared: Declared) -> None:
-        """Take over from another process's declaration whether the import failed.
+        """Take over, from the declaration that another process received, whether the import failed.
 
         Nothing is imported here until `examine` is called.
         """
         self._ended = declared.ended
 
     def _unreachable(self) -> Declared:
-        """Return an empty declaration of an implementation that did not answer `declare`."""
+        """Return a declaration for an implementation whose process gave none.
+
+        It has default values, and the reason why there is no other declaration.
+        """
         assert self._ended is not None
         name = self.spec.rpartition(":")[2]
         described = Implementation(
@@ -211,11 +214,12 @@ class Supervisor:
         return encode_line(without_outcome(row.id, lost.verdict, lost.reason), {})
 
     def inquire(self, inquiry: Inquiry) -> CaseResult:
-        """Return the result of an experiment whose questions are answered one by one.
+        """Return the result of an experiment, whose questions the process answers one by one.
 
-        If the process is lost at a question, the question's entry says so, and the next question
-        goes to a new process. If `Limits.deaths` processes in a row are lost, the remaining
-        questions are not asked. If the questions cannot even be listed, the result has no entries.
+        If the process is lost at a question, the entry that should hold the answer says so, and the
+        next question goes to a new process. If `Limits.deaths` processes in a row are lost, the
+        remaining questions are not asked. If the process cannot even list the questions, the result
+        has no entries.
         """
         listed = self._question(inquiry, -1)
         if isinstance(listed, Ended):
@@ -244,7 +248,7 @@ class Supervisor:
         return inquiry.concluded(settled(entries)) if entries else listed
 
     def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
-        """Return the result of the question with this number, or how the process was lost.
+        """Return the result of the question with this number, or `Ended` if there is no process.
 
         If `number` is -1, the result has an entry without a value for each question. Afterwards,
         the process is used only for questions.
@@ -268,7 +272,7 @@ class Supervisor:
         """Return the response of the process to a request about a row, or `Ended` if it is lost.
 
         A response about another item is treated as a crash. If only the search for causes takes too
-        long, the response is about the item without causes.
+        long, the response holds the item's result without causes.
         """
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
@@ -421,9 +425,9 @@ class Process:
     def receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
         """Return the next message, or `Ended` if the process died or had to be killed.
 
-        The process is killed if it sends nothing within `seconds`, sends something other than a
-        message, or uses too much memory. `kinds` are the types that the message may have. `to` says
-        what the message responds to, such as "to its import", for the reason in `Ended`.
+        The process is killed if it sends nothing within `seconds`, sends anything other than a
+        message of the types `kinds`, or uses too much memory. If it sends nothing, the reason in
+        `Ended` is "no answer", followed by `to`, such as "to its import".
         """
         sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
         now = time.monotonic()
@@ -598,11 +602,11 @@ def died(code: int | None) -> str:
 
 
 def last_words(text: str, spec: str) -> str:
-    """Return a text with the innermost line of the stack and the line printed last, if known.
+    """Return text with the innermost line of a process's stack, and the line that it printed last.
 
-    Lines of the stack in the implementation's own file are preferred. The result is "" if neither
-    is known. `text` is the output of the process that runs the implementation `spec`, including its
-    stack if it printed one.
+    What is unknown is left out; if both are, the result is "". Lines of the stack in the
+    implementation's own file are preferred. `text` is the output of the process that runs the
+    implementation `spec`, including the stack if the process printed it.
     """
     dump = _DUMP.search(text)
     printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")

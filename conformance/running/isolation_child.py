@@ -90,11 +90,11 @@ class Declared(msgspec.Struct, frozen=True, tag=True):
     plan: dict[str, list[str]] = {}
     """The names of the modes to examine, by `plan_key` of case and dtype."""
     ended: Ended | None = None
-    """The verdict and reason for every item if the implementation could not be imported."""
+    """The verdict and reason for every item if no declaration was received, or else None."""
 
 
 class Examine(msgspec.Struct, frozen=True, tag=True):
-    """A request to examine an item, to run an experiment, or to answer one of its questions.
+    """A request to examine an item, run an experiment, or answer one question of an experiment.
 
     Attributes:
         case: the id of the case or experiment.
@@ -125,16 +125,16 @@ class Examined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
-    """A message that precedes `Examined` if an item deviates: its journal line without causes.
+    """A message with the journal line of an item that deviates, still without causes.
 
-    The process sends this message before it begins to search for the causes of the deviations.
+    The process sends it before `Examined`, when it begins to search for the causes.
     """
 
     line: bytes
 
 
 class Mistaken(msgspec.Struct, frozen=True, tag=True):
-    """A response that reports an error of the suite rather than the implementation."""
+    """A response that reports an error of the suite rather than of the implementation."""
 
     traceback: str
 
@@ -143,8 +143,8 @@ Request = Declare | Examine
 """A message to the process, which handles one request at a time."""
 
 Response = Declared | Checked | Examined | Mistaken | Ended
-"""A message from the process in return. `Ended` also stands for a process that ended or was
-killed."""
+"""A message with which the process responds. The supervisor also uses `Ended` if the process died
+or was killed instead."""
 
 
 def plan_key(case: str, dtype: str) -> str:
@@ -199,7 +199,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
 
 
 class Desk:
-    """A handler of the requests about the implementation of one adapter.
+    """The handler of all requests to the process of one implementation.
 
     `checked` is called with the journal line of an item that deviates, before the search for the
     causes of the deviations.

@@ -75,8 +75,8 @@ class Gated:
     def excuse(self, result: CaseResult) -> str:
         """Return the reasons for an item's deviations and errors if all are in the baseline.
 
-        Return "" if the item has none, if one of them is not in the baseline, or if the item
-        crashed or timed out.
+        Return "" if the item has no deviations or errors, if one of them is not in the baseline, or
+        if the item crashed or timed out.
         """
         wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
         entries = [self._claims.knows(result, finding) for finding in wrong]

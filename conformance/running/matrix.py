@@ -42,14 +42,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Environments:
-    """The environments to run, in this order.
+    """The names of the tox environments to run, in this order.
 
     Attributes:
-        before: environments without a record that must be run before those in `records`, such as
+        before: environments that write no record, and on which those in `records` depend, such as
             `begin`.
-        records: the path of the record that an environment writes, relative to the project, by the
-            name of the environment.
-        after: other environments without a record, such as `report`.
+        records: environments that write a record; the path of the record, relative to the project,
+            by the name of the environment.
+        after: other environments that write no record, such as `report`.
     """
 
     before: list[str]
@@ -66,8 +66,8 @@ class Cluster:
             none, it starts one on this machine.
         shards: the number of parts into which each environment is divided.
         workers: the number of processes of a part, each of which gets a CPU.
-        resources: the additional resources of a part, under Ray's names for them, by the name of
-            its environment.
+        resources: for the name of each environment, the additional resources that a part of it
+            needs: the amount, by Ray's name for the resource.
         arguments: the arguments that tox passes on to the commands that write a record.
     """
 
@@ -88,7 +88,7 @@ def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> En
 
     Raises:
         ConformanceError: tox is not installed, finds no configuration in the folder `root`, or
-            rejects it; or there is no such environment, or none that writes a record.
+            rejects it; or an environment does not exist, or none of them writes a record.
     """
     command = ["config", "--format", "json", "-k", "depends", "commands"]
     command += ["-e", ",".join(chosen)] if chosen else []
@@ -133,8 +133,8 @@ def run_here(
 ) -> int:
     """Run environments with tox on this machine, and return the exit code of tox.
 
-    tox passes `arguments` on to their commands. It runs `jobs` environments at the same time, and
-    the command of each uses `workers` processes.
+    tox passes `arguments` on to the commands of the environments. It runs `jobs` environments at
+    the same time, and the command of each uses `workers` processes.
     """
     names = [*chosen.before, *chosen.records, *chosen.after]
     how = ["run-parallel", "--parallel", str(jobs)] if jobs > 1 else ["run"]
@@ -153,8 +153,8 @@ def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say)
     run on this machine. `say` is called with each line about the progress.
 
     Raises:
-        ConformanceError: Ray is not installed, there is no such cluster, or no node of it has the
-            resources that a part needs; or another run is writing the same records.
+        ConformanceError: Ray is not installed, the cluster cannot be reached, or none of its nodes
+            has the resources that a part needs; or another run is writing the same records.
     """
     from conformance.running.merging import Lock
 
@@ -188,7 +188,8 @@ def connected(address: str) -> Iterator[list[dict[str, float]]]:
     `KeyboardInterrupt`.
 
     Raises:
-        ConformanceError: the address is invalid, Ray is not installed, or there is no such cluster.
+        ConformanceError: the address is invalid, Ray is not installed, or the cluster cannot be
+            reached.
     """
     if not on_ray(address):
         raise ConformanceError(f"--on {address}: ray or ray://HOST:PORT")
@@ -283,10 +284,10 @@ class Run:
         return sorted(self._records, key=self._expected, reverse=True)
 
     def _expected(self, name: str) -> float:
-        """Return the sum of the seconds of all items in an environment's record on this machine.
+        """Return the seconds that an environment took, summed over the items in its last record.
 
-        Of a complete and a restricted record, take the greater sum. Return infinity if there is
-        neither.
+        If there are a complete and a restricted record on this machine, return the larger sum; if
+        there is no readable record, return infinity.
         """
         record = self._root / self._records[name]
         found = []
@@ -397,10 +398,9 @@ class Run:
         return self._part(part.environment)
 
     def code(self) -> ExitCode:
-        """Return the exit code of the run: `OK` if everything succeeded, or else another code.
+        """Return the exit code of the run: `OK` if everything succeeded, or else the worst code.
 
-        Of several other codes, `INCOMPLETE` takes precedence over `USAGE`, and `USAGE` over
-        `DEVIATES`. Any others come last.
+        The worst is `INCOMPLETE`, followed by `USAGE`, `DEVIATES` and then any other code.
         """
         found = {*self._codes.values()} - {ExitCode.OK}
         order = (ExitCode.INCOMPLETE, ExitCode.USAGE, ExitCode.DEVIATES)
@@ -420,7 +420,7 @@ def _items(records: Sequence[Path]) -> str:
 
 
 def key_of(root: Path) -> str:
-    """Return a name for the project, under which nodes keep the packages that tox installed."""
+    """Return a name for the project at `root`, under which nodes keep the packages for it."""
     return f"{root.name}-{sha256(str(root).encode()).hexdigest()[:8]}"
 
 

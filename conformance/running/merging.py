@@ -83,7 +83,7 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file, or None if it was just removed, so that the caller tries again.
+        """Return the locked file, or None if another process has just removed it: then try again.
 
         Raises:
             ConformanceError: another process has the lock.
@@ -128,8 +128,8 @@ class Earlier:
     """The results of earlier runs that are still valid.
 
     Attributes:
-        lines: the journal line of each item, by item id; the line has the day of the measurement,
-            unless the new run began on the same day.
+        lines: the journal line of each item, by item id; the line states the day on which the item
+            was measured, unless the new run began on the same day.
         days: the day on which each item was measured, by item id.
         problems: an explanation for each file that could not be used.
     """
@@ -186,9 +186,9 @@ def earlier(
 
 
 def _measured(result: CaseResult, day: str, header: Header) -> CaseResult:
-    """Return a copy of a result whose `measured` is `day`, the day of its measurement.
+    """Return a copy of a result with its field `measured` set to `day`, the day of measurement.
 
-    If the record with this header was created on the same day, `measured` is "".
+    The field is set to "" if the record with the given header was created on that day.
     """
     day = "" if day == header.provenance.created[:10] else day
     return msgspec.structs.replace(result, measured=day)
@@ -225,10 +225,10 @@ def _read(file: Path) -> tuple[Header, dict[str, tuple[CaseResult, dict[str, Arr
 
 
 def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
-    """Return a function that returns whether a result of an earlier run is valid in a new run.
+    """Return a function that decides whether a result of an earlier run is valid in a new run.
 
-    Its arguments are the result and the row of the same item in the new run. `before` is the header
-    of the earlier run, and `now` that of the new run.
+    The function takes the result, and the row of the new run with the same id. `before` is the
+    header of the earlier run, and `now` that of the new run.
     """
     one, other = before.provenance, now.provenance
     pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
@@ -258,18 +258,18 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
 
 
 def _without_words(declared: Implementation) -> Implementation:
-    """Return a declaration without its descriptive texts, on which no result depends."""
+    """Return an adapter's declaration without descriptive texts, on which no result depends."""
     words = {"spec": "", "title": "", "documentation": "", "about": "", "example": ""}
     return msgspec.structs.replace(declared, mode_notes={}, **words)
 
 
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
-    """Return the record in a file if a new run of these implementations would not change it.
+    """Return the record in a file if a new run of the implementations `specs` would not change it.
 
-    Return None if the record cannot be read, is incomplete, comes from a restricted run or a run
-    of other implementations, or has results that are no longer valid or that verify nothing. No
-    adapter or framework is imported. Because only a framework could determine the model of a GPU,
-    the result is also None unless `device` is "cpu".
+    Return None if the record cannot be read, is incomplete, or comes from a restricted run or a run
+    of other implementations. Also return None if some results are no longer valid, if some items
+    could not be verified, or if no item was. No adapter or framework is imported. Because only a
+    framework could determine the model of a GPU, the result is also None unless `device` is "cpu".
     """
     try:
         previous = read(record)
@@ -303,9 +303,9 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
 
 
 def _stands(one: Implementation) -> bool:
-    """Return whether an adapter's code, documentation and package versions are as declared.
+    """Return whether an adapter's code, documentation and package versions are as in `one`.
 
-    Return False if the adapter's code is unknown.
+    `one` is the declaration in an earlier record. Return False if the adapter's code is unknown.
     """
     if not one.digest or package_versions(tuple(one.versions)) != one.versions:
         return False
@@ -334,9 +334,9 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
     Raises:
         BrokenRecord: a part cannot be read.
-        ConformanceError: parts differ in the suite, in Python, in the device, or in the code or
-            versions of an implementation, so they cannot be joined; or the output cannot be
-            written, or another run is writing it.
+        ConformanceError: the parts cannot be joined, because they differ in the version or code of
+            the suite, in the version of Python, in the device, or in the code or versions of an
+            implementation; or the output cannot be written, or another run is writing it.
     """
     parts = [(file, read(file)) for file in files]
     header = _joined_header([(file.name, record.header) for file, record in parts], output.stem)
@@ -380,9 +380,9 @@ def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
 
 
 def _difference(one: CaseResult, other: CaseResult) -> str:
-    """Return text that names the requirements on which results with equal verdicts differ.
+    """Return text that names the requirements on which two results with equal verdicts differ.
 
-    The result is "" if the verdicts differ, because these already show the difference.
+    Return "" if the verdicts differ, because the verdicts then show the difference.
     """
     if one.verdict != other.verdict:
         return ""
@@ -444,10 +444,10 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 def joined_selection(selections: Sequence[str]) -> str:
     """Return the selection of a joined record, given the selections of its parts.
 
-    A selection is the text of the options that restrict a run. It is "" if a part is a complete
-    run, or if all shards of a complete run are present. In all other cases, the selections of the
-    parts are separated by semicolons. Shards of one run are combined, as in "--shard 1/4, 3/4", and
-    --shard is left out if all of them are present.
+    A selection is the text of the options that restrict a run. The result is "" if a part is a
+    complete run, or if all shards of a complete run are present. In all other cases, the selections
+    of the parts are separated by semicolons. Shards of one run are combined, as in "--shard 1/4,
+    3/4", and --shard is left out if all shards of the run are present.
     """
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}

@@ -1,7 +1,7 @@
 """Run an environment of a tox project on a node of a cluster, and return its records.
 
-A node has Ray and tox, but neither this suite nor a copy of the project. This module is sent to it,
-so it imports nothing but the standard library.
+A node has Ray and tox, but neither this suite nor a copy of the project. This module is sent to the
+node, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations

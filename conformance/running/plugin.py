@@ -1,7 +1,7 @@
-"""The pytest plugin, which only adds an option unless `--implementation` is given.
+"""The pytest plugin of the suite. Without `--implementation`, it does nothing but add this option.
 
-pytest loads it in every run of an environment in which the suite is installed. For this reason, it
-imports the rest of the suite only in a conformance run.
+pytest loads the plugin in every run of an environment in which the suite is installed. For this
+reason, the plugin imports the rest of the suite only in a conformance run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_load_initial_conftests(
     In other runs, they could clash with a project's own options, such as --device or --record.
 
     Raises:
-        UsageError: an option clashes with one of the project in a conformance run.
+        UsageError: in a conformance run, an option clashes with one of the project's.
     """
     yield
     known = early_config.known_args_namespace

@@ -1,7 +1,7 @@
 """Describe the setting of a run, the implementations and the code, for the header of a record.
 
-The code is described by digests. As long as those on which a result depends are unchanged, its
-item need not be measured again. A result depends on the adapter and the modules of the same project
+The code is described by digests. As long as the digests for a result are unchanged, its item need
+not be measured again. A result depends on the adapter and the modules of the same project
 that the adapter imports, on the checks of the requirements that use the case, and on shared code.
 Source files are parsed, not imported, so that a run without changes does not wait for a framework.
 A digest depends on string constants in code, but not on comments, docstrings or formatting.
@@ -283,7 +283,7 @@ SUITE = "conformance"
 ROOMS = ("definition", "adapter")
 """The subpackages on which every result depends."""
 JUDGING = ("requirements", "experiments")
-"""The subpackages of which a digest covers only modules that are imported, if only indirectly."""
+"""The subpackages of which a digest covers only modules that are imported, directly or not."""
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
@@ -347,9 +347,9 @@ def _modules(room: str) -> list[str]:
 
 
 def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
-    """Return these modules, and those that `follow` accepts among all that they import.
+    """Return `modules`, and the modules they import for which `follow` returns True.
 
-    Indirect imports through accepted modules count too. Modules without a file are left out.
+    Imports of these modules are followed in the same way. Modules without a file are left out.
     """
     known: dict[str, None] = {}
     todo = list(modules)
@@ -377,11 +377,12 @@ def _joined(lines: Iterable[str]) -> str:
 
 @cache
 def adapter_digest(spec: str, framework: str) -> str:
-    """Return the digest of an adapter, its project's modules that it imports, and its bridge.
+    """Return a digest of the code of an adapter and of the code that it uses.
 
-    The bridge is the suite's code for the adapter's framework. The digest includes the versions of
-    installed packages that the adapter and these modules import. The digest is "" if the adapter
-    has no source file; then changes cannot be detected, so all its items are measured again.
+    The digest covers the adapter's module, the modules of its project that it imports, the versions
+    of the installed packages that these import, and the suite's code for the adapter's framework.
+    The digest is "" if the adapter has no source file; then changes cannot be detected, so all its
+    items are measured again.
 
     Args:
         spec: the argument of `--implementation`.
@@ -435,9 +436,10 @@ def _project(
 ) -> Iterator[tuple[Path, str]]:
     """Yield the file and the name of each module of the project that an import refers to.
 
-    The module `importer` at `path` imports the name `imported`. If this name refers to an installed
-    package, add its version to `packages` instead, and if to a missing package, "none". Ignore the
-    standard library and all modules of the suite except its adapters.
+    The module `importer` at `path` imports the name `imported`. If this name refers to a package
+    outside the project, yield nothing, and add the package to `packages` with its version, or with
+    "none" if it is not installed. Ignore the standard library and all modules of the suite except
+    its adapters.
     """
     dots = len(imported) - len(imported.lstrip("."))
     if dots:
@@ -491,7 +493,7 @@ def _version(package: str) -> str:
 
 @cache
 def _spec(module: str) -> ModuleSpec | None:
-    """Return the spec of a module, or None; unlike `find_spec`, do not import its parents."""
+    """Return the spec of a module, or None if it is not found; do not import its parents."""
     parent = module.rpartition(".")[0]
     path = None
     if parent:

@@ -103,7 +103,7 @@ def take_gpu(worker: str) -> None:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Suspend garbage collection in the context, which makes many objects that all stay."""
+    """Suspend garbage collection in a `with` body that creates many objects and keeps all."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -309,7 +309,7 @@ class Run:
     def _record(self) -> Path | None:
         """The file of the record to write, or None without --record.
 
-        A shard or a restricted run has a file of its own, so that it overwrites no complete record.
+        A shard or a restricted run gets a separate file, so that a complete record is not lost.
         """
         given = self._given
         if given is not None and self.shard[1] > 1:
@@ -417,9 +417,9 @@ class Run:
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
         """Run a test without setup and teardown and return True, if these would do nothing.
 
-        If setup and teardown may do something, return None, so that pytest runs the test. They take
-        as long as examining an item. Their reports are still made if another plugin, such as the
-        JUnit writer, may use them.
+        If setup and teardown may do something, return None, so that pytest runs the test. Skipping
+        them saves as much time as examining an item takes. Their reports are still made if another
+        plugin, such as the JUnit writer, may use them.
         """
         if not self._phases:
             return None
@@ -464,7 +464,7 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Store the ids of the items that an xdist worker collected, as every worker does."""
+        """Store the ids of the items that an xdist worker collected; other workers' are equal."""
         planned = {row.id for row in self.planned}
         self.chosen = [name for name in map(_parameter, ids) if name in planned]
 
@@ -660,7 +660,7 @@ class Run:
 def exit_raises() -> Iterator[None]:
     """Make `os._exit` raise `SystemExit` inside the context, in the main thread of this process.
 
-    Without this, an implementation that calls it could end the run as if all items were examined.
+    Otherwise, an implementation that calls it could end the run as if all items had been examined.
     In other threads, `os._exit` ends the process, but with an exit code other than 0. In a forked
     child process, it works as usual.
     """

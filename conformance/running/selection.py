@@ -151,8 +151,9 @@ class Selection:
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:
     """Return the dtypes in which to check an adapter.
 
-    At level "full", these are all that the adapter declares. At other levels, they are the first
-    dtype of `SINGLE` and the first of `HALVES`, if any, in which it can express a core case.
+    At level "full", these are all dtypes that the adapter declares. At other levels, they are the
+    first dtype of `SINGLE` and the first of `HALVES` in which the adapter can express a core case,
+    if there are any.
     """
     if level == "full":
         return list(adapter.dtypes)

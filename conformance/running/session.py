@@ -146,9 +146,10 @@ class Planned(Adapter):
 def plan(
     adapters: Sequence[Adapter], cases: Iterable[Case], dtypes: Sequence[str], device: str
 ) -> Iterator[Item]:
-    """Yield the items of these adapters, with each case at the sizes that the adapter declares.
+    """Yield an item for each adapter, case and dtype, and for each mode that `modes_of` returns.
 
-    Items that share an expectation (the reference answer) are adjacent.
+    Cases are posed at the sizes that the adapter declares. Items that share an expectation (the
+    reference answer) are adjacent.
     """
     takers: dict[Case, list[Adapter]] = defaultdict(list)
     for case in cases:
@@ -170,7 +171,8 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
     A case with features, such as a window, applies only if the adapter declares one of them, or if
     masks can express them (the case is `maskable`) and the adapter accepts these masks. If the
     adapter rejects a case that applies, return only the first mode, which will report this. A mode
-    is left out if it lacks the dtype, or if it is run only on some cases and this is not one.
+    is left out if it lacks the dtype, or if it is run only on some cases and `case` is not among
+    them.
     """
     if isinstance(adapter, Planned):
         return adapter.planned_modes(case, dtype)
@@ -470,10 +472,10 @@ class Worst:
 
 
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
-    """Return a function that returns whether to record an array, given its name "item id|array".
+    """Return a function that decides by the name "item id|array" of an array whether to record it.
 
-    The function returns False only for attention weights of those items in `places` that are not
-    among the worst of `results`. `places` is the result of the function `places`.
+    All arrays are recorded, except the attention weights of those items in `places` that are not
+    among the worst of `results`. `places` is as the function `places` returns it.
     """
     worst = Worst(places, results).ids
 
@@ -488,7 +490,7 @@ def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[
 
 
 def conforms_alone(row: Row) -> bool:
-    """Return whether a new instance has the verdict "conforms" or "observed" on this row.
+    """Return whether a new instance of the implementation gets "conforms" or "observed" on a row.
 
     Return False if no new instance can be created, and for implementations that compile, because
     compiling again for each deviating item would take too long.

@@ -1,4 +1,4 @@
-"""The test that pytest runs for each row: a case or experiment x implementation, dtype and mode."""
+"""The test that pytest runs for each row: one case or experiment in one dtype and mode."""
 
 from __future__ import annotations
 
@@ -7,5 +7,8 @@ from conformance.running.session import Row
 
 
 def test_conforms(conformance_item: Row, conformance_run: Run) -> None:
-    """Examine a row: check all requirements on a case, or run an experiment."""
+    """Examine a row: check all requirements on a case, or run an experiment.
+
+    The test passes, fails or is skipped accordingly.
+    """
     conformance_run.examine(conformance_item)
