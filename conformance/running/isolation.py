@@ -248,7 +248,7 @@ class Supervisor:
         return inquiry.concluded(settled(entries)) if entries else listed
 
     def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
-        """Return the result of the question with this number, or `Ended` if there is no process.
+        """Return the result of the question with this number, or `Ended` if the process is lost.
 
         If `number` is -1, the result has an entry without a value for each question. Afterwards,
         the process is used only for questions.
@@ -604,8 +604,8 @@ def died(code: int | None) -> str:
 def last_words(text: str, spec: str) -> str:
     """Return text with the innermost line of a process's stack, and the line that it printed last.
 
-    What is unknown is left out; if both are, the result is "". Lines of the stack in the
-    implementation's own file are preferred. `text` is the output of the process that runs the
+    A line that is unknown is left out; if both lines are, the result is "". Lines of the stack in
+    the implementation's own file are preferred. `text` is the output of the process that runs the
     implementation `spec`, including the stack if the process printed it.
     """
     dump = _DUMP.search(text)

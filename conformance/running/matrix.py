@@ -66,8 +66,8 @@ class Cluster:
             none, it starts one on this machine.
         shards: the number of parts into which each environment is divided.
         workers: the number of processes of a part, each of which gets a CPU.
-        resources: for the name of each environment, the additional resources that a part of it
-            needs: the amount, by Ray's name for the resource.
+        resources: by the name of an environment, the additional resources that each of its parts
+            needs, as amounts by Ray's names for the resources.
         arguments: the arguments that tox passes on to the commands that write a record.
     """
 
@@ -113,7 +113,10 @@ def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> En
 
 
 def _record_of(keys: Mapping[str, Any]) -> str:
-    """Return the path of the record that the commands of an environment write, or "" if none do."""
+    """Return the path of the record that the commands of an environment write, or "" if none do.
+
+    `keys` is the environment's configuration, which has the commands.
+    """
     for command in keys.get("commands") or ():
         words = shlex.split(command)
         for option, path in pairwise(words):

@@ -1,10 +1,10 @@
 """Describe the setting of a run, the implementations and the code, for the header of a record.
 
 The code is described by digests. As long as the digests for a result are unchanged, its item need
-not be measured again. A result depends on the adapter and the modules of the same project
-that the adapter imports, on the checks of the requirements that use the case, and on shared code.
-Source files are parsed, not imported, so that a run without changes does not wait for a framework.
-A digest depends on string constants in code, but not on comments, docstrings or formatting.
+not be measured again. A result depends on the adapter and the modules of the same project that the
+adapter imports, on the checks of the requirements that use the case, and on shared code. Source
+files are parsed, not imported, so that a run without changes does not wait for a framework. A
+digest depends on string constants in code, but not on comments, docstrings or formatting.
 """
 
 from __future__ import annotations

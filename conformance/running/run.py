@@ -464,7 +464,7 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Store the ids of the items that an xdist worker collected; other workers' are equal."""
+        """Store the ids of the collected items, which are the same in every xdist worker."""
         planned = {row.id for row in self.planned}
         self.chosen = [name for name in map(_parameter, ids) if name in planned]
 
@@ -660,9 +660,9 @@ class Run:
 def exit_raises() -> Iterator[None]:
     """Make `os._exit` raise `SystemExit` inside the context, in the main thread of this process.
 
-    Otherwise, an implementation that calls it could end the run as if all items had been examined.
-    In other threads, `os._exit` ends the process, but with an exit code other than 0. In a forked
-    child process, it works as usual.
+    Otherwise, an implementation that calls `os._exit` could end the run as if all items had been
+    examined. In other threads, `os._exit` ends the process, but with an exit code other than 0. In
+    a forked child process, it works as usual.
     """
     leave, process = os._exit, os.getpid()
 
@@ -690,8 +690,8 @@ def limits_of(option: Callable[[str], float]) -> Limits:
 def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
     """Return whether an implementation is run in a separate process.
 
-    By default (if `isolate` is None), implementations given by path or module are isolated, except
-    in a debugger; built-in and installed ones are not.
+    If `isolate` is not None, it decides. By default, implementations given by path or module are
+    isolated, except in a debugger; built-in and installed implementations are not.
     """
     if isolate is not None:
         return isolate

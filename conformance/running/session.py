@@ -55,7 +55,8 @@ from conformance.running.kept import expectation
 from conformance.text import message
 
 EVERY_MODE = ("edge/fully-masked-row/self",)
-"""Cases to run in every mode that has the dtype, besides those for requirement `call.repeats`."""
+"""The ids of cases to run in every mode that supports the dtype, in addition to the cases for the
+requirement `call.repeats`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,9 +349,9 @@ def _without_answer(requirement: Requirement, error: Exception) -> Finding:
 
 @contextmanager
 def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
-    """Yield a function that restores the process-wide settings as they were before the `with` body.
+    """Yield a function that restores the process-wide settings that the adapter names.
 
-    The function is also called at the end. The adapter names the settings.
+    The settings become as they were before the `with` body. The function is also called at its end.
     """
     try:
         settings = adapter.settings()
@@ -414,7 +415,8 @@ class Examiner:
 
 
 MOST = 2
-"""The maximum number of items per implementation, requirement and cause with recorded weights."""
+"""The maximum number of items whose weights are recorded, per implementation, requirement and
+cause."""
 MOST_ELEMENTS = 4096
 """The maximum number of attention weights recorded of an item; more would be unreadable."""
 
