@@ -93,7 +93,7 @@ class Handed:
         return any(at is not None and bool((at < 0).any()) for at in places)
 
     def stored(self, problem: Problem) -> tuple[str, BoolArray]:
-        """Return the name of a group of tokens whose gradient may be lost, and a mask of them.
+        """Return the name of a group of tokens whose gradients may be lost, and a mask for them.
 
         The group is the last packed sequence, the tokens in all but the first page of each batch
         entry, or the tokens in the cache. The mask is `[batch key]`, True for tokens of the group.

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from conformance.causes.handing import Handed
 
 CHUNKS = (1, 2, 3, 4, 5, 8, 16)
-"""The chunk lengths that hypotheses about queries passed in chunks, beside a cache, try."""
+"""The chunk lengths to try in hypotheses about queries that are passed in chunks beside a cache."""
 
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
-"""The tile sizes that hypotheses about lengths, windows and packed sequences try."""
+"""The tile sizes to try in hypotheses about lengths, windows and packed sequences."""
 
 MOST_ELEMENTS = 2**17
 """The number of attention weights above which the slowest searches are left out.
@@ -42,8 +42,8 @@ tokens, or for defects of only some heads or rows.
 BETTER = 0.5
 """The largest share of the rms error that may remain if a hypothesis explains an answer.
 
-Elements without a finite prediction do not count. If no other element is wrong, any share may
-remain.
+Elements without a finite prediction do not count. If no element with a finite prediction is wrong,
+any share may remain.
 """
 
 ALIKE = 1.25
@@ -79,7 +79,7 @@ _BACKWARD = frozenset(
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Return a number rounded to `digits` significant digits, on which machines rarely disagree."""
+    """Return a number rounded to `digits` significant digits, so that machines rarely disagree."""
     return float(f"{value:.{digits}g}")
 
 

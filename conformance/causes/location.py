@@ -31,7 +31,7 @@ MOST = 3
 """The largest number of indices that are listed one by one."""
 
 CLEAR = 0.05
-"""The largest accepted distance from 0 or 1 of a head's share of a defect, by least squares."""
+"""The most by which a head's share of a defect, fitted by least squares, may differ from 0 or 1."""
 
 MadeBy = Literal["", "kernel", "projections"]
 

@@ -24,10 +24,8 @@ LEAST = 0.02
 """The least rms(error / σ), with σ scaled to the narrower dtype, if rounding is the cause."""
 
 CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16"}
-"""Ids of the causes that an array is only as accurate as a dtype.
-
-The keys are the numbers of significand bits of these dtypes.
-"""
+"""For the number of significand bits of a dtype, the id of the cause which states that an array is
+only as accurate as this dtype."""
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
@@ -80,7 +78,8 @@ def _factors(rounding: Callable[[Array], Array]) -> Change:
 
 
 ALIKE = 0.7
-"""The correlation above which the errors of two nearly equal problems are not rounding errors."""
+"""If the errors in two nearly equal problems are correlated more than this, they are not due to
+rounding."""
 
 Again = Callable[[int], Mapping[str, Array]]
 """A function of `bits` that returns the errors of the answer to perturbed inputs, by array name.

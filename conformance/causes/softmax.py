@@ -243,7 +243,7 @@ def _quotient(powers: Array, summed: Array) -> Array:
 
 
 def _rescaled(size: int) -> dict[str, Change]:
-    """Return, by the id of the cause, stages whose softmax rescales sums over tiles wrongly.
+    """Return softmax stages that rescale sums over tiles wrongly, by the id of the cause.
 
     A tile has `size` keys. Sums over earlier tiles have to be rescaled whenever a later tile has a
     larger logit.
@@ -273,7 +273,7 @@ def _rescaled(size: int) -> dict[str, Change]:
 
 
 def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
-    """Return, by the id of the cause, softmaxes that do not rescale at one tile, `first:end`."""
+    """Return softmax stages that do not rescale at the tile `first:end`, by the id of the cause."""
 
     def earlier(logits: Array) -> Array:
         """Return the exponentials; those of keys before the tile lack its rescaling."""

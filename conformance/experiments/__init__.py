@@ -1,9 +1,9 @@
 """All experiments, which find out the conventions of an implementation by calling it.
 
-An experiment calls one implementation in one mode, and yields entries for its convention card. Each
-entry is one observed convention. An experiment relies on the adapter's declarations only to make
-calls, for example on the names of arguments. If there is a declaration about an entry, the two are
-compared, and a difference is a deviation.
+An experiment calls one implementation in one mode, and yields entries for the implementation's
+convention card. Each entry is one observed convention. An experiment relies on the adapter's
+declarations only to make calls, for example on the names of arguments. If the adapter also declares
+the convention, the observation is compared with the declaration, and a difference is a deviation.
 `conformance.requirements.laboratory` explains how attention weights are observed.
 
 The experiments are collected from the modules of this package: every `Experiment` in a module is
@@ -40,7 +40,7 @@ def _defined() -> Iterator[Experiment]:
 
 
 EXPERIMENTS = tuple(sorted(_defined(), key=lambda item: item.place))
-"""All experiments, in the order in which a card shows their entries."""
+"""All experiments, in the order in which a convention card shows their entries."""
 
 TOPICS: tuple[Topic, ...] = tuple(item.topic for item in EXPERIMENTS)
 """The topics of all experiments, in the same order."""

@@ -34,7 +34,7 @@ SHORT = 3
 
 Inputs = dict[str, Array]
 Meanings = Mapping[str, Callable[[], Array]]
-"""The outputs of well-defined calls, by the id that describes the call; computed only if needed."""
+"""Functions that compute the outputs of well-defined calls, by the id that describes the call."""
 
 
 @topic(
@@ -79,7 +79,8 @@ def _question(
         problem: a similar problem, as in `Laboratory.attempt`.
         given: the inputs to replace.
         masks: the array for each mask argument.
-        meanings: the outputs of calls that may be equivalent; the value names the first that is.
+        meanings: functions that compute the outputs of calls that may be equivalent; the value of
+            the entry names the first call with an equal output.
     """
     fed = "passed " + ", ".join(
         f"{name} {lab.dtype if array.dtype == np.float64 else array.dtype}{list(array.shape)}"
@@ -275,7 +276,8 @@ def _masks(lab: Laboratory, way: Blocking) -> Iterator[Question]:
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
     """Return a mask, True where visible, that blocks one key in each row.
 
-    Axes that are not in `own` have size 1; without a key axis, the mask blocks some queries.
+    `made` gives the sizes of the axes, but axes that are not in `own` have size 1. Without a key
+    axis, the mask blocks some queries.
     """
     sizes = [made[axis] if axis in own else 1 for axis in AXES]
     rows = np.indices(sizes[:3]).sum(axis=0)

@@ -131,7 +131,8 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 def _needed(lab: Laboratory, name: str, shape: Shape) -> dict[str, Native]:
     """Return the top-left triangle as a mask for the argument `name`, keyed by that name.
 
-    Return {} if the triangle does not fit the argument, or if it was not observed to block keys.
+    Return {} if the triangle does not fit the argument, or if the argument was not observed to
+    block keys.
     """
     way = blocking(lab, lab.adapter.masks.by_name[name])
     native = None if way is None else way.native(causal_mask(shape, "top-left"), shape)

@@ -166,7 +166,7 @@ class Experiment:
     def _asked_again(self, lab: Laboratory) -> Iterator[tuple[dict[str, Argument], Laboratory]]:
         """Yield the laboratories in which to repeat the experiment, for `shared` and `every_dtype`.
 
-        Before each laboratory come the arguments that mark the subjects of its entries.
+        Each is preceded by the arguments to add to the subjects of its entries, to tell them apart.
         """
         worth_it = not (self.costly and lab.adapter.compiles)
         if self.shared and worth_it and lab.with_shared_inputs is not None:
@@ -225,7 +225,7 @@ def _matches(text: str, pattern: str) -> bool:
 
 
 def settled(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, leaving out those on shared inputs that repeat one on separate inputs.
+    """Return the entries without those about shared inputs that repeat one about separate inputs.
 
     Entries repeat each other even if the shapes of the answers differ.
     """

@@ -149,7 +149,7 @@ class Blocking:
     def passed(
         self, visible: BoolArray, shape: Shape, among: Sequence[str] = ()
     ) -> dict[str, Native]:
-        """Return the mask that `native` returns for these arguments, by the argument's name.
+        """Return a dictionary with the mask that `native` returns, under the argument's name.
 
         At least one layout must fit the pattern.
         """
@@ -309,9 +309,9 @@ def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArra
 
 
 def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, BoolArray]:
-    """Return the keys that are visible (True) for each way to combine two patterns, by its name.
+    """Return what each way to combine two patterns of visible keys makes of them, by its name.
 
-    Each result has the shape `[batch heads query key]`.
+    Each result is `[batch heads query key]`, True where a key is visible.
     """
     first, second = (np.broadcast_to(item, shape.logits) for item in (one, other))
     both, either = first & second, first | second

@@ -61,7 +61,7 @@ def repeatability(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _first(lab: Laboratory) -> Seen:
-    """Return the answer to a problem of several tiles or, if there is none, of the usual size."""
+    """Return the answer to a problem of several tiles or, if there is no answer, of usual size."""
     with suppress(Unsupported, NoAnswer):
         return lab.plain(lab.sizes(heads=HEADS, query=LENGTH, key=LENGTH + 1))
     return lab.plain()

@@ -82,8 +82,8 @@ _UNANSWERED = {
     "another-shape": "shapes.answered-otherwise",
     "malformed-answer": "shapes.answered-otherwise",
 }
-"""The subject of the entry on shapes without an answer, by the reason why there is none. For any
-other reason, the subject is "shapes.refused"."""
+"""The subject of the entry that lists shapes without an answer, by the reason why there is none.
+For any other reason, the subject is "shapes.refused"."""
 
 
 @topic(
@@ -211,7 +211,8 @@ def _told(sizes: Sizes) -> str:
 def _as(name: str, readings: list[str], otherwise: Phrase) -> Phrase:
     """Return how the axes of a shape were read, or `NOTHING` if they were read as `name` says.
 
-    `readings` are the readings that explain the weights, and `otherwise` is used if there are none.
+    `readings` are the readings that explain the weights. If there are none, return `otherwise` or,
+    if it is empty, a phrase that says so.
     """
     if name in readings:
         return NOTHING

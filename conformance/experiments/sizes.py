@@ -168,7 +168,7 @@ def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
 
 
 def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -> Shape:
-    """Return the shape with these numbers of heads, the head size `head`, and other widths.
+    """Return the shape with these numbers of heads, the head size `head`, and suitable widths.
 
     The widths are 32 for a function, and heads · head for a layer.
     """

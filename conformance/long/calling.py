@@ -32,10 +32,11 @@ from conformance.frameworks.base import Natives, Request
 from conformance.long.problem import EVERYTHING, Heads, LongProblem, Visibility, heads_of
 
 DENSE = 2**26
-"""The most pairs of a query and a key for which a mask with several rows is passed as an array."""
+"""The largest number of (query, key) pairs for which a mask with several rows is passed as an
+array."""
 
 SHORT = 10.0
-"""The most seconds that a first call may take if it is to be repeated to find its compile time."""
+"""A first call that takes at most this many seconds is repeated, to find its compile time."""
 
 _INPUTS = ("query", "key", "value")
 
@@ -363,7 +364,7 @@ def _stand_in(heads: Heads) -> Problem:
 
 
 def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:
-    """Return the arguments for masks, causal flags and features.
+    """Return the arguments, by name, that express the masks `sees` and the features of `given`.
 
     A causal mask is passed by the flag if possible. Padding alone becomes a mask with one row for
     all queries; other masks become whole arrays, which have at most `DENSE` pairs.

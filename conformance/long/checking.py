@@ -149,7 +149,7 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """The gain, which is the bias in the direction of expected values; 0 if these are all 0."""
+        """The gain: the bias in the direction of the expected values; 0 if all of them are 0."""
         return self.along / math.sqrt(self.size) if self.size else 0.0
 
     @property
@@ -273,7 +273,7 @@ class _Found:
         self._groups = batch * heads * max(1, classes)
         self.tallies: dict[str, dict[str, Tally]] = {}
         self.sinks: defaultdict[tuple[str, int], Any] = defaultdict(float)
-        """By class and head, the sums over the queries so far; see `Noise.of_sinks`."""
+        """For each accuracy class and head, the sum of the results of `Noise.of_sinks` so far."""
 
     def of(self, accuracy: str, array: str) -> Tally:
         """Return the tally of an array in an accuracy class; it is created on first use."""

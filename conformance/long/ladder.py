@@ -53,8 +53,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes to examine by default."""
 
 _ARRAYS_AT_ONCE = 14
-"""How many float32 arrays of the size of the queries exist at once: four inputs, those of the
-implementation and their conversion through float64, and four results."""
+"""How many float32 arrays of the size of the queries exist at once: the four inputs, the copies
+that the implementation gets, their conversion through float64, and four results."""
 
 WRAP = 2**31
 """The number of elements (batch · heads · length · head) beyond which a signed 32-bit index
@@ -191,7 +191,7 @@ class _Cost:
     Attributes:
         pairs: the number of pairs of a query and a key.
         seconds: the seconds per unit of work; see `_work`.
-        extra: the bytes beyond `needed`.
+        extra: the bytes beyond the estimate that the function `needed` returns.
         fixed: the extra seconds, such as for compiling, of the first call at the latest length.
     """
 
@@ -201,7 +201,7 @@ class _Cost:
     fixed: float = 0.0
 
     def foreseen(self, step: Step, rate: float) -> tuple[float, float]:
-        """Predict the seconds that a problem will take, and the bytes beyond `needed`.
+        """Return the predicted seconds of a problem, and its bytes beyond the estimate of `needed`.
 
         If nothing has been measured yet, `rate` is taken as the seconds per unit of work.
         """

@@ -53,10 +53,10 @@ def models(dtype: DType) -> list[AccuracyClass]:
 def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
     """Return two factors for the variance of a sum's rounding errors.
 
-    The first multiplies the sum of the squared terms, and the second the square of the sum: with T
-    tiles of t terms, the squares of all partial sums add up to (T + t)/2 times the former, plus
-    T/3 + t/3T times the latter. For an `UNKNOWN` tile, each factor is the larger of those for the
-    tiles `_USUAL`.
+    The first multiplies the sum of the squared terms, and the second the square of the sum. With T
+    tiles of t terms, the factors are (T + t)/2 and T/3 + t/3T: the squares of all partial sums add
+    up to the sum of both products. For an `UNKNOWN` tile, each factor is the larger of those for
+    the tiles `_USUAL`.
 
     Args:
         number: the number of terms of each sum.

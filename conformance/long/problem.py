@@ -91,9 +91,10 @@ class Visibility:
             raise WrongShape("there are as many members of queries as of keys")
 
     def intervals(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
-        """Return `first` and `last`, `[queries]` each, of a batch entry; both are sorted.
+        """Return the interval of keys that each query of a batch entry sees: `first` and `last`.
 
-        A query sees the keys from `first` to `last` - 1, and no keys if the two are equal.
+        Both are `[queries]` and sorted. A query sees the keys from `first` to `last` - 1, and no
+        keys if the two are equal.
 
         Raises:
             WrongShape: the packed sequences together are longer than the axis.
@@ -349,9 +350,10 @@ def _frequencies(classes: int, keys: int) -> np.ndarray:
 def _key_classes(
     random: np.random.Generator, frequency: np.ndarray, shape: tuple[int, int, int]
 ) -> Classes:
-    """Return random classes of keys, `[batch kv_heads key]`, with the last class at some positions.
+    """Return random classes of keys, `[batch kv_heads key]`, with the rarest at certain positions.
 
-    These are the positions in `WRAPS`, those before them, and both ends.
+    The rarest class is the last. The positions are those in `WRAPS`, the ones just before them, and
+    both ends.
     """
     drawn = np.searchsorted(np.cumsum(frequency)[:-1], random.random(shape, dtype=np.float32))
     found = drawn.astype(np.uint8)

@@ -210,8 +210,8 @@ def dtype(ex: Examination) -> Finding:
 def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
     """Return a check that calls `check` with the returned weights.
 
-    It returns None in modes without weights, and raises `Unsupported` if the answer has none
-    although the mode should return them.
+    The new check returns None in modes without weights, and raises `Unsupported` if the answer has
+    no weights although the mode should return them.
     """
 
     @functools.wraps(check)

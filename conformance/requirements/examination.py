@@ -158,9 +158,9 @@ class Examination:
         """Return the expectation for `problem()`, a variant of the case's problem.
 
         The expectation is cached under `variant`, the name of the variant, which is "" for the
-        problem of the case itself; `problem` is called only if nothing is cached. The
-        expectation has the σ of the accuracy class that the adapter promises, or else of the least
-        accurate class.
+        problem of the case itself; `problem` is called only if nothing is cached. The expectation
+        has the σ of the accuracy class that the adapter promises, or else of the least accurate
+        class.
         """
         gradients, accuracy, bench = self.adapter.has_gradients, self.adapter.accuracy, self.bench
         key = (self.case.id, self.dtype, variant, gradients)
@@ -391,7 +391,7 @@ def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
 
     The output of such a query becomes the output bias, or 0 without one. Its weights become 0 in
     the heads that mask it, and in all heads if they are averaged. Lengths and segments may leave a
-    query without keys; what it gets is a convention, which must not hide what other queries get.
+    query without keys. Its output is a matter of convention, and must not hide what others get.
     """
     seen = np.any(problem.allowed_in_full(), axis=-1)
     if np.all(seen):

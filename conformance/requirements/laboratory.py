@@ -161,14 +161,14 @@ def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
 
 @lru_cache(maxsize=64)
 def noise_of(shape: Shape, dtype: str) -> Array:
-    """Return σ of the weights `[batch heads query key]` in the readout problem of a shape."""
+    """Return σ of the weights `[batch heads query key]` in the problem that `readout` returns."""
     return expect(readout(shape, dtype), gradients=False).sigma["weights"]
 
 
 def pattern(problem: Problem, output: Array) -> Array:
     """Return the weights `[batch heads query key]` in the output `[batch query width]`.
 
-    `problem` is the readout problem that gave the output.
+    `problem` is the problem, made by `readout`, that has this output.
     """
     heads = einops.rearrange(output, "b q (h d) -> b h q d", h=problem.shape.heads)
     return heads[..., : problem.shape.key_length]
@@ -181,7 +181,7 @@ REFUSED, SOMETHING_ELSE = Phrase("refused"), Phrase("something-else")
 that no known convention explains."""
 
 CANNOT_BE_ASKED = Phrase("cannot-be-asked")
-"""The value if the suite or the adapter cannot pose the question; the library never saw it."""
+"""The value of an entry if the suite or the adapter cannot pose the question to the library."""
 
 NOTHING = 1e-25
 """The largest weight that counts as zero: a softmax that clips at exp(-64) leaves 1.6e-28."""
@@ -213,7 +213,7 @@ class Refused:
 
     @property
     def told(self) -> str:
-        """The reason, to be shown as evidence; after "unsupported: " if `unsupported` is true."""
+        """The reason, as evidence in an entry; "unsupported: " precedes it if `unsupported`."""
         return f"unsupported: {self.reason}" if self.unsupported else self.reason
 
 
@@ -347,10 +347,10 @@ class Laboratory:
         dtype: str = "",
         scale: float | None = None,
     ) -> Problem:
-        """Return the readout problem of these sizes.
+        """Return a problem of these sizes whose output is the attention weights, as in `readout`.
 
         Arguments that are not given are those of the laboratory: `sizes()`, `sharing`, `biased` and
-        `dtype`; the scale is then the default of the score.
+        `dtype`. The default scale is that of the score.
         """
         score: Score = "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive"
         sizes = sizes or self.sizes()
@@ -393,9 +393,9 @@ class Laboratory:
         mode: Mode | None = None,
         **manner: Any,
     ) -> Outcome:
-        """Call the implementation with a problem and only these native mask arguments.
+        """Call the implementation with a problem and only the mask arguments `natives`.
 
-        The outcome is `Refused` if there is no answer of the right shape.
+        Return the outcome, which is `Refused` if there is no answer of the right shape.
 
         Args:
             problem: the problem, whose mask, bias and causal flag are not used.
@@ -420,10 +420,11 @@ class Laboratory:
         return Seen(problem, answer, pattern(problem, answer.output))
 
     def answer(self, problem: Problem, *, compiled: bool = False) -> Answer | Refused:
-        """Return the answer to any problem; its mask, bias and causal flag are not passed.
+        """Return the answer to any problem, or `Refused` if there is none.
 
-        No gradients are computed. Set `compiled` to have the call compiled as a whole, which takes
-        less time than compiling each operation if the sizes are used for the first time.
+        The mask, bias and causal flag are not passed, and no gradients are computed. Set `compiled`
+        to have the call compiled as a whole, which takes less time than compiling each operation if
+        the sizes are used for the first time.
         """
         mode = dataclasses.replace(self.mode, gradients=False)
         return self._run(problem, None, mode, {"compiled": compiled})
@@ -487,7 +488,9 @@ class Laboratory:
     def plain(
         self, sizes: Sizes | None = None, dtype: str = "", scale: float | None = None
     ) -> Seen:
-        """Return the answer to the readout problem of these sizes without any mask, cached.
+        """Return the answer to the problem that `problem` returns for these arguments (cached).
+
+        The problem has no mask, and its output is the attention weights.
 
         Raises:
             Unsupported: the adapter does not support even this problem.
@@ -506,8 +509,8 @@ class Laboratory:
     def unmasked(self, seen: Seen) -> Array:
         """Return the weights `[batch heads query key]` for the same problem without any mask.
 
-        They are those of the readout problem with the same sizes, dtype and scale. Exceptions are
-        those of `plain`.
+        They are those that `plain` returns for the same sizes, dtype and scale. The exceptions are
+        also those of `plain`.
         """
         problem = seen.problem
         return self.plain(Sizes(*problem.shape.logits), problem.dtype, problem.scale).applied

@@ -118,20 +118,23 @@ FORMS = (
     LEAST,
     _form("zero-infinite", 0, INFINITE, -0.75, dtype=HALF),
 )
-"""The forms to try in the laboratory's dtype, which is normally float32. The last form has another
-floating dtype, float16."""
+"""The forms of masks to try if the inputs have the laboratory's dtype, which is normally float32.
+The last form has another floating dtype, float16."""
 
 
 def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
     """Return the form with 0 and 1 in the dtype that the argument declares.
 
-    If the argument declares none, return `usual`.
+    If the argument declares no dtype, return `usual`.
     """
     return _form("zero-one", 0, 1, dtype=argument.dtype) if argument.dtype else usual
 
 
 def own_forms(dtype: str) -> tuple[Form, ...]:
-    """Return the forms to try with inputs in this dtype: masks in bool, this dtype, and float32."""
+    """Return the forms of masks to try with inputs in this dtype.
+
+    The masks are in bool, in this dtype, or in float32.
+    """
     large = -1e4 if dtype == "float16" else -1e9
     return (
         BOOL,
@@ -145,7 +148,7 @@ def own_forms(dtype: str) -> tuple[Form, ...]:
 
 
 def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
-    """Return the forms that can block a key, for inputs in this dtype.
+    """Return the forms of masks that can block a key, for inputs in this dtype.
 
     They are booleans, 0 and 1, 0 and −inf, 0 and a large negative number (−1e9, or −1e4 in
     float16), and 0 and the most negative number of the dtype. The last three also contain −0.75.

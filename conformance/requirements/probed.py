@@ -162,9 +162,9 @@ class Rule:
         requirement: the id of the requirement.
         experiment: the name of the experiment.
         subjects: the ids of the subjects whose entries count; empty for all entries.
-        conforms: the ids of an entry's value that mean "conforms".
-        deviates: the ids that mean "deviates", unless the entry agrees with a declaration.
-            Ids in neither list mean "unsupported".
+        conforms: the ids of values that mean "conforms".
+        deviates: the ids of values that mean "deviates", unless the entry agrees with a
+            declaration. Ids in neither list mean "unsupported".
     """
 
     requirement: str
@@ -334,10 +334,11 @@ def _is_finite(subject: Phrase) -> bool:
 
 
 def _encodings(entries: Iterable[Entry]) -> Pairs:
-    """Yield pairs of answers for fully masked queries that must agree, though encodings differ.
+    """Yield pairs of entries about fully masked queries that must agree across encodings.
 
-    The first of a pair is the first answer on its subject, whatever the encoding. An answer for a
-    large finite number is left out where it may legitimately differ.
+    The subjects of a pair differ only in the encoding of the mask; the first entry of a pair is the
+    first of all entries with such a subject. Entries without an answer are left out, as are those
+    for large finite numbers where these may legitimately differ.
     """
     first: dict[Phrase, Entry] = {}
     for entry in entries:

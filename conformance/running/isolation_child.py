@@ -76,7 +76,7 @@ class Declare(msgspec.Struct, frozen=True, tag=True):
 class Declared(msgspec.Struct, frozen=True, tag=True):
     """The response to `Declare`: what a run needs to know about an isolated implementation.
 
-    Fields without a description are as in the adapter.
+    Fields without a description correspond to attributes and methods of the adapter.
     """
 
     implementation: Implementation

@@ -60,7 +60,7 @@ class Gated:
 
     @property
     def known(self) -> list[KnownDeviation]:
-        """The entries of the baseline that apply to this run, for its record."""
+        """The entries of the baseline that apply to this run, as its record stores them."""
         return [to_record(entry) for entry in self._claims.active]
 
     def unknown(self, result: CaseResult) -> CaseResult:

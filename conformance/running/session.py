@@ -282,9 +282,8 @@ class Session:
     def question(self, inquiry: Inquiry, number: int) -> CaseResult:
         """Ask one question of an experiment, and return a result with the entry for it.
 
-        `number` is the index of the question. For -1, ask nothing, and return an entry with only
-        the subject for each question. If the experiment cannot be run, return a result that says
-        why.
+        `number` is the index of the question. For -1, ask nothing; the result then has an entry
+        with only a subject for each question. If the experiment cannot be run, the result says why.
         """
         try:
             with _unchanged(inquiry.adapter):
