@@ -309,7 +309,7 @@ def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArra
 
 
 def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, BoolArray]:
-    """Return what each way to combine two patterns of visible keys makes of them, by its name.
+    """Return the combinations of two patterns of visible keys, by the name of the way to combine.
 
     Each result is `[batch heads query key]`, True where a key is visible.
     """

@@ -385,7 +385,7 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 
     If `reasons` is true, the lines include the reasons why items are unsupported. If the call fails
     in every supported item, there are only the counts, the most frequent errors and a hint about
-    sizes. The hint is also given if the call fails in more than half of the items.
+    sizes. The hint is also given if the call fails in more than half of these items.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"

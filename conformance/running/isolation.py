@@ -427,7 +427,7 @@ class Process:
 
         The process is killed if it sends nothing within `seconds`, sends anything other than a
         message of the types `kinds`, or uses too much memory. If it sends nothing, the reason in
-        `Ended` is "no answer", followed by `to`, such as "to its import".
+        `Ended` begins with "no answer" and the text `to`, such as "to its import".
         """
         sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
         now = time.monotonic()

@@ -83,7 +83,7 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file, or None if another process has just removed it: then try again.
+        """Return the locked file; None, to try again, if another process removed it meanwhile.
 
         Raises:
             ConformanceError: another process has the lock.
