@@ -98,7 +98,10 @@ class Exact:
         return np.einsum(axes, values)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights as kernels recompute them, exp(s - log_total): here, unchanged."""
+        """Return the weights as kernels recompute them from logits and `log_total`: here, as is.
+
+        `log_total` is the logarithm of the softmax's normaliser.
+        """
         return weights
 
     def lift(self, values: Array) -> Array:
@@ -175,9 +178,10 @@ class Noisy(Exact):
         return found
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero.
+        """Return `values` with the noise of storing them as intermediates of this kind.
 
-        Kinds that no class rounds are returned unchanged.
+        Each x becomes x·(1 + u·ξ), plus η·ξ' if underflow matters; the module explains the symbols.
+        Zeros stay zero, and kinds that no class rounds are returned unchanged.
         """
         if not self._roundoff[kind].any():
             return values
@@ -193,7 +197,7 @@ class Noisy(Exact):
         return noise
 
     def error(self, values: Array, kind: Kind) -> Array:
-        """Return a random rounding error u·ξ·x for each value x."""
+        """Return a random rounding error of at most u·|x| for each x; u is the kind's roundoff."""
         roundoff = _column(self._roundoff[kind], values.ndim)
         return self._uniform(np.broadcast_shapes(roundoff.shape, values.shape)) * roundoff * values
 
@@ -214,11 +218,12 @@ class Noisy(Exact):
         return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights with each row scaled by 1 + u·|log_total|·ξ.
+        """Return the weights with each row scaled by 1 + u·|log_total|·ξ, with random ξ in [-1, 1].
 
-        This is the error of rounding the logarithm of the normaliser. Fused kernels keep only this
-        logarithm for the backward pass, and recompute the weights from it. This error becomes their
-        largest one when logits are about 100 or, for weights near 1, already when they are about 8.
+        This is the error of rounding the logarithm of the normaliser, with the roundoff u. Fused
+        kernels keep only this logarithm for the backward pass, and recompute the weights from it.
+        This error becomes their largest one when logits are about 100 or, for weights near 1,
+        already when they are about 8.
         """
         error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
         return weights * (1.0 + error * self._uniform(error.shape))
@@ -339,7 +344,7 @@ class Amplified(Exact):
         self._place = 0
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero."""
+        """Return `values` with the amplified noise of storing them as this kind; keep zeros."""
         if not self._roundoff[kind]:
             return values
         noise = self._times_noise(values, self._roundoff[kind])
@@ -349,7 +354,7 @@ class Amplified(Exact):
         return noise
 
     def error(self, values: Array, kind: Kind) -> Array:
-        """Return a random rounding error u·ξ·x for each value x."""
+        """Return an amplified random rounding error for each value x, proportional to x."""
         return self._times_noise(values, self._roundoff[kind])
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:

@@ -489,7 +489,7 @@ def _always_equal(layer: Layer) -> dict[str, str]:
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without its rows for biases, or for the score, if no tensor holds any.
+    """Return the table without its bias rows if no tensor holds a bias, and likewise for the score.
 
     `there` holds the native names of the tensors.
     """
@@ -698,7 +698,7 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint with the prefixes before native names of the layer in a file's tensor names.
+    """Return a hint that lists prefixes with which the file names parameters of the layer `whose`.
 
     At most three prefixes other than `prefix` are listed. If there are none, return "".
     """

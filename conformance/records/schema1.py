@@ -137,7 +137,7 @@ def _or_text(phrase: Phrase | None, text: str) -> Phrase:
 
 
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for `text`, the sentence of a value in an entry of a convention card.
+    """Return the phrase for `text`, the sentence that states the value of a card entry.
 
     `experiment` is the name of the experiment, and `about` the id of the entry's subject.
     """
@@ -153,8 +153,8 @@ def old_cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase:
 
     Args:
         text: the sentence of the cause.
-        subjects: the subjects of those card entries of the item that differ from the declaration;
-            if the cause is that declarations differ, they become its subjects.
+        subjects: the subjects of the item's card entries whose values differ from the adapter's
+            declarations. A cause that says that declarations differ gets these subjects.
     """
     return _or_text(_cause(text, subjects), text)
 
