@@ -626,7 +626,7 @@ def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fi
 
 
 def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return positions with gaps that differ between batch entries and do not begin at 0.
+    """Return positions that have gaps, differ between batch entries and do not begin at 0.
 
     If there are fewer queries than keys, the queries have the last of the keys' positions, and vice
     versa.

@@ -382,10 +382,10 @@ class Amplified(Exact):
     def _accumulated(
         self, exact: Array, squares: Callable[[], Array], terms: int, kind: Kind
     ) -> Array:
-        """Return `exact` with the noise of accumulating it, as in `Noisy`, and that of rounding it.
+        """Return the sum `exact` with the noise of accumulating its terms and then rounding it.
 
-        The scale of both is taken from the first sample of a class, because samples differ only in
-        noise.
+        The scale of the noise is computed as in `Noisy`, but only with the first sample of a class,
+        because samples differ only in noise.
         """
         place, self._place = self._place, self._place + 1
         if place == len(self._spreads):
@@ -527,7 +527,7 @@ def _column(per_sample: Array, dimensions: int) -> Array:
 
 @lru_cache(maxsize=1)
 def _pool() -> Array:
-    """Return the pool of noise, cached because fresh noise would double the cost of a sample."""
+    """Return noise in [-1, 1] to be reused, because fresh noise would double a sample's cost."""
     return np.random.Generator(np.random.SFC64(0)).uniform(-1.0, 1.0, 2**20)
 
 
@@ -558,7 +558,10 @@ _identities: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 
 def _first(operand: Array, axes: str, position: int) -> Array:
-    """Return the first sample of an operand, or all of it if `axes` give it no sample axis."""
+    """Return the first sample of an operand, or the whole operand if it has no sample axis.
+
+    The operand is the one at `position` in `axes`, which are in einsum's notation.
+    """
     return operand[:1] if axes.split("->")[0].split(",")[position].startswith("...") else operand
 
 

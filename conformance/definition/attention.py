@@ -99,9 +99,9 @@ def prepared(problem: Problem, query: Array, key: Array, hold: Exact) -> tuple[P
 def gradients_of_prepared(
     problem: Problem, role: str, gradient: Array, after: Prepared, hold: Exact
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the gradient of the projected heads, and a dictionary with that of the norm's gain.
+    """Return the gradient of the projected heads, and that of the norm's gain by its name.
 
-    The dictionary is empty if the problem has no norm.
+    The second result is a dictionary, which is empty if the problem has no norm.
 
     Args:
         problem: the problem.

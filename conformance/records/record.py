@@ -391,7 +391,7 @@ def _schema(path: Path, document: _SchemaOnly) -> str:
 
 
 def _decode(text: bytes | str, kind: type[T], schema: str) -> T:
-    """Decode a document of the current schema, or decode and convert one of schema 1."""
+    """Return the document of the type `kind` in a text, converted if its schema is schema 1."""
     if schema == SCHEMA:
         return msgspec.json.decode(text, type=kind)
     return msgspec.convert(_UPGRADES[kind](msgspec.json.decode(text)), kind)

@@ -27,6 +27,7 @@ class _Frozen(msgspec.Struct, frozen=True):
     """The content of `schema1.json`.
 
     Attributes:
+        requirements, topics: those of the last version that wrote schema 1.
         phrases: for each kind of phrase ("form", "subject masks"), the id of each template, with
             more specific templates first.
         causes: for each id of a cause, or of a phrase in a cause, its template or templates; the
