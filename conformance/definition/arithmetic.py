@@ -202,7 +202,7 @@ class Noisy(Exact):
         return self._uniform(np.broadcast_shapes(roundoff.shape, values.shape)) * roundoff * values
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return the contraction with the noise of accumulating it and then rounding it.
+        """Return the contraction of two arrays with the noise of accumulating and rounding it.
 
         A projection by the identity is exact, because its operand has already been rounded.
         """
@@ -213,7 +213,7 @@ class Noisy(Exact):
         return self._accumulated(contract(axes, left, right), squares, terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return the sum with the noise of accumulating it and then rounding it."""
+        """Return the sum over some axes with the noise of accumulating and rounding it."""
         squares = np.einsum(axes, values[:1] ** 2)
         return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
 
@@ -344,7 +344,7 @@ class Amplified(Exact):
         self._place = 0
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return `values` with the amplified noise of storing them as this kind; keep zeros."""
+        """Return `values` with amplified noise of storing them as this kind; zeros stay zero."""
         if not self._roundoff[kind]:
             return values
         noise = self._times_noise(values, self._roundoff[kind])
@@ -358,7 +358,7 @@ class Amplified(Exact):
         return self._times_noise(values, self._roundoff[kind])
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return the contraction with the noise of accumulating it and then rounding it."""
+        """Return the contraction of two arrays with the noise of accumulating and rounding it."""
         if is_identity(right):
             return projected_by_identity(axes, left, right)
         return self._accumulated(
@@ -369,7 +369,7 @@ class Amplified(Exact):
         )
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return the sum with the noise of accumulating it and then rounding it."""
+        """Return the sum over some axes with the noise of accumulating and rounding it."""
         terms = _terms(axes, values)
         return self._accumulated(
             np.einsum(axes, values), lambda: np.einsum(axes, values**2), terms, kind

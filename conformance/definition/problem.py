@@ -490,7 +490,7 @@ class Problem:
         return queries + (more - less), keys
 
     def _used(self) -> tuple[BoolArray, BoolArray]:
-        """Return arrays `[1 or batch, length]`, True for queries and keys within the lengths."""
+        """Return an array for queries and one for keys, `[1 or batch, length]`: True within lengths."""
         queries = np.arange(self.shape.query_length)[None]
         keys = np.arange(self.shape.key_length)[None]
         return (

@@ -601,7 +601,7 @@ class _Reading:
         return False
 
     def shape(self, sizes: Mapping[str, int]) -> Shape | None:
-        """Return a supported shape with these sizes for which the source has these rows, or None."""
+        """Return a supported shape with these sizes for which the source has `rows`; else None."""
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):

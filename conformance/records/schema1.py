@@ -138,7 +138,7 @@ def _or_text(phrase: Phrase | None, text: str) -> Phrase:
 
 
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for `text`, the sentence that states the value of a card entry.
+    """Return the phrase for `text`, which states the value in an entry of a convention card.
 
     `experiment` is the name of the experiment, and `about` the id of the entry's subject.
     """
