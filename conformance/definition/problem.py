@@ -490,7 +490,7 @@ class Problem:
         return queries + (more - less), keys
 
     def _used(self) -> tuple[BoolArray, BoolArray]:
-        """Return an array for queries and one for keys, `[1 or batch, length]`: True within lengths."""
+        """Return arrays `[1 or batch, length]` for queries and for keys, True within the lengths."""
         queries = np.arange(self.shape.query_length)[None]
         keys = np.arange(self.shape.key_length)[None]
         return (
