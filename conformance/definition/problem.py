@@ -490,7 +490,7 @@ class Problem:
         return queries + (more - less), keys
 
     def _used(self) -> tuple[BoolArray, BoolArray]:
-        """Return arrays `[1 or batch, length]` for queries and for keys, True within the lengths."""
+        """Return masks `[1 or batch, length]` of queries and of keys, True within the lengths."""
         queries = np.arange(self.shape.query_length)[None]
         keys = np.arange(self.shape.key_length)[None]
         return (
