@@ -22,7 +22,7 @@ from conformance import CausalFlag, Distributed, MaskArgument, Mode, Split, Unsu
 
 
 def local(query: Any, key: Any, value: Any, sequence: int, **options: Any) -> Any:
-    """Attend to all tokens with the heads of this rank.
+    """Return the context of the heads of this rank, which attend to all tokens.
 
     Tensors are `[batch length heads head]` if `sequence`, the index of the axis of tokens, is 1, or
     `[length batch heads head]` if it is 0.

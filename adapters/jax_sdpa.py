@@ -46,7 +46,7 @@ from conformance.adapters.lengths import LengthTable
 
 
 class _WithLengths(LengthTable):
-    """A mask table that puts padding encoded as lengths right after the first other encoding.
+    """A mask table that yields encodings of padding as lengths right after the preferred encoding.
 
     Thus the suite examines lengths even where it does not examine all encodings.
     """

@@ -126,7 +126,8 @@ class _Table(MaskTable):
     """A mask table in which lengths change the alignment of the causal flag and of windows.
 
     Args:
-        at_end: the table for encodings with lengths, where both are aligned bottom-right.
+        at_end: the table for encodings with lengths, in which flag and windows are aligned
+            bottom-right.
     """
 
     at_end: MaskTable = field(default_factory=MaskTable)

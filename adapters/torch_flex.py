@@ -143,7 +143,7 @@ def attention(query, key, value, block_mask=None, score_mod=None):
 
 
 def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., Any] | None:
-    """Return a `score_mod` for the soft cap, ALiBi and bias in `masks`; None if it has none."""
+    """Return a `score_mod` for the soft cap, ALiBi and bias in `masks`; None if none is there."""
     cap, slopes, bias = (masks.get(name) for name in ("soft_cap", "slopes", "score_mod"))
     if cap is None and slopes is None and bias is None:
         return None

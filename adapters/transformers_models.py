@@ -445,7 +445,7 @@ class MistralSdpa(_Mistral, _Sdpa):
 
 
 def _layer_types(settings: Mapping[str, Static]) -> dict[str, Any]:
-    """Return configuration arguments: the one layer has the window in `settings`, or no window."""
+    """Return configuration arguments that give the only layer the window in `settings`, if any."""
     kind = "sliding_attention" if "sliding_window" in settings else "full_attention"
     # A number is required even if no layer uses it.
     return {"sliding_window": settings.get("sliding_window", 4096), "layer_types": [kind]}

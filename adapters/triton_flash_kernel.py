@@ -430,9 +430,9 @@ def flash_attention(
 
 
 def _pointed(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
-    """Return the tensor to pass as the kernels' mask.
+    """Return the tensor to pass to the kernels as the mask: `mask`, with booleans viewed as bytes.
 
-    This is the mask, booleans as bytes, or `query` as a placeholder if `mask` is None.
+    If `mask` is None, return `query` as a placeholder.
     """
     if mask is None:
         return query

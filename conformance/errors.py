@@ -88,7 +88,10 @@ class UnknownName(ConformanceError):
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `UnknownName` for the first of `names` not in `known`; `kind` is what they name."""
+    """Raise `UnknownName` for the first of `names` that is not in `known`.
+
+    `kind` says what the names stand for, such as "case".
+    """
     every = set(known)
     for name in names:
         if name not in every:

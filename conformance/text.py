@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def stdout_to_stderr() -> Iterator[None]:
     """Redirect everything printed in the `with` body to stderr, so that stdout has only the result.
 
-    If there are file descriptors, this includes what C code and child processes print.
+    If stdout and stderr have file descriptors, this includes what C code and child processes print.
     """
     with contextlib.redirect_stdout(sys.stderr):
         try:
@@ -217,9 +217,9 @@ An array that is not listed here has the axes "head component" if it has two axe
 
 
 def axes(array: str, count: int) -> tuple[str, ...]:
-    """Return the names of the `count` axes of an array such as "output"; () if they are unknown.
+    """Return the names of the `count` axes of `array`, such as "output"; () if they are unknown.
 
-    A gradient, such as "gradient.query", has the axes of its array.
+    A gradient has the axes of the array that it belongs to: "gradient.query" has those of "query".
     """
     known = _AXES.get(array.removeprefix("gradient."), ("head component",))
     return next((names for it in known if len(names := tuple(it.split())) == count), ())

@@ -1,6 +1,7 @@
 """The English text of findings, causes and entries of convention cards.
 
-Records hold these statements as phrases: ids with named arguments. The text for an id is a template
+A convention card lists the conventions that an implementation was observed to follow. Records hold
+all these statements as phrases: ids with named arguments. The text for an id is a template
 in `words.toml` or, if it needs code, a function below. No program parses the text, so rewording it
 changes no verdict.
 """

@@ -73,7 +73,7 @@ def on_device(
     window: tuple[int | None, int | None],
     scale: float,
 ) -> Float[Array, "batch heads query value_head"]:
-    """Attend from the queries of this device to all keys; call this under `jax.shard_map`.
+    """Return the context of this device's queries over all keys; call under `jax.shard_map`.
 
     All devices have the same number of queries, and the same number of keys. In the whole sequence,
     only the first `keys` keys are real; the others are padding. `mask` contains only the rows of

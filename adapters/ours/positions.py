@@ -101,7 +101,7 @@ class Tokens:
         return p + keys.sum(-1) - queries.sum(-1), r
 
     def used(self, device: torch.device) -> tuple[Bool[Tensor, ...], Bool[Tensor, ...]]:
-        """Return two arrays that are True for queries, and for keys, that are not padding.
+        """Return an array for queries and one for keys, True where a token is not padding.
 
         Both are `[batch length]`; the batch axis has size 1 where there are no lengths.
         """

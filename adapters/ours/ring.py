@@ -189,11 +189,11 @@ class Ring:
         return by_query, by_key, by_value, by_mask, by_sinks
 
     def of_query(self, gradient: Tensor, hop: int) -> Tensor:
-        """Return what a hop adds to the gradient of the queries; unless overridden, `gradient`."""
+        """Return what a hop adds to the gradient of the queries: by default, `gradient` itself."""
         return gradient
 
     def of_mask(self, gradient: Tensor, hop: int) -> Tensor:
-        """Return an additive mask's gradient in a hop's columns; unless overridden, `gradient`."""
+        """Return the mask's gradient for the keys of a hop: by default, `gradient` itself."""
         return gradient
 
     def travel(

@@ -400,9 +400,10 @@ class MaskTable:
                         yield _joined(spelling, said)
 
     def handed(self, spelling: Spelling, problem: Problem) -> Spelling:
-        """Return `spelling`, with tokens packed, paged or cached if no other way is declared.
+        """Return `spelling`, extended to pack, page or cache tokens if no other way is declared.
 
-        An encoding that already packs, pages or caches tokens is returned unchanged.
+        An encoding that already packs, pages or caches tokens is returned unchanged, as is every
+        encoding if tokens can also be passed in another way.
 
         Raises:
             Unsupported: if the only declared way to pass tokens cannot express the problem.
@@ -429,8 +430,8 @@ class MaskTable:
     def _assignments(self, kinds: Sequence[str]) -> list[dict[str, list[str]]]:
         """Return all ways to assign the parts named `kinds` to mask arguments.
 
-        Each maps the names of the arguments that are used to the names of the parts that they hold.
-        Ways that use more arguments come first.
+        Each way is a dictionary from the names of the arguments that it uses to the names of the
+        parts that they hold. Ways that use more arguments come first.
         """
         every = [
             {

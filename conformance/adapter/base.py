@@ -209,7 +209,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def run(self, problem: Problem, call: Call) -> Answer:
-        """Return output, weights and gradients; raise `Unsupported` if this is not possible."""
+        """Return the implementation's answer: its output and, if possible, weights and gradients.
+
+        Raise `Unsupported` if the implementation cannot express the problem or the call's options.
+        """
 
     @property
     def compiles(self) -> bool:

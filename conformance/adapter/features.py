@@ -150,7 +150,8 @@ class Feature:
     """The base class of declarations of features; each can express certain parts of a problem.
 
     Attributes:
-        says: the parts for which the feature is declared, from `PARTS` or "handing".
+        says: the parts for which the feature is declared, from `PARTS`, or "handing" (how tokens
+            are passed).
         named_by: the names of the fields that hold names of arguments. Such a field may also hold
             "", for an argument that does not exist, or a fixed number instead of an argument.
     """

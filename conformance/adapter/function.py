@@ -71,9 +71,9 @@ class Function(NativeAdapter):
         raise NotImplementedError
 
     def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
-        """Return `attend` for this problem, and a key that identifies the objects it closes over.
+        """Return the function to call for this problem, and a key for the objects it closes over.
 
-        Calls with equal keys may share a compiled program. By default, there are no such objects,
+        Calls with equal keys may share a compiled program. By default, the function is `attend`,
         and the key is None. Override this method to prepare objects that cannot be created inside a
         compiled program.
         """

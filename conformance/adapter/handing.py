@@ -117,10 +117,10 @@ class Moved:
 
 
 class Handing(Feature):
-    """The base class of declarations of how queries, keys and values are handed over.
+    """The base class of declarations of how queries, keys and values are passed to a function.
 
     Attributes:
-        only: whether the implementation accepts them in no other way.
+        only: whether the implementation accepts queries, keys and values in no other way.
     """
 
     says: ClassVar[tuple[str, ...]] = ("handing",)
@@ -178,9 +178,9 @@ class Packed(Handing):
             yield self._packed(problem, said, [members[0], (nothing, nothing), *members[1:]])
 
     def _packed(self, problem: Problem, said: Said, members: list[tuple[Index, Index]]) -> Said:
-        """Return `said` with the arguments for these sequences.
+        """Return `said` with the arguments that pass the sequences `members` packed.
 
-        Each member is a sequence: the indices of its queries and of its keys in the whole batch.
+        A sequence is given by the indices of its queries and of its keys in the whole batch.
         """
         shape = problem.shape
         queries, keys = ([member[side] for member in members] for side in (0, 1))
@@ -357,10 +357,11 @@ def _wrapped(cached: np.ndarray, places: int) -> Index:
 def _ranks(
     problem: Problem, members: list[tuple[Index, Index]]
 ) -> Callable[[Causal | None], np.ndarray | None]:
-    """Return the function `Said.stands` for packed sequences.
+    """Return the function `Said.stands` for packed sequences, `members` as `_members` yields them.
 
     It takes an alignment, and returns the positions of keys minus those of queries. The positions
-    of keys begin at 0 in each sequence. `members` holds the sequences, as `_members` yields them.
+    of keys begin at 0 in each sequence. If the alignment is None and a sequence has different
+    numbers of queries and keys, it returns None.
     """
     shape = problem.shape
 

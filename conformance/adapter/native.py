@@ -420,7 +420,8 @@ class Layer(NativeAdapter):
     def bind(self, layer: Any, parameters: Natives) -> Any:
         """Return the layer with these parameters.
 
-        By default, return the layer itself, because the parameters have been loaded into it.
+        By default, return the layer itself, because the parameters have been loaded into it. An
+        override serves frameworks in which parameters are arguments, such as JAX.
         """
         return layer
 

@@ -251,7 +251,7 @@ class Distributed(Function):
 
 
 def reference(function: Callable[..., Any]) -> tuple[str, str, str]:
-    """Return the names of the module, the file and the function by which a rank can find it.
+    """Return the module, the file and the qualified name by which a rank can find a function.
 
     Raises:
         WrongDeclaration: if the function is a lambda or is defined inside another function.

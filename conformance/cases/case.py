@@ -131,8 +131,8 @@ class Case:
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
     """Return the pattern with its parameter `tiles` set, or unchanged if it has no such parameter.
 
-    `tiles` are the lengths of a tile of queries and of a tile of keys, around the edges of which
-    masks of a pattern with this parameter end.
+    `tiles` are the lengths of a tile of queries and of a tile of keys. Masks of a pattern with this
+    parameter end around the edges of such tiles.
     """
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
@@ -265,7 +265,7 @@ def _rounded(case: StoredCase, dtype: str) -> Problem:
 
 @lru_cache(maxsize=1024)
 def case_hash(case: Case) -> str:
-    """Return a hash of what a case asks: its problem, `serves`, `defined` and the names in `idle`.
+    """Return a hash of a case's problem, `serves`, `defined` and the names in `idle`.
 
     The hash is the same in every process, and has 16 hexadecimal digits. It covers the float64
     numbers, which determine those of all other dtypes. Together with the name of a dtype, it

@@ -84,7 +84,7 @@ Sizes = msgspec.defstruct(
 
 
 class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of `Rotary` as a case file stores them."""
+    """A rotary embedding as a case file stores it; the fields are those of `Rotary`."""
 
     size: Size
     base: float

@@ -215,7 +215,7 @@ def case_of(name: str) -> Case:
 
 
 def find_cases(pattern: str) -> tuple[Case, ...]:
-    """Return the case with this id, or else the cases whose id contains or matches the pattern.
+    """Return the case whose id is `pattern`, or else the cases whose ids contain or match it.
 
     Raises:
         UnknownName: if there is no such case.

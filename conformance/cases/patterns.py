@@ -29,9 +29,10 @@ from conformance.definition.problem import Causal, Norm, Pairs, Positions, Rotar
 def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]`: entry b has its last b + 1 keys blocked.
 
-    After an entry with one key, the lengths start again. If `tiles` (lengths of tiles of queries
-    and of keys) are given and there are more keys than a tile has, the keys end in turn after
-    the first key of the last tile but one, at the end of that tile, and one key before that end.
+    After an entry with one allowed key, the next entry again has one blocked key. `tiles` are the
+    lengths of a tile of queries and of keys. If they are given and there are more keys than in one
+    tile, the entries end, in turn, after the first key of the last tile but one, at the end of that
+    tile, and one key before its end.
     """
     lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
     if tiles and shape.key_length > tiles[1]:
@@ -50,7 +51,7 @@ def other_mask(mask: BoolArray) -> BoolArray:
 def first_unpadded(shape: Shape, random: np.random.Generator) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]`: entry b has its last b keys blocked.
 
-    After an entry with one key, the lengths start again with all keys.
+    After an entry with one allowed key, the next entry again has all keys allowed.
     """
     lengths = shape.key_length - np.arange(shape.batch) % shape.key_length
     return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
@@ -72,8 +73,8 @@ def left_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None =
 def padded_cache(shape: Shape, random: np.random.Generator) -> BoolArray:
     """Return a mask `[batch 1 1 key]` that blocks 0, 1, 2, ... keys in batch entries 0, 1, 2, ...
 
-    They are the first keys of a cache, and the queries are the last tokens. The count restarts at 0
-    before a bottom-right causal mask would leave a query without a key.
+    The blocked keys are the first keys of a cache, and the queries are the last tokens. The number
+    of blocked keys restarts at 0 before a bottom-right causal mask would leave a query no key.
     """
     cached = shape.key_length - shape.query_length
     blocked = np.arange(shape.batch) % (cached + 1)
@@ -155,8 +156,9 @@ def sliding_window(
 ) -> BoolArray:
     """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query's own key.
 
-    The own key of query i is key i · keys / queries, which is allowed too. With `tiles`, a tile's
-    length of keys before it is allowed instead of 2, so that the window crosses the edge of a tile.
+    The own key of query i, which is allowed too, has the index i · keys / queries, rounded down.
+    With `tiles`, as many keys before it as a tile of keys holds are allowed instead of 2, so that
+    the window crosses the edge of a tile.
     """
     centre = np.arange(shape.query_length) * shape.key_length // shape.query_length
     distance = np.arange(shape.key_length) - centre[:, None]
@@ -191,8 +193,8 @@ def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) 
 
     Each span is an eighth to a quarter of the keys long, or shorter if it is cut off by the end of
     the keys. The spans differ between the queries of a head, so that a tile or a split is blocked
-    for only some of these queries. The first query of the last head sees the first keys; that of
-    head 0, if it is another head, sees the last keys.
+    for only some of these queries. In the last head, the first query sees the first keys. If there
+    are several heads, the first query of head 0 sees the last keys.
     """
     keys = shape.key_length
     least = max(1, keys // 8)
@@ -344,9 +346,9 @@ def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
 def low_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Shift all logits of the last batch entry to about -200, where exp underflows float32.
 
-    The queries of this entry share a component, and its keys are shifted against that in each head.
-    A shift of all logits of a row leaves its weights unchanged if the row's own maximum is
-    subtracted.
+    A common component is added to all queries of this entry, and to all its keys a vector whose
+    logit with that component is -200 in each head. Shifting all logits of a row leaves its weights
+    unchanged if the row's own maximum is subtracted.
     """
     common = 2.0 * random.standard_normal(shape.query_width)
     drawn["query"][-1] += common
@@ -624,7 +626,7 @@ def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fi
 
 
 def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return positions with gaps that differ between batch entries and do not begin at 0.
+    """Return positions that have gaps, differ between batch entries and do not begin at 0.
 
     If there are fewer queries than keys, the queries have the last of the keys' positions, and vice
     versa.
@@ -716,8 +718,8 @@ def segments_of_many_queries(
 def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return segments with different numbers of queries and keys, although the totals may agree.
 
-    In each batch entry, queries are divided as `segments` divides them, but keys as `segments`
-    divides those of the next batch entry.
+    Queries are divided as `segments` divides them. The keys of each batch entry are divided as
+    `segments` divides the keys of the next entry.
     """
     found = _segments(shape, 0)
     of_keys = found.query if shape.query_length == shape.key_length else found.key
@@ -749,7 +751,10 @@ def _segments(shape: Shape, first: int, most: int = 3) -> Segments:
 
 
 def _members(tokens: int, members: int) -> list[int]:
-    """Return the sizes of segments: 1, 2 and all other tokens, or fewer if there are too few."""
+    """Return the sizes of up to three segments of `tokens` tokens: 1, 2 and all other tokens.
+
+    `members` is the number of segments. With too few tokens, the sizes are smaller.
+    """
     sizes = [1, 2, tokens][:members]
     while sum(sizes[:-1]) > tokens - 1:
         sizes[sizes.index(max(sizes[:-1]))] -= 1

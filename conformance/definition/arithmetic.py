@@ -98,7 +98,10 @@ class Exact:
         return np.einsum(axes, values)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights as kernels recompute them, exp(s - log_total): here, unchanged."""
+        """Return the weights as kernels recompute them from logits and `log_total`: here, as is.
+
+        `log_total` is the logarithm of the softmax's normaliser.
+        """
         return weights
 
     def lift(self, values: Array) -> Array:
@@ -175,9 +178,10 @@ class Noisy(Exact):
         return found
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero.
+        """Return `values` with the noise of storing them as intermediates of this kind.
 
-        Kinds that no class rounds are returned unchanged.
+        Each x becomes x·(1 + u·ξ), plus η·ξ' if underflow matters; the module explains the symbols.
+        Zeros stay zero, and kinds that no class rounds are returned unchanged.
         """
         if not self._roundoff[kind].any():
             return values
@@ -193,12 +197,12 @@ class Noisy(Exact):
         return noise
 
     def error(self, values: Array, kind: Kind) -> Array:
-        """Return a random rounding error u·ξ·x for each value x."""
+        """Return a random rounding error of at most u·|x| for each x; u is the kind's roundoff."""
         roundoff = _column(self._roundoff[kind], values.ndim)
         return self._uniform(np.broadcast_shapes(roundoff.shape, values.shape)) * roundoff * values
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return the contraction with the noise of accumulating it and then rounding it.
+        """Return the contraction of two arrays with the noise of accumulating and rounding it.
 
         A projection by the identity is exact, because its operand has already been rounded.
         """
@@ -209,16 +213,17 @@ class Noisy(Exact):
         return self._accumulated(contract(axes, left, right), squares, terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return the sum with the noise of accumulating it and then rounding it."""
+        """Return the sum over some axes with the noise of accumulating and rounding it."""
         squares = np.einsum(axes, values[:1] ** 2)
         return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights with each row scaled by 1 + u·|log_total|·ξ.
+        """Return the weights with each row scaled by 1 + u·|log_total|·ξ, with random ξ in [-1, 1].
 
-        This is the error of rounding the logarithm of the normaliser. Fused kernels keep only this
-        logarithm for the backward pass, and recompute the weights from it. This error becomes their
-        largest one when logits are about 100 or, for weights near 1, already when they are about 8.
+        This is the error of rounding the logarithm of the normaliser, with the roundoff u. Fused
+        kernels keep only this logarithm for the backward pass, and recompute the weights from it.
+        This error becomes their largest one when logits are about 100 or, for weights near 1,
+        already when they are about 8.
         """
         error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
         return weights * (1.0 + error * self._uniform(error.shape))
@@ -339,7 +344,7 @@ class Amplified(Exact):
         self._place = 0
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) for each x, plus η·ξ' if underflow matters; zeros stay zero."""
+        """Return `values` with amplified noise of storing them as this kind; zeros stay zero."""
         if not self._roundoff[kind]:
             return values
         noise = self._times_noise(values, self._roundoff[kind])
@@ -349,11 +354,11 @@ class Amplified(Exact):
         return noise
 
     def error(self, values: Array, kind: Kind) -> Array:
-        """Return a random rounding error u·ξ·x for each value x."""
+        """Return an amplified random rounding error for each value x, proportional to x."""
         return self._times_noise(values, self._roundoff[kind])
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return the contraction with the noise of accumulating it and then rounding it."""
+        """Return the contraction of two arrays with the noise of accumulating and rounding it."""
         if is_identity(right):
             return projected_by_identity(axes, left, right)
         return self._accumulated(
@@ -364,7 +369,7 @@ class Amplified(Exact):
         )
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return the sum with the noise of accumulating it and then rounding it."""
+        """Return the sum over some axes with the noise of accumulating and rounding it."""
         terms = _terms(axes, values)
         return self._accumulated(
             np.einsum(axes, values), lambda: np.einsum(axes, values**2), terms, kind
@@ -377,10 +382,10 @@ class Amplified(Exact):
     def _accumulated(
         self, exact: Array, squares: Callable[[], Array], terms: int, kind: Kind
     ) -> Array:
-        """Return `exact` with the noise of accumulating it, as in `Noisy`, and that of rounding it.
+        """Return the sum `exact` with the noise of accumulating its terms and then rounding it.
 
-        The scale of both is taken from the first sample of a class, because samples differ only in
-        noise.
+        The scale of the noise is computed as in `Noisy`, but only with the first sample of a class,
+        because samples differ only in noise.
         """
         place, self._place = self._place, self._place + 1
         if place == len(self._spreads):
@@ -522,7 +527,7 @@ def _column(per_sample: Array, dimensions: int) -> Array:
 
 @lru_cache(maxsize=1)
 def _pool() -> Array:
-    """Return the pool of noise, cached because fresh noise would double the cost of a sample."""
+    """Return noise in [-1, 1] to be reused, because fresh noise would double a sample's cost."""
     return np.random.Generator(np.random.SFC64(0)).uniform(-1.0, 1.0, 2**20)
 
 
@@ -553,7 +558,10 @@ _identities: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 
 def _first(operand: Array, axes: str, position: int) -> Array:
-    """Return the first sample of an operand, or all of it if `axes` give it no sample axis."""
+    """Return the first sample of an operand, or the whole operand if it has no sample axis.
+
+    The operand is the one at `position` in `axes`, which are in einsum's notation.
+    """
     return operand[:1] if axes.split("->")[0].split(",")[position].startswith("...") else operand
 
 

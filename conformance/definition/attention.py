@@ -43,7 +43,10 @@ from conformance.definition.problem import Problem, Rotary, Weights
 
 @dataclass(frozen=True, eq=False)
 class Normed:
-    """Heads divided by `root`, which is √(mean(x²) + ε) of each head, `[batch heads length 1]`."""
+    """Projected heads x divided by `root` = √(mean(x²) + ε), which is `[batch heads length 1]`.
+
+    `heads` are the quotients, before the gain of the norm is applied.
+    """
 
     heads: Array
     root: Array
@@ -96,9 +99,9 @@ def prepared(problem: Problem, query: Array, key: Array, hold: Exact) -> tuple[P
 def gradients_of_prepared(
     problem: Problem, role: str, gradient: Array, after: Prepared, hold: Exact
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the gradient of the projected heads, and a dictionary with that of the norm's gain.
+    """Return the gradient of the projected heads, and that of the norm's gain by its name.
 
-    The dictionary is empty if the problem has no norm.
+    The second result is a dictionary, which is empty if the problem has no norm.
 
     Args:
         problem: the problem.
@@ -131,7 +134,10 @@ def _normed(heads: Array, epsilon: float, hold: Exact) -> Normed:
 def _tables(
     problem: Problem, rotary: Rotary, kind: np.dtype[Any], hold: Exact
 ) -> tuple[Tables, Tables]:
-    """Return the tables of queries and of keys, both taken from one table for all positions."""
+    """Return the rotary tables for the queries and for the keys of a problem.
+
+    Both are taken from one table of all positions, so equal positions share their noise.
+    """
     sides = (problem.position_of_queries, problem.position_of_keys)
     positions = np.unique(np.concatenate([side.ravel() for side in sides]))
     exponents = hold.lift(-math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size)
@@ -304,8 +310,8 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
     """Return the gradients of ⟨output, cotangent⟩, by the names that `Answer.gradients` explains.
 
     They are the gradients of inputs, weights, bias, sinks and gains of norms, as far as the problem
-    has them. ALiBi slopes count as constants. If the problem consists of heads alone, so do its
-    projections. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
+    has them. ALiBi slopes are constants, and so are the projections if the problem's `heads_alone`
+    is true. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
     ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
@@ -495,9 +501,9 @@ FEW = 64
 def equal_keys(problem: Problem) -> int:
     """Return the greatest number of equal keys in a batch entry, or 0 if it is at most `FEW`.
 
-    Equal keys have equal weights, so a sum over keys has this many equal terms if the terms are
-    gradients of values or, if keys and values are one array, weights times values. If the scale is
-    0 and nothing is added to the logits, all keys of an entry count as equal.
+    Equal keys get equal weights, so some sums over keys may have this many equal terms, whose
+    rounding errors add up. If the scale is 0 and nothing is added to the logits, all keys of an
+    entry count as equal.
     """
     return _repeats(problem).equal_keys
 

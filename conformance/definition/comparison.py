@@ -227,7 +227,10 @@ def all_between(
     noise: Mapping[str, Array],
     underflow: float,
 ) -> list[Comparison]:
-    """Return the comparisons of two answers, array by array, each as `between` makes it."""
+    """Return the comparison of each array in two answers of an implementation, as `between` does.
+
+    `one` and `other` are the arrays of the answers, and `noise` is σ of each element, all by name.
+    """
     names = list(one)
     alike = all(one[name].shape == other[name].shape and one[name].size for name in names)
     joined = _joined(one, names)

@@ -41,11 +41,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[int, ...] = ()
 
     def lengths(self, queries: int, keys: int, *, equal: bool) -> Pair:
-        """Return the least allowed lengths not below those wanted, or else the greatest allowed.
+        """Return the number of queries and of keys for a case that wants `queries` and `keys`.
 
-        Args:
-            queries, keys: the lengths that are wanted.
-            equal: whether there must be as many queries as keys.
+        Each is the least allowed length that is not below the wanted one. If that would exceed
+        `greatest_length`, it is the greatest allowed length. If `equal` is true, both are the same.
         """
         if equal:
             each = self._length(max(queries, keys), math.lcm(*self.multiples))
@@ -59,14 +58,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return length
 
     def numbers_of_heads(self, heads: int, group: int) -> Pair:
-        """Return the allowed numbers of query and key/value heads that are nearest to those wanted.
+        """Return the allowed numbers of query heads and of key/value heads nearest to those wanted.
 
-        The group, the number of query heads per key/value head, is chosen first. If all numbers of
-        query heads are allowed, the wanted number is rounded up to a multiple of the group.
+        The number of query heads per key/value head is chosen first. If all numbers of query heads
+        are allowed, `heads` is rounded up to a multiple of it.
 
         Args:
-            heads: the number of query heads that is wanted.
-            group: the group that is wanted.
+            heads: the wanted number of query heads.
+            group: the wanted number of query heads per key/value head.
         """
         groups = self.groups or (range(1, max(self.heads) + 1) if self.heads else (group,))
         shared = [each for each in groups if any(n % each == 0 for n in self.heads)] or groups
@@ -81,8 +80,8 @@ class Grid(Limits, frozen=True, kw_only=True):
 
     Attributes:
         head_size: the size of query and key heads.
-        value_head_size: the size of value heads in those families in which it differs from the size
-            of key heads in the catalogue; 0 if value heads always get the size of key heads.
+        value_head_size: the size of value heads in the families in whose catalogue shapes value
+            heads and key heads differ in size; 0 if value heads always get the size of key heads.
         only_pairs: whether value heads have the size `value_head_size` in all families, because the
             implementation does not support value heads of the size of key heads.
         layer: whether widths that equal heads × head size in the catalogue also equal it on this

@@ -97,9 +97,10 @@ class Positions:
 
 
 def within(window: Window, ahead: IntArray) -> BoolArray:
-    """Return an array of the shape of `ahead`, True where a query sees a key in its window.
+    """Return an array shaped like `ahead`, True where the window of a query includes a key.
 
-    `ahead` is the position of each key minus that of the query.
+    `ahead` is the position of each key minus that of the query. `window` is how many
+    positions before and after the query's own it includes; None means no limit.
     """
     before, after = window
     seen = np.ones(ahead.shape, np.bool_)
@@ -489,7 +490,7 @@ class Problem:
         return queries + (more - less), keys
 
     def _used(self) -> tuple[BoolArray, BoolArray]:
-        """Return arrays `[1 or batch, length]`, True for queries and keys within the lengths."""
+        """Return masks `[1 or batch, length]` of queries and of keys, True within the lengths."""
         queries = np.arange(self.shape.query_length)[None]
         keys = np.arange(self.shape.key_length)[None]
         return (
@@ -519,7 +520,7 @@ class Problem:
         return reduce(np.logical_and, masks) if masks else None
 
     def rules(self) -> Iterator[tuple[str, BoolArray]]:
-        """Yield the name of each rule besides the mask, and an array: True where it allows a key.
+        """Yield, for each rule besides the mask, its name and an array, True where it allows a key.
 
         The rules are "causal", "window", "query lengths", "key lengths" and "segments", as far as
         the problem has them. Each array broadcasts to the shape of the logits.
@@ -631,7 +632,7 @@ class Answer:
 
 
 def causal_mask(shape: Shape, alignment: Causal) -> BoolArray:
-    """Return the causal mask `[1 1 query key]` for consecutive positions, True where visible."""
+    """Return the causal mask `[1 1 query key]` of consecutive tokens, True where a key is seen."""
     offset = 0 if alignment == "top-left" else shape.key_length - shape.query_length
     triangle = np.tri(shape.query_length, shape.key_length, offset, dtype=np.bool_)
     return triangle[None, None]

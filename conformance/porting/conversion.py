@@ -489,9 +489,10 @@ def _always_equal(layer: Layer) -> dict[str, str]:
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without its rows for biases, or for the score, if no tensor holds any.
+    """Return the rows of a table that apply to the tensors with the native names `there`.
 
-    `there` holds the native names of the tensors.
+    Rows for biases are left out if no tensor holds a bias, and the row for the score if no tensor
+    holds the score.
     """
     held = {name for row in table if row.native in there for name in row.names}
     biases = {name for row in table for name in row.names if name.endswith("_bias")}
@@ -554,9 +555,9 @@ class _Reading:
         return sorted(set(self.tensors) - {row.native for row in self.rows})
 
     def sizes(self, without: Collection[Parameter] = ()) -> dict[str, int] | None:
-        """Return the sizes that the tensors determine, with those given, or None if they conflict.
+        """Return the given sizes and those that the tensors determine, or None if they conflict.
 
-        They also conflict if the heads cannot share the key/value heads evenly. Rows in `without`
+        Sizes also conflict if the heads cannot share the key/value heads evenly. Rows in `without`
         are left out. Sizes that remain unknown are missing from the result.
         """
         sizes = {self.equal.get(name, name): size for name, size in self.given.items()}
@@ -600,7 +601,7 @@ class _Reading:
         return False
 
     def shape(self, sizes: Mapping[str, int]) -> Shape | None:
-        """Return a shape with these sizes that the source supports with these rows, or None."""
+        """Return a supported shape with these sizes for which the source has `rows`; else None."""
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):
@@ -698,7 +699,7 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint with the prefixes before native names of the layer in a file's tensor names.
+    """Return a hint that lists prefixes with which the file names parameters of the layer `whose`.
 
     At most three prefixes other than `prefix` are listed. If there are none, return "".
     """

@@ -504,7 +504,7 @@ def _shown() -> dict[str, np.ndarray]:
 
 
 def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any]:
-    """Return the result of converting each mask from each argument to every argument.
+    """Return the website's masks, converted from each argument to every argument.
 
     Args:
         arguments: for each argument, its implementation, its name and its declaration.
@@ -512,10 +512,10 @@ def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any
     Returns:
         A dictionary that can be written as JSON. Arguments whose declarations differ only in the
         name are of one kind and share results. In the item "answers", `answers[mask][kind]` is a
-        list of two items: the mask for this kind of source, and a list with the converted mask for
-        each kind of target, which is empty if the source cannot express the mask. Each mask is
-        given as an index into the item "arrays" or, if the conversion fails, as −1 − i, where i is
-        the index of an error message in the item "problems".
+        pair: the mask as a source of this kind expresses it, and a list of the masks converted from
+        it, one for each kind of target. The list is empty if the source cannot express the mask.
+        Each mask is an index into the item "arrays". If its conversion fails, it is −1 − i instead,
+        where i is the index of an error message in the item "problems".
     """
     kinds: dict[MaskArgument, int] = {}
     listed = [

@@ -1,8 +1,8 @@
 """The record of how one implementation was tested on sequences of increasing length.
 
-Reading such a record does not require an adapter. A baseline applies to its deviations as to those
-of a run: each problem has the case id `long/PROBLEM/QUERIESxKEYS`, so that a baseline lists known
-deviations on long problems together with those on the catalogue's cases.
+Reading such a record does not require an adapter. Each problem has the case id
+`long/PROBLEM/QUERIESxKEYS`, so that a baseline can list known deviations on long problems together
+with those on the catalogue's cases.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             respect to that input.
         largest, rms, bias, gain: the largest |error|/σ, the rms and the signed bias of error/σ, and
             the bias in the direction of the expected values, as `conformance.long.checking` defines
-            them. An infinite one is stored as `findings.INFINITE`.
+            them. An infinite value is stored as `findings.INFINITE`.
         excess: the largest of these statistics relative to its limit; the array conforms if
             `excess` is at most 1.
     """
@@ -185,7 +185,7 @@ _OUTPUT, _GRADIENT = "output.equals-definition", "gradient.inputs-equal-definiti
 
 
 def as_record(climb: Climb) -> Record:
-    """Return the results as the record of a run, so that a baseline can be applied to them.
+    """Return the results in `climb` as the record of a run, so that a baseline can be applied.
 
     Problems that are unsupported or were not reached are left out.
     """

@@ -110,7 +110,7 @@ def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, di
     """Return the result in a journal line, and its arrays by name.
 
     Raises:
-        BrokenRecord: the line is damaged or does not have this schema.
+        BrokenRecord: the line is damaged or does not have the schema `schema`.
     """
     try:
         item = _decode(line, Line, schema)
@@ -170,7 +170,10 @@ def journal_path(record: Path) -> Path:
 
 
 def narrowed_path(record: Path) -> Path:
-    """Return the path of the record of a restricted run, which is beside the complete record."""
+    """Return the path for the record of a run that options restricted, beside `record`.
+
+    `record` is the path that was given, which is kept for complete runs.
+    """
     return record.with_suffix(".narrowed.json")
 
 
@@ -185,7 +188,7 @@ def finish(
     Args:
         record: the path of the record.
         missing: results for the items that were not examined; without any, the record is complete.
-        order: all item ids, in an order that does not depend on the timing of workers.
+        order: the ids of all items, in the order in which the record lists their results.
         keep: a function that returns whether to keep an array, given its name "item id|array".
     """
     header, results, arrays = read_journal(journal_path(record))
@@ -231,26 +234,26 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_document(path: Path, document: msgspec.Struct) -> None:
-    """Write a record other than that of a run as indented JSON, and create its folder.
+    """Write a document, such as the record of an exploration, as indented JSON; create its folder.
 
-    The indentation lets version control show changes.
+    The indentation lets version control show changes. `write` writes the record of a run.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
 def read_document(path: Path, kind: type[T], schema: str, most: int, called: str) -> T:
-    """Read and return a record other than that of a run, such as that of an exploration.
+    """Read and return a document of the type `kind`, such as the record of an exploration.
 
     Args:
-        path: the file of the record.
-        kind: the type of the record.
-        schema: the schema that the record must have.
+        path: the file of the document.
+        kind: the type of the document.
+        schema: the schema that the document must have.
         most: the maximum size of the file in bytes.
-        called: what the record is called in errors.
+        called: what the document is called in errors.
 
     Raises:
-        BrokenRecord: the file cannot be read, is too large, or is not such a record.
+        BrokenRecord: the file cannot be read, is too large, or is not such a document.
     """
     try:
         if size_of(path) > most:
@@ -340,7 +343,9 @@ def _checked(path: Path, record: Record) -> Record:
 
 
 def read_arrays(path: Path, record: Record) -> dict[str, Array]:
-    """Return the arrays stored beside the record at `path`, by "item id|array"; {} if none are.
+    """Return the arrays of `record`, which was read from `path`, by names "item id|array".
+
+    They are stored in a file beside the record. Return {} if the record has no arrays.
 
     Raises:
         BrokenRecord: the file of arrays is missing or damaged, belongs to another record, or is not
@@ -386,7 +391,7 @@ def _schema(path: Path, document: _SchemaOnly) -> str:
 
 
 def _decode(text: bytes | str, kind: type[T], schema: str) -> T:
-    """Decode a document of the current schema, or decode and convert one of schema 1."""
+    """Return the document of the type `kind` in a text, converted if its schema is schema 1."""
     if schema == SCHEMA:
         return msgspec.json.decode(text, type=kind)
     return msgspec.convert(_UPGRADES[kind](msgspec.json.decode(text)), kind)

@@ -27,6 +27,7 @@ class _Frozen(msgspec.Struct, frozen=True):
     """The content of `schema1.json`.
 
     Attributes:
+        requirements, topics: those of the last version that wrote schema 1.
         phrases: for each kind of phrase ("form", "subject masks"), the id of each template, with
             more specific templates first.
         causes: for each id of a cause, or of a phrase in a cause, its template or templates; the
@@ -137,7 +138,7 @@ def _or_text(phrase: Phrase | None, text: str) -> Phrase:
 
 
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for `text`, the sentence of a value in an entry of a convention card.
+    """Return the phrase for `text`, which states the value in an entry of a convention card.
 
     `experiment` is the name of the experiment, and `about` the id of the entry's subject.
     """
@@ -153,8 +154,8 @@ def old_cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase:
 
     Args:
         text: the sentence of the cause.
-        subjects: the subjects of those card entries of the item that differ from the declaration;
-            if the cause is that declarations differ, they become its subjects.
+        subjects: the subjects of the item's card entries whose values differ from the adapter's
+            declarations. A cause that says that declarations differ gets these subjects.
     """
     return _or_text(_cause(text, subjects), text)
 
