@@ -221,7 +221,7 @@ class Candidates:
 
 
 def divided(spec: str) -> tuple[str, str]:
-    """Split FILE or FILE:NAME into the file and the name, which is "" if there is none.
+    """Split a candidate's FILE or FILE:NAME into the file and the name; "" stands for no name.
 
     A colon separates a name only after ".py".
     """
@@ -237,9 +237,9 @@ def _shown(place: str) -> str:
 
 
 def read(spec: str) -> tuple[str, str, str]:
-    """Read the file in FILE or FILE:NAME; return its path, its text, and the name, or "".
+    """Read the file of a candidate given as FILE or FILE:NAME; return path, text and name.
 
-    Bytes of the path that are not UTF-8 are escaped.
+    The name is "" if `spec` has none. Bytes of the path that are not UTF-8 are escaped.
 
     Raises:
         NotAnAdapter: the file cannot be read, is too large, or cannot be decoded as text.

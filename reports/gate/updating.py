@@ -174,9 +174,9 @@ def _readable(text: str) -> str:
 def _places(
     cells: Sequence[Located], decided: Sequence[Located], *, exact: bool
 ) -> list[tuple[Where, list[Located]]]:
-    """Group findings of one requirement by where they deviate.
+    """Return the places where findings of one requirement deviate, each with its findings.
 
-    Cases that deviate in the same modes and dtypes are in one group.
+    Cases that deviate in the same modes and dtypes share a place.
     """
     asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
