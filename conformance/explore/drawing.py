@@ -148,10 +148,9 @@ MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
 Problems at kernel sizes may cost as much as the cheapest one with several tiles, if that is more.
 """
 LARGE = 0.06
-"""The share of problems that may cost more.
+"""The share of problems whose limit on the cost is higher.
 
-For small ones the limit is then `MOST_COST_AT_SIZE`, and for those at kernel sizes
-`MOST_COST_IF_LARGE`.
+It is then `MOST_COST_AT_SIZE` for small problems, and `MOST_COST_IF_LARGE` at kernel sizes.
 """
 
 FEATURED = 0.4

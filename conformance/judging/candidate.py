@@ -91,7 +91,7 @@ class Held:
         values: the numbers.
         dtype: the dtype of the candidate's array.
         slot: the number under which the worker keeps the array; -1 for a result.
-        strides: the memory layout of the array, as for `Framework.strided`; "" if contiguous.
+        strides: the memory layout, "gaps" or "window" (see `Framework.strided`); "" if contiguous.
         around: the number that fills the memory directly before and after the array; None to
             leave that memory as it is.
     """

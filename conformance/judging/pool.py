@@ -40,8 +40,15 @@ _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 class Options:
     """Options for judging candidates.
 
-    `task` selects the problems, and `hints` is the maximum number of causes in a verdict. The other
-    options mean the same as the arguments of the function `judge` with these names.
+    Attributes:
+        task: which problems to pose.
+        token: the seed of the problems; "" to draw one.
+        own_work: whether a candidate that calls an existing attention function is a cheat.
+        blind: whether to withhold hints that a search could exploit to fit candidates.
+        hints: the maximum number of causes in a verdict.
+        isolation: "bubblewrap" or "limits".
+        framework: the framework of candidates that do not declare it; "" if all do.
+        limits: the resources that each candidate may use.
     """
 
     task: Task = field(default_factory=Task)

@@ -334,7 +334,7 @@ def comment(changes: Changes, page: str = "") -> str:
 
 
 class _Row(NamedTuple):
-    """A row of the comment: changes of one implementation from the same state to the same state.
+    """A row of the comment: changes of one implementation with equal states before and after.
 
     They have the same cause or, without a known cause, the same requirement and device.
     """

@@ -229,7 +229,7 @@ def _colour(shown: Map, value: float) -> tuple[str, float]:
 
 
 def _hatch(grid: Grid, blocked: BoolArray) -> str:
-    """Return an SVG path of diagonals over blocked cells, which join those of adjacent cells."""
+    """Return an SVG path of diagonals over blocked cells; they continue those of adjacent cells."""
     width, height = grid.cell_width, grid.cell_height
     shares = (0.5, 1.0) if grid.has_text else (1.0,)
     lines = []

@@ -24,7 +24,8 @@ SITE = "site.json"
 SCHEMA = "mha-conformance/site/1"
 
 Translator = Callable[[Mapping[str, Implementation]], Any]
-"""A function of what implementations declare, by column: it makes the data to translate masks."""
+"""A function that takes what implementations declare, by column, and returns data to translate
+masks between them."""
 
 Answers = dict[str, list[list[Any]]]
 """For each question or feature, a list of observed values, each as [value, where it holds, whether
