@@ -98,7 +98,7 @@ class Exchanged(NamedTuple):
 
 
 Answers = dict[tuple[str, str], dict[str, Exchanged]]
-"""The answer of each column, keyed by (dtype, case) and then by column."""
+"""The outputs by (dtype, case) and then by the key of the column."""
 
 
 def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers, list[str]]:
@@ -177,7 +177,7 @@ def _pair(
 
 
 def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apart]:
-    """Return the cases with NaN or without a defined answer, and which columns agree in them.
+    """Return the cases with NaN or without a defined answer, with the columns grouped by agreement.
 
     Outputs agree if the same elements are NaN and the others differ by at most `limit` · √2 σ.
     """

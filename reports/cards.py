@@ -1,9 +1,9 @@
 """Build what the report says about conventions from records.
 
 `experiment_cards` and `handed` return the observations of a run's experiments. `GLANCES` are the
-columns of one table with those that people look for first. `conventions` puts declarations about
-masks beside what requirements and experiments observed, and `features` does so for windows, soft
-caps and other features beyond masks.
+columns of a table with the observations that people look for first. `conventions` puts declarations
+about masks beside what requirements and experiments observed, and `features` does so for windows,
+soft caps and other features beyond masks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return the effect of one causal mask, in each of several encodings, on each implementation.
+    """Return the effect of passing one causal mask, in several encodings, to each implementation.
 
     Implementations without results of the experiment "same-mask" are left out.
     """
@@ -98,9 +98,10 @@ def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Cha
 
 
 def _observed(entries: Iterable[tuple[str, Entry]]) -> Iterator[Observed]:
-    """Yield each value of a subject, the most frequent first.
+    """Yield each value that was observed for a subject, the most frequent first.
 
-    If a value agrees with the declaration in some modes and not in others, it is yielded twice.
+    `entries` are all observations of the subject, as pairs of mode and entry. If a value agrees
+    with the declaration in some modes and not in others, it is yielded twice.
     """
     by_value = by_key(entries, lambda pair: (pair[1].value, pair[1].agrees))
     for alike in sorted(by_value.values(), key=lambda alike: -len(alike)):
@@ -199,8 +200,8 @@ def taking(
             a mode has several values.
         value: function that maps an observed value to the one to show.
         fits: function that returns whether to include a subject.
-        parts: for some arguments of a subject, by name, the values for which to include the
-            subject, as texts of phrases; "" stands for a missing argument.
+        parts: by the name of an argument of a subject, the values that the argument must have for
+            the subject to be included, as texts of phrases; "" stands for a missing argument.
     """
 
     def take(card: Card) -> list[Shown]:
@@ -416,10 +417,10 @@ def _tried(
 
 
 def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> list[MaskedRow]:
-    """Return what fully masked queries get, each value with its effects on gradients.
+    """Return each value that fully masked queries get, with the effects on gradients.
 
-    The effects are those that requirements recorded, or else those that experiments observed in
-    modes with the same value.
+    The effects are those that requirements recorded for the value, or else those that experiments
+    observed in the modes with this value.
     """
     parts = [(result, value.part("row"), value.part("beside")) for result, value in required]
     tried = _tried(experiments, "fully-masked.output", _is_infinite)

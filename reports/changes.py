@@ -49,7 +49,7 @@ class Side(msgspec.Struct, frozen=True):
         packages: the versions of packages.
         selection: the options that left items out of the runs, or "".
         complete: whether every planned item has an outcome.
-        implementations: by name, the number of items on all devices with each verdict.
+        implementations: for each, by name, the number of items with each verdict, over all devices.
         devices: by name, the devices on which the implementation was run.
     """
 
@@ -449,10 +449,11 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
 def grouped_changes(
     findings: Iterable[Located], specs: Mapping[_Owner, str], levels: Mapping[str, str]
 ) -> list[Change]:
-    """Merge the findings of an implementation and requirement that changed in the same way.
+    """Merge findings that changed in the same way into changes, and sort these.
 
-    The resulting changes are sorted by severity, then by frequency. Those of requirements of level
-    "observed", which only record characteristics, come last.
+    Merged findings have the same implementation, device, requirement, cause, and states before and
+    after. The gravest changes come first, and among equals the most frequent. Those of requirements
+    of level "observed", which only record characteristics, come last.
     """
 
     def alike(one: Located) -> tuple[object, ...]:
@@ -484,7 +485,7 @@ def grouped_changes(
 
 
 def _conventions(before: Records, after: Records) -> list[Convention]:
-    """Return the card entries that changed; modes in which they changed alike are merged."""
+    """Return the entries of convention cards that changed, with all modes of the same change."""
     alike = by_key(
         differing_entries(before.results, after.results), lambda entry: (entry[0][:3], *entry[1:])
     )
@@ -590,7 +591,7 @@ def deltas(changes: Changes) -> dict[str, str]:
 
 
 def difference(counts: Mapping[str, int], before: Mapping[str, int], verdict: str) -> str:
-    """Return the change of a count as text, such as " (+2)", or "" if there is none."""
+    """Return the change of a verdict's count as text, such as " (+2)", or "" if it is unchanged."""
     change = counts.get(verdict, 0) - before.get(verdict, 0)
     return f" ({change:+,})" if change else ""
 

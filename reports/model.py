@@ -351,8 +351,8 @@ class Deviation(msgspec.Struct, frozen=True):
 
     Attributes:
         id: the anchor of the deviation in the page.
-        times, of: the number of these findings, and of all findings of this requirement on this
-            implementation.
+        times: the number of these findings.
+        of: the number of all findings of the requirement on the implementation.
         dtypes: the dtypes, each with the number of cases in which the deviation was found.
         everywhere: whether the deviation was found in every dtype, and whether in every mode, in
             which the requirement was checked on these cases.

@@ -103,7 +103,7 @@ class Group:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields, by name, that `model.Deviation` and `changes.Change` both take from a group.
+        """The fields that `model.Deviation` and `changes.Change` both have, by name.
 
         They are the number of findings, the cases and modes, and the worst item with its figures.
         """
@@ -137,7 +137,7 @@ def grouped(findings: Iterable[Located], key: Callable[[Located], Hashable]) -> 
 
 
 def reasons(results: Iterable[CaseResult], verdicts: Collection[str]) -> Counter[str]:
-    """Count the reasons why items have one of these verdicts.
+    """Return how many items have one of these verdicts, by the reason for the verdict.
 
     The reason is the message of an item's first finding, or "no requirement applies".
     """
@@ -294,7 +294,7 @@ def requirements_of(records: Sequence[Loaded]) -> list[RequirementInfo]:
 
 
 def topics_of(records: Sequence[Loaded]) -> list[Topic]:
-    """Return the descriptions of experiments in all records, each from the newest that has it."""
+    """Return the descriptions of all experiments, each once, from the newest record that has it."""
     return _each(item for header in _newest(records) for item in header.topics)
 
 
@@ -462,7 +462,7 @@ _REPEATED = re.compile(r"\(#,#\)(?: \(#,#\))*")
 def normalised(finding: Finding, mode: str, dtype: str) -> str:
     """Return the message of a finding, with placeholders for array, mode, dtype and numbers.
 
-    These vary from item to item; without them, equivalent findings have equal texts.
+    Such details vary from item to item; with placeholders, equivalent findings have equal texts.
     """
     array = finding.figures.array if finding.figures is not None else ""
     text = finding.detail

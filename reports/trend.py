@@ -31,7 +31,7 @@ def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
 
 
 def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
-    """Return the trend over versions of each implementation that `others` contain too.
+    """Return the trend over versions of each implementation that is also in the records `others`.
 
     Only records of the same device are joined, the oldest version first. If the versions of NumPy
     or Python vary, they are added to those of the library.
@@ -136,7 +136,7 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
 
 
 def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
-    """Return two values as text, without the shapes that two lists of shapes have in common."""
+    """Return two values as texts; from two lists of shapes, leave out the shapes in both lists."""
     if not one.id == other.id == "shapes":
         return say(one), say(other)
     before, after = one.parts("shapes"), other.parts("shapes")

@@ -122,7 +122,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def vector(counts: Mapping[str, int], order: Sequence[str] = VERDICTS) -> list[tuple[str, int]]:
-    """Return pairs of verdict and count in the given order, without zeros."""
+    """Return pairs of verdict and count in the order of verdicts `order`, without zeros."""
     return [(verdict, counts[verdict]) for verdict in order if counts.get(verdict)]
 
 
@@ -154,7 +154,7 @@ def causal(flag: CausalInfo) -> str:
 
 
 def weights(declared: WeightsInfo | None) -> str:
-    """Return, as text, in which form attention weights are declared to be returned, if at all."""
+    """Return, as text, the declared form of the attention weights, or that none are returned."""
     if declared is None:
         return "none are returned"
     if declared.option:
@@ -163,9 +163,9 @@ def weights(declared: WeightsInfo | None) -> str:
 
 
 def brief(phrase: Phrase, table: str) -> str:
-    """Return the text that a table of `words.toml` has for a phrase, or else its usual text.
+    """Return the text that the table `table` of `words.toml` has for a phrase, or its usual text.
 
-    The usual text is inserted into the table's template for the id "", if it has one.
+    If the table has a template for the id "", the usual text is inserted into this template.
     """
     wordings = tables()[table]
     return wordings.get(phrase.id) or wordings.get("", "{text}").format(text=say(phrase))

@@ -100,8 +100,8 @@ def write(
         baseline: known deviations.
 
     Returns:
-        The exit code of `outcome`: nothing verified, incomplete, or OK, whether or not anything
-        deviates. Without any record, no file is written.
+        The exit code: nothing verified, incomplete, or OK, whether or not anything deviates. No
+            file is written if there is no record.
 
     Raises:
         ConformanceError: if the run's file cannot be read, a file cannot be written, or an entry

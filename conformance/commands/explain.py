@@ -421,7 +421,10 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
-    """Group all registered adapters that load, by the text that `says` returns for each of them."""
+    """Return one `Documented` for each text that `says` returns, with the adapters that share it.
+
+    The adapters are all registered ones, except those that cannot be loaded.
+    """
     groups: dict[str, Documented] = {}
     for adapter in _adapters():
         text = says(adapter)
@@ -433,9 +436,10 @@ def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
 
 
 def _declared(id_: str) -> list[Documented]:
-    """Return what registered adapters declare about the requirement or experiment with this id.
+    """Return what registered adapters declare about the subject of a requirement or experiment.
 
-    Return [] if nothing can be declared about the subject.
+    `id_` is the id of the requirement or experiment. The result is [] if nothing can be declared
+    about its subject.
     """
     says = next((says for says, beginnings in _SAYS.items() if id_.startswith(beginnings)), None)
     return _grouped(says) if says else []
@@ -446,7 +450,7 @@ _NUMBERS = {
     "attends, 0 or 1 only": "1 attends, 0 blocks, other numbers are undefined",
     "blocks, 0 or 1 only": "1 blocks, 0 attends, other numbers are undefined",
 }
-"""The texts for values of `MaskArgument.number` that would be unclear after "a number"."""
+"""Texts for the values of `MaskArgument.number` that would be unclear after "a number ..."."""
 
 
 def _masks(adapter: Adapter) -> str:
@@ -499,4 +503,7 @@ _SAYS: dict[Callable[[Adapter], str], tuple[str, ...]] = {
     lambda adapter: ", ".join(mode.name for mode in adapter.modes): ("modes.",),
     _dropout: ("dropout.", "probe/dropout"),
 }
-"""Functions that describe a declaration, each with the prefixes of the ids that it applies to."""
+"""Functions that describe what an adapter declares about a subject.
+
+Each is given with prefixes of the ids of the requirements and experiments about that subject.
+"""

@@ -207,9 +207,9 @@ def _first(
 ) -> Small | None:
     """Return the first deviation that is not known, on a problem made smaller by `_shrunk`.
 
-    A deviation must be unknown before and after shrinking. In each failing trial, only the first
-    unknown deviation is shrunk. Return None if the search ends without one. Time spent on shrinking
-    is not search time.
+    `is_known` tells which deviations are known; the result is unknown before and after shrinking.
+    In each failing trial, only the first unknown deviation is shrunk. Return None if the search
+    ends without such a deviation. Time spent on shrinking is not search time.
     """
     for trial, wrong in search:
         new = next((one for one in wrong if not is_known(trial, one)), None)
@@ -360,7 +360,10 @@ def _shrunk(
 
 
 def _write(adapter: Adapter, spec: str, options: argparse.Namespace, small: Small) -> ExitCode:
-    """Write a case file and, unless it would be too long, a script; print what was found."""
+    """Write a case file and, unless it is too long, a script; print the deviation.
+
+    Return the exit code `DEVIATES`.
+    """
     from conformance.explore.script import TooLong, script
     from conformance.records.findings import STORED
 

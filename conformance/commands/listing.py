@@ -144,10 +144,10 @@ Listing: TypeAlias = Implementations | Cases | Experiments | Requirements
 
 
 def listing(what: str) -> Listing:
-    """Return the list of everything of one kind.
+    """Return all registered implementations, all cases, all experiments or all requirements.
 
     Args:
-        what: "implementations" (those that are registered), "cases", "experiments" or
+        what: which of the four to list: "implementations", "cases", "experiments" or
             "requirements".
     """
     from conformance.adapter.loading import registered
@@ -236,8 +236,8 @@ def _list(options: argparse.Namespace) -> int:
 def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
     """Print rows as a table on a terminal, or else with tabs between the cells and no header.
 
-    If any first cell is longer than half the terminal's width, the other cells of every row are
-    printed on a line below its first cell.
+    On a terminal, if any first cell is longer than half the width, there is no header either, and
+    the other cells of every row are printed on a line below its first cell.
     """
     from rich.console import Console
     from rich.padding import Padding

@@ -175,7 +175,7 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
 
 
 def line(step: Step) -> str:
-    """Return a line of text that describes the result of one problem."""
+    """Return a line of text with the verdict on one problem, its sizes, errors and times."""
     from conformance.long.ladder import array_name
 
     sizes = f"{step.queries:>9,} × {step.keys:<9,}"

@@ -180,9 +180,10 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _worded(struct: type[Struct], item: object) -> Struct:
-    """Return an instance of `struct` with the fields of `item`, and with the text of its phrases.
+    """Return an instance of `struct` with the fields of `item`, and with texts for its phrases.
 
-    Each `Phrase` becomes a `Worded`, which has the text; an empty phrase becomes None.
+    Each `Phrase`, an id with arguments, becomes a `Worded`, which also has the text; an empty
+    phrase becomes None.
     """
     fields = {name: getattr(item, name) for name in struct.__struct_fields__}
     phrases = {name: worded(it) for name, it in fields.items() if isinstance(it, Phrase)}
@@ -229,7 +230,7 @@ def in_two_processes(
     Args:
         spec: the name or location of the adapter, which each process loads.
         asked: the experiments, each with its mode and device.
-        only: the names of the only mask arguments to examine; () for all.
+        only: the names of the mask arguments to examine; () for all.
         advance: a function to call after each experiment.
 
     Raises:

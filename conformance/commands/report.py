@@ -30,7 +30,7 @@ RECORDS = "record files or folders of them"
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the parsers of these five commands to `commands`."""
+    """Add the parsers of `report`, `join`, `begin`, `publish` and `compare` to `commands`."""
     report = commands.add_parser(
         "report", help="join records into a report: JSON, Markdown and HTML"
     )
@@ -240,10 +240,10 @@ def _publish(options: argparse.Namespace) -> int:
 
 
 def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
-    """Return data for JSON on converting masks between the mask arguments of implementations.
+    """Return how masks convert between the mask arguments of implementations, as data for JSON.
 
-    The keys of `declared` stand for the implementations in the result, whose form
-    `conformance.porting.masks.answers` describes.
+    The keys of `declared` name the implementations in the result, which is made by
+    `conformance.porting.masks.answers`.
     """
     from msgspec import convert
     from msgspec.structs import asdict

@@ -36,9 +36,10 @@ _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
     "case-file": {"type": Path},
 }
-"""Arguments of `add_argument` that replace or extend those in `OPTIONS`, by option.
+"""By option, arguments of `add_argument` that replace or extend those in `OPTIONS`.
 
-They are not used for pytest, where paths stay strings, because xdist sends them to workers.
+The suite's pytest plugin does not use them: there, paths stay strings, because xdist sends them to
+workers.
 """
 
 

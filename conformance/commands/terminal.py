@@ -60,8 +60,8 @@ class Refusals:
     """A pytest plugin that collects pytest's messages about invalid arguments.
 
     Attributes:
-        run: the `Run` of the pytest session, which has its results; None until the session ends,
-            and afterwards if it has no `Run`.
+        run: the `Run` of the pytest session, which has its results; None before the session ends,
+            and None for a session that has no `Run`.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Refusals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Return a context in which stderr is collected until pytest accepts the arguments."""
+        """Return a context that collects stderr until pytest accepts its arguments."""
         before = sys.stderr
         self._stack.enter_context(redirect_stderr(self._heard))
         try:

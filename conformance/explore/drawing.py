@@ -148,7 +148,9 @@ MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
 Problems at kernel sizes may cost as much as the cheapest one with several tiles, if that is more.
 """
 LARGE = 0.06
-"""The share of problems, small or at kernel sizes, for which the next higher of these limits holds.
+"""The share of problems whose limit on the cost is higher.
+
+It is then `MOST_COST_AT_SIZE` for small problems, and `MOST_COST_IF_LARGE` at kernel sizes.
 """
 
 FEATURED = 0.4
@@ -162,7 +164,9 @@ class Frame:
     """Properties of a problem that an implementation may require regardless of the sizes.
 
     Attributes:
-        score, sharing, bias: as in `Shape`.
+        score: how a query and a key give a logit, "scaled-dot" or "additive".
+        sharing: which inputs are the same array: "self", "memory" (key and value) or "separate".
+        bias: whether the projections have biases.
         widths: which widths may differ from heads × head size; see `Recipe`.
     """
 
@@ -184,7 +188,7 @@ class Recipe:
     key and value for "memory", and all for "free". A key width that differs exceeds heads × head
     size by `extra`. A `width` other than 0 replaces the widths of all inputs and of the output.
 
-    If `tiles` are given, masks whose patterns depend on tiles end around the edges of these.
+    If `tiles` is given, masks whose patterns depend on tiles end around the edges of these tiles.
     """
 
     frame: Frame = Frame()
@@ -243,8 +247,8 @@ class Recipe:
     def problem(self, dtype: str) -> Problem:
         """Return the problem, with its arrays of floats rounded to the dtype.
 
-        Where the mask would leave a query without any visible key, it is changed. Infinite or NaN
-        inputs are possible if the regime does not suit the sizes.
+        A mask that would leave a query without any visible key is changed. Infinite or NaN inputs
+        are possible if the regime does not suit the sizes.
         """
         shape = self.shape
         random = np.random.Generator(np.random.PCG64(self.seed))
@@ -274,9 +278,10 @@ class Recipe:
 
 
 def _visible(problem: Problem) -> Problem:
-    """Return the problem with the mask changed so that it does not block fully masked queries.
+    """Return the problem with the mask opened for each query that has no visible key.
 
-    Without a mask, return the problem unchanged.
+    Other rules, such as a window, may still hide keys from these queries. Without a mask, return
+    the problem unchanged.
     """
     if problem.mask is None:
         return problem
@@ -328,7 +333,7 @@ class Drawer:
     def _plain(self, **features: Any) -> Recipe:
         """Return a recipe with the given fields and small default sizes.
 
-        If the adapter declares a geometry, sizes are replaced by near ones that it allows.
+        If the adapter declares a geometry, each size is replaced by a similar one that it allows.
         """
         recipe = Recipe(**features)
         if self._geometry is None:
@@ -336,9 +341,10 @@ class Drawer:
         return _sized(recipe.but(width=self._width(recipe.frame)), self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter accepts alone or together with a causal mask only.
+        """Return the features that the adapter accepts in a problem without any other feature.
 
-        For each, list the accepted ways to draw it, as indices into its entry in `FEATURES`.
+        The problem may have a causal mask. For each feature, list the accepted ways to draw it, as
+        indices into its entry in `FEATURES`.
         """
         alone = partial(self._plain, query=3, key=5, size=4, frame=self._frames[-1])
         found: dict[str, list[int]] = {}
@@ -516,7 +522,7 @@ class Drawer:
         return int(random.integers(1, 9) if random.random() < 0.6 else random.integers(1, 41))
 
     def _edge(self, tile: int, random: np.random.Generator) -> int:
-        """Return a random length at, next to or between the edges of tiles."""
+        """Return a random length at, next to or between the edges of tiles of size `tile`."""
         most = max(1, LONGEST // tile)
         tiles = _one(random, (1, 3)) if self._few else min(int(random.integers(1, 5)), most)
         beyond = (1,) if self._few else (0, 1, -1, int(random.integers(1, tile + 1)))
@@ -567,7 +573,7 @@ def _fitting(
 ) -> Recipe:
     """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
 
-    If no reduction makes the recipe cheaper, it may still cost more. If there is a geometry, only
+    If the reductions do not suffice, the recipe still costs more. If there is a geometry, only
     sizes that it allows are used. If the recipe has tiles, the head size is kept, because kernels
     may have special code for it; otherwise, it is reduced last. There are at most `MOST_HEADS`
     query heads, unless the geometry requires more.

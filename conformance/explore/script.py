@@ -49,7 +49,7 @@ NAMES = {
     "norm.query": "gq",
     "norm.key": "gk",
 }
-"""The names of weights and gains in a generated script; other arrays keep the names they have."""
+"""The names of weights and gains in a generated script; other arrays keep their own names."""
 
 
 class TooLong(ConformanceError):
@@ -294,11 +294,14 @@ def _gradient(
 def _native_index(
     adapter: Layer, trial: Trial, weight: str, index: tuple[int, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """Return which parameter of the library holds an element of a canonical weight, and where.
+    """Return the parameter of the library that holds an element of a weight, and its index there.
 
     Args:
         weight: the name of the weight in `Weights`.
-        index: the index of the element in this weight; the returned one is in the parameter.
+        index: the index of the element in this weight.
+
+    Returns:
+        The name of the parameter, and the index of the element in it.
     """
     marked = {name: np.zeros_like(array) for name, array in trial.problem.weights.named().items()}
     marked[weight][index] = 1.0
@@ -567,7 +570,10 @@ def _placed(problem: Problem) -> list[str]:
 
 
 def parameter(row: Parameter, shape: Shape) -> str:
-    """Return a Python expression for a library's parameter, in terms of the script's dict `n`."""
+    """Return a Python expression that makes a library's parameter from the script's dict `n`.
+
+    `row` describes which weights the parameter holds, and in which layout.
+    """
     canonical, native = layouts.sides(row.pattern)
     left, right = layouts.axes(canonical), layouts.axes(native)
     parts, stack = [], row.stack
@@ -601,8 +607,8 @@ def parameter(row: Parameter, shape: Shape) -> str:
 def _laid_out(array: np.ndarray, problem: Problem) -> str:
     """Return code for the array of a mask argument.
 
-    The code uses the script's mask, its negation or its bias if one has the same numbers and dtype,
-    and otherwise contains all numbers of the array.
+    If the script's mask, the negated mask or the script's bias has the same numbers and dtype, the
+    code refers to it; otherwise, it contains all numbers of the array.
     """
     known: list[tuple[str, np.ndarray]] = []
     if problem.allowed is not None:

@@ -53,7 +53,8 @@ class Options:
     """The extent of a search.
 
     Attributes:
-        dtypes, modes: the names of dtypes and modes to search in; empty for all of the adapter.
+        dtypes, modes: the names of the dtypes and modes to search in; empty for all that the
+            adapter has.
         device: "cpu" or "gpu".
         seed: the seed with which problems are drawn.
         examples: the number of answered problems after which the search ends.
@@ -68,13 +69,13 @@ class Options:
 
 @dataclass
 class Search:
-    """A search, which draws problems when iterated over, and yields those with wrong answers.
+    """A search, which draws problems when iterated over, and yields the trials that fail.
 
     Attributes:
         until: the deadline, on the clock of `time.monotonic`; it may be moved between two problems.
         started: when the search was created, on the same clock; it may be moved likewise.
         drawn: how many problems were drawn.
-        answered: how many of these the implementation supports and was run on.
+        answered: how many of these the implementation supports; it was run on all of them.
         why_not: why the last unsupported problem is not supported; "" if there was none.
     """
 
@@ -162,7 +163,7 @@ class Class:
 
     @classmethod
     def found(cls, one: Found) -> Class:
-        """Return the class that an entry of a record describes."""
+        """Return the class that `one`, an entry in the record of a survey, describes."""
         return cls(one.dtype, tuple(one.nature), frozenset(one.features), tuple(one.sizes))
 
     def includes(self, other: Class) -> bool:
@@ -250,10 +251,10 @@ def _sort(
 ) -> None:
     """Count a deviation in a class of `found` that includes it, or shrink it and add a new class.
 
-    If a class includes the shrunk deviation, it is counted there instead. Nothing is added if it is
-    known, or if there were already `MOST_CLASSES`. A new class gets a case file in `folder`. It
-    replaces the classes that it includes, and their case files are deleted. Shrinking ends at the
-    time `until`.
+    If a class includes the shrunk deviation, that one is counted there instead. Nothing is added if
+    the shrunk deviation is known, or if `found` already has `MOST_CLASSES` classes. A new class
+    gets a case file in `folder`. It replaces the classes that it includes, and their case files are
+    deleted. Shrinking ends at the time `until`.
     """
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return

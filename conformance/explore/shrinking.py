@@ -42,7 +42,8 @@ MOST_ELEMENTS = 64
 """The most elements of an array that are simplified one by one."""
 
 MOST_TRIED = 8
-"""The most positions of an axis to try to remove alone or, apart from the last, to keep alone."""
+"""The most positions of an axis that are tried as the only one to remove, and the most, besides the
+last, that are tried as the only one to keep."""
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
@@ -90,7 +91,7 @@ FEATURES = (
 """The fields of a `Problem` that hold its features; a step removes one of these fields."""
 
 UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
-"""The units to whose multiples steps round numbers, in the order in which they are tried."""
+"""Steps round numbers to multiples of these units, which are tried in this order."""
 
 _MOVE_WIDTHS = frozenset({"kv_heads", "group", "head_size", "value_head_size"})
 """Axes that determine the widths if an implementation requires widths of heads × head size."""
@@ -292,9 +293,10 @@ def _less(axis: str) -> Move:
 
 
 def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
-    """Yield the list of the first positions for each smaller size that the geometry allows.
+    """Yield lists of the first positions of an axis, one for each smaller size to try.
 
-    Yield nothing if there is no geometry, or if it does not restrict the sizes of the axis.
+    These are the sizes below `size` that the adapter's geometry allows. Yield nothing if there is
+    no geometry, or if it does not restrict the sizes of the axis.
     """
     geometry = adapter.geometry
     if geometry is None:
@@ -423,7 +425,7 @@ def _simpler_numbers(number: float) -> Iterator[float]:
 
 
 def _arrays(problem: Problem) -> dict[str, Any]:
-    """Return a problem's arrays except the mask, by name, in the order of simplifying them."""
+    """Return a problem's arrays except the mask, by name, in the order to simplify them in."""
     weights = {f"weights.{name}": array for name, array in problem.weights.named().items()}
     biases = [*reversed([name for name in weights if name.endswith("_bias")]), "weights.score"]
     arrays: dict[str, Any] = {"cotangent": problem.cotangent}

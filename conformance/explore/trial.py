@@ -142,8 +142,8 @@ def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
     """Return the deviations of the answer to a trial, in the order of the requirements.
 
     If the implementation fails with an exception, that is the only deviation. If the adapter
-    compiles without optimisation in the trial's mode, only deviations are returned whose nature
-    recurs when it compiles with optimisation.
+    compiles without optimisation in the trial's mode, the problem is run again with optimisation,
+    and deviations that do not recur (in requirement, kind and array) are left out.
 
     Raises:
         Unsupported: the adapter cannot express the problem.

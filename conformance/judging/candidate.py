@@ -91,7 +91,7 @@ class Held:
         values: the numbers.
         dtype: the dtype of the candidate's array.
         slot: the number under which the worker keeps the array; -1 for a result.
-        strides: the memory layout of the array, as for `Framework.strided`; "" if contiguous.
+        strides: the memory layout, "gaps" or "window" (see `Framework.strided`); "" if contiguous.
         around: the number that fills the memory directly before and after the array; None to
             leave that memory as it is.
     """
@@ -365,10 +365,11 @@ def _meant(said: Any) -> Any:
 def _conventional(
     parameters: list[str], declared: dict[str, Any]
 ) -> tuple[tuple[MaskArgument, ...], dict[str, Any]]:
-    """Return the mask arguments of an undecorated function, and `declared` with its causal flag.
+    """Return the mask arguments of an undecorated function, and its declaration `declared`.
 
-    Both are recognised by the names of the parameters after the first three; unknown names are
-    ignored. The flag is added to the dict `declared` itself, unless it has one.
+    Masks are recognised by the names of the parameters after the first three; unknown names are
+    ignored. A causal flag recognised in this way is added to the dict `declared` itself, unless
+    `declared` has one already.
     """
     axes = "batch heads query key"
     masks = []

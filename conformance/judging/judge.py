@@ -1,8 +1,9 @@
 """The judging of one candidate: pose fresh problems, look for cheating, and score the results.
 
-Fresh problems are cases of the catalogue whose numbers and sizes are drawn from a token, the seed
-of every number. All cases of a family (a kind of shape) get the same sizes, so that compiling
-implementations meet few shapes. What makes a family special, such as a single key, is kept.
+Fresh problems are cases of the catalogue with new numbers and sizes, which are drawn at random. The
+seed of all of them is a text, the token. All cases of a family (a kind of shape) get the same
+sizes, so that compiling implementations meet few shapes. What makes a family special, such as a
+single key, is kept.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-k
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
 MOST_DRAWS = 50
-"""How often a case with a regime (unusual numbers) is drawn at most. It is drawn again if an input
-or the cotangent is beyond the range of float16."""
+"""The most draws of a case with a regime (a way to make its numbers unusual). Such a case is drawn
+again if an input or the cotangent is beyond the range of float16."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +59,8 @@ class Fresh(Case):
     Attributes:
         token: the seed of the numbers; "" for the numbers and sizes of the catalogue, which are
             public.
-        jittered: whether the token determines the sizes too, unless a grid gives them.
+        jittered: whether the token determines the sizes too, unless a grid (sizes that an
+            implementation declares) gives them.
         heads: whether the inputs are already projected to heads, as functions take them.
         attempt: the number of earlier draws, which were rejected.
     """
@@ -83,7 +85,10 @@ class Fresh(Case):
 
     @property
     def shape(self) -> Shape:
-        """The shape of the problem with projections, which `heads` replaces by identities later."""
+        """The sizes of the case, drawn from the token if it determines them.
+
+        They include those of the projections, which `problem` makes identities if `heads` is set.
+        """
         # A grid has the sizes that an implementation declares; it may not support others.
         if self.jittered and self.token and self.grid is None:
             return _jittered(self.family, self.token)
@@ -205,9 +210,10 @@ FEATURES = "feature"
 used only if it or its cases are named."""
 
 REPEATED = 5
-"""The most right items to repeat, besides the first item of all, and the most wrong ones."""
+"""The most items to repeat whose output was right, besides the very first item, and the most whose
+output was wrong."""
 REWRITTEN = 2
-"""The most items to pose in arrays that held another problem."""
+"""The most items to pose in arrays that held another problem, to find cached answers."""
 SECOND = 12
 """The most items to pose again, to a new process of the candidate."""
 MOST_LOST = 3
@@ -423,7 +429,10 @@ class Judging:
     # Behaviour that no kernel shows if it really computes its results
 
     def _repeat(self) -> None:
-        """Repeat some right and some wrong items; record a violation if such a result changes."""
+        """Repeat some items that were right and some that were wrong.
+
+        Record a violation if an item that was right is now wrong, or the reverse.
+        """
         first = [self.found[0][0]] if marked(self.found[0][1]).output else []
         for item in [*first, *self.right()[:REPEATED]]:
             if not marked(self.ask(item, "repeated")).output:
@@ -436,7 +445,8 @@ class Judging:
     def _rewrite(self) -> None:
         """Pose problems in arrays that held other numbers; record a violation for a wrong answer.
 
-        Stop at the first item whose sizes a grid gives.
+        This finds candidates that store answers by memory address. Stop at the first item whose
+        sizes a grid gives.
         """
         done = 0
         for item in self.right():
@@ -461,7 +471,11 @@ class Judging:
                 ] = None
 
     def _recognise(self) -> None:
-        """Record a violation if answers are right only for the catalogue's numbers or sizes."""
+        """Record a violation if answers are right only for the catalogue's numbers or sizes.
+
+        The cases `VISIBLE` are posed as in the catalogue, with new numbers, and with new numbers
+        and sizes.
+        """
         known = {case.id: case for case in every_case()}
         dtype = self.task.dtypes_of(self.adapter)[0]
         public: list[bool] = []
@@ -484,9 +498,9 @@ class Judging:
             self.violations["recognition", "only the sizes of the catalogue are right"] = None
 
     def _second(self) -> None:
-        """Repeat some right items in a new process and in another order.
+        """Repeat some items that were right, in a new process and in another order.
 
-        A violation is recorded if one of them is now wrong.
+        Record a violation if one of them is now wrong.
         """
         right = self.right()
         for place in shuffled(self.token, "second", len(right))[:SECOND]:
@@ -541,10 +555,10 @@ class Judging:
         return {name: Chapter(**count) for name, count in sorted(counts.items())}
 
     def wrong(self) -> list[tuple[Asked, Finding]]:
-        """Return the items with deviations or errors, each with its worst; small problems first.
+        """Return the items with deviations or errors, each with the worst; small problems first.
 
-        The worst is that of the output if there is one, and otherwise the one with the largest
-        error relative to its limit.
+        The worst deviation or error is that of the output if there is one, and otherwise the one
+        with the largest error relative to its limit.
         """
         found = []
         for item, result in self.found:
@@ -562,7 +576,7 @@ class Judging:
         ]
 
     def accuracy(self) -> dict[str, str]:
-        """Return, by dtype, the accuracy class of the least accurate output; "" if one is wrong.
+        """Return, by dtype, the class of the least accurate output; "" if an output is wrong.
 
         Dtypes in which no output was compared are left out.
         """

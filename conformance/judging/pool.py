@@ -40,8 +40,15 @@ _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 class Options:
     """Options for judging candidates.
 
-    `task` selects the problems, and `hints` is the maximum number of causes in a verdict. The other
-    options mean the same as the arguments of the function `judge` with these names.
+    Attributes:
+        task: which problems to pose.
+        token: the seed of the problems; "" to draw one.
+        own_work: whether a candidate that calls an existing attention function is a cheat.
+        blind: whether to withhold hints that a search could exploit to fit candidates.
+        hints: the maximum number of causes in a verdict.
+        isolation: "bubblewrap" or "limits".
+        framework: the framework of candidates that do not declare it; "" if all do.
+        limits: the resources that each candidate may use.
     """
 
     task: Task = field(default_factory=Task)
@@ -221,7 +228,7 @@ class Candidates:
 
 
 def divided(spec: str) -> tuple[str, str]:
-    """Split FILE or FILE:NAME into the file and the name, which is "" if there is none.
+    """Split a candidate's FILE or FILE:NAME into the file and the name; "" stands for no name.
 
     A colon separates a name only after ".py".
     """
@@ -237,9 +244,9 @@ def _shown(place: str) -> str:
 
 
 def read(spec: str) -> tuple[str, str, str]:
-    """Read the file in FILE or FILE:NAME; return its path, its text, and the name, or "".
+    """Read the file of a candidate given as FILE or FILE:NAME; return path, text and name.
 
-    Bytes of the path that are not UTF-8 are escaped.
+    The name is "" if `spec` has none. Bytes of the path that are not UTF-8 are escaped.
 
     Raises:
         NotAnAdapter: the file cannot be read, is too large, or cannot be decoded as text.

@@ -409,8 +409,8 @@ def recorded(value):
 def only(module):
     """Return the name of the only function in a module that can be the candidate.
 
-    Functions with a declaration take precedence over all others; without any of them, a function
-    named "attention" does.
+    If any functions have a declaration, the candidate must be among them. Otherwise, it is the
+    function named "attention" or, without such a function, the module's only function.
 
     Raises:
         TypeError: there is no such function, or more than one.
@@ -628,9 +628,9 @@ class Host:
             gc.enable()
 
     def _called(self, head, natives):
-        """Call the candidate; return two dictionaries, of its results and of gradients.
+        """Call the candidate; return a dictionary of its results and one of its gradients.
 
-        The names are "output" and "weights", and "gradient.query" and so on.
+        The keys are "output" and "weights" for results, and "gradient.query" etc. for gradients.
         """
         inputs = ("query", "key", "value")
         wanted = head["wanted"]
@@ -707,7 +707,7 @@ class Host:
 
 
 def strided(framework, native, how):
-    """Return the same numbers as a view of a larger array.
+    """Return the numbers of `native` as a view of a larger array.
 
     If `how` is "gaps", each number is stored twice in a row. Otherwise, the view is a slice along
     the axes between the first and the last (along all if there are fewer than three), surrounded by
@@ -732,9 +732,10 @@ def strided(framework, native, how):
 
 
 def surrounded(framework, native, by):
-    """Return the same numbers as a contiguous view, with 4096 copies of `by` on either side.
+    """Return the numbers of `native` as a contiguous view of an array with padding around it.
 
-    If the array is not floating-point, these are copies of `bool(by)`.
+    There are 4096 copies of `by` on either side, or of `bool(by)` if the dtype is not
+    floating-point.
     """
     if "float" not in str(native.dtype):
         by = bool(by)
@@ -926,7 +927,9 @@ def main():
 
 
 def _buried(child):
-    """Kill a candidate and what it started; return its wait status, or 0 if it has none.
+    """Kill the candidate's process `child` and all that it started; return its wait status.
+
+    The status is 0 if the process cannot be waited for.
 
     Under bubblewrap, every other process is killed; otherwise, only the candidate's process group.
     """

@@ -336,7 +336,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """The description of a returned array; its numbers follow the JSON message as float64."""
+    """A returned array without its numbers, which follow the JSON message as float64."""
 
     name: str
     shape: list[int]
@@ -346,8 +346,8 @@ class Returned(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A reply of a worker: arrays, a declaration or an exception, and the observed behaviour.
 
-    `id` is that of the request. `violations` and `calls` are what was observed so far, as in
-    `Worker`.
+    `id` is that of the request. `violations` and `calls` list the forbidden behaviour, and the
+    existing attention functions called, that were observed so far.
     """
 
     id: str

@@ -39,7 +39,7 @@ LEAST_PLAIN = 0.3
 """The share of right outputs in chapter "plain" below which the score is 0. Such a candidate does
 not compute attention, but might be right on easy problems: with one key, every weight is 1."""
 OF_OUTPUT = 0.6
-"""The share of a problem's points for its output, if gradients count; the rest is for them."""
+"""The share of a problem's points for its output, if gradients count; they get the rest."""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,7 +50,8 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
         cause: the mistake that explains it, in a sentence; "" if none is known.
         detail: what deviates.
         case, dtype: the id of the case, without the name of a grid of sizes, and the dtype.
-        sizes: batch, query, key, heads, kv_heads, head and value_head.
+        sizes: the sizes of the problem, by the names batch, query, key, heads, kv_heads, head and
+            value_head.
         array, index: the array and the index of the worst element; "" and () if there is none.
         got, want: the actual and the expected value of that element, as text.
         ratio: the error of that element in units of rounding noise σ; None if not compared.
@@ -144,7 +145,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Marks:
-    """Whether the output of an item is supported, and whether output and gradients are right."""
+    """Whether an item's output is supported, is right, and whether its gradients are right."""
 
     supported: bool
     output: bool

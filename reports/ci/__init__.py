@@ -150,10 +150,10 @@ def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
 
 
 def _total(element: ET.Element, part: str) -> None:
-    """Set the attributes of an element with the numbers of tests in it, by result, and the time.
+    """Set attributes of an element: the numbers of tests in it, by result, and their total time.
 
-    The time is the sum over the elements inside that have the tag `part`. It is not set if none of
-    them has a time.
+    The time is summed over the inner elements with the tag `part`, and is not set if none of them
+    has a time.
     """
     for name, tag in (
         ("tests", "testcase"),

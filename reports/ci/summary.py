@@ -56,7 +56,7 @@ MUST = ("must", "")
 
 @dataclass(frozen=True)
 class Item:
-    """An item of a record, and those of its findings that the baseline covers."""
+    """An item of a record; `known` are those of its findings that the baseline covers."""
 
     record: Record
     result: CaseResult
@@ -251,7 +251,8 @@ def markdown(source: Source) -> str:
 def _rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the name, the device and the counts of each implementation, as texts.
 
-    There is a count for each verdict in `columns`, with its change since the previous record.
+    There is a count for each verdict in `columns`, with its change since the previous record if
+    there is a comparable one.
     """
     then = source.changes.before if source.changes else None
     for record, one in source.implementations:
@@ -333,7 +334,7 @@ def comment(changes: Changes, page: str = "") -> str:
 
 
 class _Row(NamedTuple):
-    """Changes of an implementation between the same two states.
+    """A row of the comment: changes of one implementation with equal states before and after.
 
     They have the same cause or, without a known cause, the same requirement and device.
     """

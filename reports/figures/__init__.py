@@ -127,9 +127,9 @@ class Picture:
 
     @cached_property
     def _miss(self) -> Array:
-        """The |difference|, infinite where it is not finite.
+        """The absolute `difference`, with infinity in place of NaN.
 
-        It tells which of several equal ratios is the worst, for example among infinite ratios.
+        Among elements with equal ratios, such as infinite ones, it tells which is the worst.
         """
         return np.nan_to_num(np.abs(self.difference), nan=np.inf)
 

@@ -198,7 +198,7 @@ def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
 
 
 def ticks(count: int) -> list[int]:
-    """Return the indices, at most `MOST_TICKS`, that are labelled along an axis of this length."""
+    """Return which indices of an axis of length `count` have labels: at most `MOST_TICKS`."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if count <= s * MOST_TICKS)
     return list(range(0, count, step))
 
@@ -229,7 +229,7 @@ def _colour(shown: Map, value: float) -> tuple[str, float]:
 
 
 def _hatch(grid: Grid, blocked: BoolArray) -> str:
-    """Return an SVG path of diagonals over blocked cells that continue in neighbouring cells."""
+    """Return an SVG path of diagonals over blocked cells; they continue those of adjacent cells."""
     width, height = grid.cell_width, grid.cell_height
     shares = (0.5, 1.0) if grid.has_text else (1.0,)
     lines = []

@@ -37,7 +37,7 @@ Lines = Mapping[str, Mapping[int, float]]
 
 
 def plot(climbs: Sequence[Climb]) -> str:
-    """Return a figure of the results of tests on long sequences as SVG."""
+    """Return an SVG figure of the errors and times of implementations on long sequences."""
     names = [climb.implementation.name for climb in climbs]
     styles = dict(zip([*names, _OWN], _styles(), strict=False))
     dtypes = list(dict.fromkeys(step.dtype for climb in climbs for step in climb.steps))
@@ -65,7 +65,7 @@ def plot(climbs: Sequence[Climb]) -> str:
 
 
 def _largest(points: Points) -> Lines:
-    """Return the largest of the numbers for each implementation and length."""
+    """Return the largest of the given numbers for each implementation and length."""
     found: dict[str, dict[int, float]] = {}
     for name, length, value in points:
         line = found.setdefault(name, {})

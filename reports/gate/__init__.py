@@ -82,8 +82,8 @@ class NewDeviation(msgspec.Struct, frozen=True):
 class OutdatedEntry(msgspec.Struct, frozen=True):
     """An entry of the baseline that needs to be edited.
 
-    `why` is "fixed", "unmatched", "ambiguous", "duplicate" or "no reason", and `told` a text that
-    explains it. `line` is 0 if unknown, and `entry` says where the entry is and what it applies to.
+    `why` is "fixed", "unmatched", "ambiguous", "duplicate" or "no reason", and `told` explains it.
+    `line` is 0 if unknown, and `entry` says where the entry is and what it applies to.
     """
 
     why: str
@@ -98,7 +98,8 @@ class Gate(msgspec.Struct, frozen=True):
     Attributes:
         known: the number of deviations that agree with the baseline.
         less: lines about chapters of cases in which less was verified than the baseline requires.
-        changed: lines about conventions that the baseline pins, and that have changed nevertheless.
+        changed: lines about conventions that differ from those pinned in the baseline, or that are
+            still to be pinned.
         open: reasons why findings are not verified, each with the number of these findings.
         missing: the number of planned items for which the record has no outcome.
     """
@@ -427,7 +428,7 @@ class _Log:
             self._line(f"to make this edit: {shlex.join(command)}", DIM)
 
     def _known(self) -> None:
-        """Print the entries that need no edit: active ones with reasons, and inactive ones."""
+        """Print the entries that need no edit, with their reasons if they apply to the run."""
         wrong = {entry.number for _, entry in self.judgement.to_edit}
         for entry in self.judgement.baseline.entries:
             cells = self.judgement.claimed.get(entry.number)

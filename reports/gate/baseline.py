@@ -104,7 +104,7 @@ _OPERATORS: dict[type, str] = {
 _MIRRORED = str.maketrans("<>", "><")
 
 Test = Callable[[Mapping[str, str]], bool]
-"""A function of the values of variables that returns whether a condition holds."""
+"""A function that returns whether a condition holds, given the values of variables by name."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def _has(phrase: Phrase, wanted: Mapping[str, Any]) -> bool:
 
 
 def _is(argument: Argument, wanted: Any) -> bool:
-    """Return whether an argument equals a TOML value."""
+    """Return whether an argument of a cause is the one that an entry states as a TOML value."""
     if isinstance(argument, list):
         return (
             isinstance(wanted, list)
@@ -422,7 +422,11 @@ def to_record(entry: Entry) -> KnownDeviation:
 
 
 def _typed(table: dict[str, Any]) -> KnownDeviation:
-    """Convert an entry's table; raises `BrokenBaseline` if a key is unknown or a type is wrong."""
+    """Return an entry's TOML table as a struct.
+
+    Raises:
+        BrokenBaseline: if a key is unknown, or a value has a wrong type or is an empty pattern.
+    """
     for key in table:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1) or [", ".join(_KEYS)]

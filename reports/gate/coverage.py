@@ -44,7 +44,7 @@ Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
 """The number of verified findings by implementation, "dtype:device:mode" and chapter of cases."""
 
 Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
-"""A value's text by implementation, experiment, "dtype:device:mode" and text of the subject."""
+"""The text of a pinned value, by implementation, experiment, "dtype:device:mode" and subject."""
 
 NOT_OBSERVED, NOT_WRITTEN = "not observed", "not written yet: run baseline update"
 
@@ -322,7 +322,7 @@ def _edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
 
 
 def counts_after(lines: Sequence[str], first: int) -> int:
-    """Return the index of the line where counts or pins begin, at or after line `first`.
+    """Return the index in `lines` where counts or pins begin, at or after the index `first`.
 
     Without such a line, the result is the number of lines.
     """

@@ -64,7 +64,8 @@ class Judgement:
         claimed: the findings that each active entry claims, by the number of the entry.
         decided: all findings that entries can claim.
         less: chapters of cases in which less was verified than the baseline requires.
-        changed: conventions that the baseline pins, and that have changed nevertheless.
+        changed: pinned conventions whose values differ from those in the baseline, and experiments
+            whose conventions are still to be pinned.
     """
 
     baseline: Baseline
@@ -270,7 +271,7 @@ def agrees(entry: Entry, finding: Finding) -> bool:
 
 
 def judge(baseline: Baseline, record: Record) -> Judgement:
-    """Compare a record with a baseline.
+    """Return the judgement on a record, that is, its comparison with a baseline.
 
     Raises:
         BrokenBaseline: if a condition uses a variable that the run does not define.
@@ -393,7 +394,7 @@ def _variables(implementation: Implementation, record: Record) -> dict[str, str]
 
 
 def knower(baseline: Baseline, record: Record) -> Callable[[Located], Entry | None]:
-    """Return a function that returns the entry that agrees with a deviation, or None.
+    """Return a function that takes a deviation, and returns the entry that agrees with it, or None.
 
     The entry is taken from the baseline, or else from the known deviations stored in the record.
 

@@ -32,20 +32,22 @@ from conformance.words import causes, say
 Patterns = tuple[str, ...]
 
 LEAST, MOST = 12, 120
-"""The least and the most characters by which the text of an error is recognised."""
+"""The least length of a beginning by which several error texts are recognised together, and the
+most characters that an entry quotes from an error text."""
 
 FITTED = "factor"
 """The argument of causes that holds a fitted number, which differs from case to case."""
 
 MOST_CAUSES = 2
-"""The most causes of one requirement that entries name; more of them would depend on the case."""
+"""The most causes that entries name for a requirement. If its findings have more, these depend on
+the case, and entries for measured findings name none."""
 
 WIDTH = 100
 """The length beyond which a list is written on several lines."""
 
 
 class Kind(NamedTuple):
-    """What an entry asserts.
+    """What an entry asserts about findings: their verdict, cause and part of an error's text.
 
     `apart` is a requirement whose findings need an entry of their own, or "".
     """
@@ -174,9 +176,9 @@ def _readable(text: str) -> str:
 def _places(
     cells: Sequence[Located], decided: Sequence[Located], *, exact: bool
 ) -> list[tuple[Where, list[Located]]]:
-    """Group findings of one requirement by where they deviate.
+    """Return the places where findings of one requirement deviate, each with its findings.
 
-    Cases that deviate in the same modes and dtypes are in one group.
+    Cases that deviate in the same modes and dtypes share a place.
     """
     asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
@@ -504,7 +506,7 @@ def _set(document: TOMLDocument, key: str, value: object) -> None:
 
 
 def _toml(value: Any) -> Any:
-    """Return the arguments of a phrase, or one of them, as TOML values."""
+    """Return the arguments of a phrase as a TOML table, or one argument as a TOML value."""
     if isinstance(value, dict):
         table = tomlkit.inline_table()
         table.update({name: _toml(item) for name, item in value.items()})

@@ -76,7 +76,7 @@ class Wanted:
         output: folder of the records and of the table.
         pages: folder of the pages.
         baselines: files or folders of known deviations.
-        translator: function that makes the data of the site's translator.
+        translator: function that makes the data of the site's page that translates masks.
         add: whether to keep the records in `output` and replace only those that were measured
             again.
     """
@@ -227,7 +227,7 @@ def _write_made(made: Made, folder: Path) -> None:
 
 
 def read_made(folder: Path) -> Made | None:
-    """Return how the records in this folder were made, or None if that is not stored readably."""
+    """Return how the records in a folder were made; None if `MADE` is missing there or invalid."""
     try:
         return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
     except (OSError, msgspec.MsgspecError):
@@ -289,7 +289,9 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
 def _read_each(
     folder: Path, read: Callable[[Path], T], name_of: Callable[[T], str]
 ) -> dict[str, T]:
-    """Return what `read` makes of each JSON file in a folder, by implementation.
+    """Return the result of `read` for each JSON file in a folder, by implementation.
+
+    `name_of` takes such a result, and returns the name of its implementation.
 
     Raises:
         BrokenRecord: if a file cannot be read, or is not named after its implementation.

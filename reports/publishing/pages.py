@@ -80,16 +80,16 @@ class Known:
     group: Group
 
     def most_frequent(self, place: str) -> list[str]:
-        """Return the requirements or the cases of its findings, the most frequent first.
+        """Return the requirements, cases or other properties of its findings, most frequent first.
 
-        `place` is "requirement", or a field of a result such as "case".
+        `place` names the property: "requirement", or a field of a result such as "case".
         """
         counts = Counter(one.part(place) for one in self.group.members)
         return [name for name, _ in counts.most_common()]
 
     @property
     def cause(self) -> Phrase:
-        """The cause that most of its findings have, or `NOTHING`."""
+        """The most frequent cause of its findings, or `NOTHING` if none of them has a cause."""
         causes = Counter(one.finding.cause for one in self.group.members if one.finding.cause)
         return causes.most_common(1)[0][0] if causes else NOTHING
 

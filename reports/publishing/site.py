@@ -24,11 +24,12 @@ SITE = "site.json"
 SCHEMA = "mha-conformance/site/1"
 
 Translator = Callable[[Mapping[str, Implementation]], Any]
-"""A function that makes the translator's answers from what implementations declare."""
+"""A function that takes what implementations declare, by column, and returns data to translate
+masks between them."""
 
 Answers = dict[str, list[list[Any]]]
-"""For each question or feature, a list of observed values. Each comes with the text where it holds
-("" if everywhere) and with whether to warn of it."""
+"""For each question or feature, a list of observed values, each as [value, where it holds, whether
+to warn of it]. If the value holds everywhere, the second text is ""."""
 
 
 def render_site(published: Published, translator: Translator) -> bytes:
