@@ -59,8 +59,9 @@ def test_modes_are_sizes_and_splits():
     names = [mode.name for mode in world.modes()]
     assert names == ["ring-1", "ring-2", "heads-2", "ring-8", "heads-8"]
     assert [mode.every_case for mode in world.modes()] == [True, False, False, False, False]
-    for sizes, splits in (((), (Split("ring"),)), ((0,), (Split("ring"),)), ((2,), ())):
-        with pytest.raises(WrongDeclaration, match="one way to split at least"):
+    ring = (Split("ring"),)
+    for sizes, splits in (((), ring), ((0,), ring), ((65,), ring), ((2,), ())):
+        with pytest.raises(WrongDeclaration, match="sizes from 1 to 64, and at least one way"):
             World(sizes, splits)
 
 

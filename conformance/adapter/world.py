@@ -138,6 +138,9 @@ class World:
         every_case: the sizes with which all cases are run. With other sizes, only the cases of
             level "core" in float32, and a few others, are run (see `Mode.every_case`).
         limit: the number of seconds that one call may take.
+
+    Raises:
+        WrongDeclaration: if there are no sizes or no splits, or if a size is out of range.
     """
 
     sizes: tuple[int, ...]
@@ -146,8 +149,10 @@ class World:
     limit: float = 45.0
 
     def __post_init__(self) -> None:
-        if not self.splits or not self.sizes or min(self.sizes) < 1:
-            raise WrongDeclaration("a world has sizes from 1 on, and one way to split at least")
+        if not self.splits or not self.sizes or not 1 <= min(self.sizes) <= max(self.sizes) <= MOST:
+            raise WrongDeclaration(
+                f"a world has sizes from 1 to {MOST}, and at least one way to split"
+            )
 
     def modes(self) -> tuple[Mode, ...]:
         """Return a mode for each size and split; a world of one rank has the first split only."""
