@@ -162,6 +162,12 @@ def test_elements_that_no_rank_returns_are_not_arbitrary():
         np.testing.assert_array_equal(joined, [[1, nothing], [nothing, 1]])
 
 
+def test_heads_come_before_the_length():
+    layout = "batch length heads head"
+    with pytest.raises(WrongDeclaration, match=r"ranks get \[batch heads length head\]"):
+        type("Other", (faulty_ranks.Right,), {"layout": layout})
+
+
 def test_what_a_rank_writes_into_its_part_is_noticed():
     asked = {
         "cases": "causal/with-left-aligned-padding/cross",

@@ -172,8 +172,11 @@ class World:
 class Distributed(Function):
     """The base class of adapters for functions that every rank of a world calls with its shard.
 
-    A subclass sets `world` and `on_rank`, and may make the same declarations as any `Function`. Its
-    modes are those of the world.
+    A subclass sets `world` and `on_rank`, and may make the same declarations as any `Function`,
+    except that `layout` is fixed. Its modes are those of the world.
+
+    Raises:
+        WrongDeclaration: if a subclass declares another `layout`.
 
     Attributes:
         on_rank: a function at the top level of a module. Every rank calls it with keyword
@@ -196,6 +199,8 @@ class Distributed(Function):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
+        if cls.layout != Function.layout:
+            raise WrongDeclaration(f"ranks get [{Function.layout}]; transpose in `on_rank` instead")
         if "world" in vars(cls):
             cls.modes = cls.world.modes()
 
