@@ -369,6 +369,20 @@ def test_what_nothing_explains_is_not_named(damage):
     assert found.cause == NOTHING
 
 
+@pytest.mark.parametrize(("first", "later"), [(1.0, np.nan), (np.nan, 1.0)])
+def test_an_answer_that_is_nan_only_now_and_then_changes(first, later):
+    class Uninitialised(Attention):
+        calls = 0
+
+        def run(self, problem, call):
+            answer = super().run(problem, call)
+            answer.output[0, 0] = later if self.calls else first
+            self.calls += 1
+            return answer
+
+    assert finding(examined(Uninitialised(), "plain/no-mask/cross")).cause.id == "state.changes"
+
+
 def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
     problem = case("plain/no-mask/cross").problem("float32")
     expectation = expect(problem)

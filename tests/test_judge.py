@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import time
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -26,7 +28,7 @@ from conformance.errors import ConformanceError
 from conformance.judging import pool, runner, sandbox
 from conformance.judging.judge import Judging, Task, fresh
 from conformance.judging.pool import Candidates, Options
-from conformance.judging.sandbox import IsolationMissing, Limits, check
+from conformance.judging.sandbox import IsolationMissing, Limits, Lost, Sandbox, Worker, check
 from conformance.judging.verdict import Marks, scored
 from conformance.records.findings import Figures, Finding
 from conformance.requirements.examination import Memory
@@ -367,6 +369,32 @@ def test_less_isolation_is_said(boxes):
         verdict = candidates.judge_source("candidate.py", honest(), "attention")
     assert verdict.verdict == "right"
     assert verdict.isolation.lacks
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_candidate_that_ends_what_would_end_it_is_ended(tmp_path, name):
+    pid = tmp_path / "pid"
+    source = f"""
+import os, pathlib, signal, time
+pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
+os.kill(os.getppid(), signal.{name})
+time.sleep(600)
+"""
+    with Sandbox("limits", Limits(start=3), ("numpy",)) as box:
+        worker = Worker(box)
+        with pytest.raises(Lost):
+            worker.load(source, "candidate.py", "attention", "numpy", profiled=False)
+
+    def alive():
+        try:
+            return ") Z" not in Path("/proc", pid.read_text(), "stat").read_text()
+        except OSError:
+            return False
+
+    until = time.monotonic() + 30
+    while alive() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not alive()
 
 
 def test_fresh_numbers_are_finite_in_float16():

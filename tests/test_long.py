@@ -915,6 +915,14 @@ def test_kernels_of_torch_conform_in_float32(capsys, name):
     assert "float32: conforms up to 700 tokens" in out
 
 
+def test_every_wrong_block_of_a_million_tokens_is_counted():
+    tally, length = Tally("output"), 2**20
+    for start in range(0, length, 128):
+        row = np.ones((1, 1))
+        tally.add((0, 0, start), row, 0 * row, 1e-3 * row, 0.0)
+    assert ladder._place(tally).endswith("; 8,192 elements in 8,192 blocks of 128 rows")
+
+
 @pytest.mark.parametrize(
     ("groups", "each", "fits"), [(1, 3.0, True), (1, 8.1, False), (16, 1.9, True), (16, 2.1, False)]
 )

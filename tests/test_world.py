@@ -59,8 +59,9 @@ def test_modes_are_sizes_and_splits():
     names = [mode.name for mode in world.modes()]
     assert names == ["ring-1", "ring-2", "heads-2", "ring-8", "heads-8"]
     assert [mode.every_case for mode in world.modes()] == [True, False, False, False, False]
-    for sizes, splits in (((), (Split("ring"),)), ((0,), (Split("ring"),)), ((2,), ())):
-        with pytest.raises(WrongDeclaration, match="one way to split at least"):
+    ring = (Split("ring"),)
+    for sizes, splits in (((), ring), ((0,), ring), ((65,), ring), ((2,), ())):
+        with pytest.raises(WrongDeclaration, match="sizes from 1 to 64, and at least one way"):
             World(sizes, splits)
 
 
@@ -137,6 +138,7 @@ def test_what_mutants_replace_is_there():
         (faulty_ranks.LeavesByItself, "error", "rank 1 of 2: SystemExit: 0"),
         (faulty_ranks.Refuses, "unsupported", "no mask here"),
         (faulty_ranks.OtherShape, "error", "the result has shape [4, 3, 4, 8] on rank 1 of 2"),
+        (faulty_ranks.TooFewAxes, "error", "the result has shape [] on rank 0 of 2, too few axes"),
         (faulty_ranks.Nothing, "error", "the result is NoneType on rank 1 of 2"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -148,6 +150,22 @@ def test_the_rank_is_named(kind, verdict, detail):
     assert {f.detail.startswith(detail) for f in found.findings if f.verdict == verdict} == {True}
     if verdict in ("crashed", "timed-out"):
         assert len(found.findings) == 1
+
+
+def test_elements_that_no_rank_returns_are_not_arbitrary():
+    """They are the blocks off the diagonal if two divided axes are divided among the same ranks."""
+    from conformance.frameworks.torch_bridge import _join
+
+    axes = [(axis, [np.array([0]), np.array([1])]) for axis in (0, 1)]
+    for dtype, nothing in ((torch.float32, np.nan), (torch.bool, False)):
+        joined = _join("the result", [torch.ones(1, 1, dtype=dtype)] * 2, axes)
+        np.testing.assert_array_equal(joined, [[1, nothing], [nothing, 1]])
+
+
+def test_heads_come_before_the_length():
+    layout = "batch length heads head"
+    with pytest.raises(WrongDeclaration, match=r"ranks get \[batch heads length head\]"):
+        type("Other", (faulty_ranks.Right,), {"layout": layout})
 
 
 def test_what_a_rank_writes_into_its_part_is_noticed():

@@ -138,6 +138,9 @@ class World:
         every_case: the sizes with which all cases are run. With other sizes, only the cases of
             level "core" in float32, and a few others, are run (see `Mode.every_case`).
         limit: the number of seconds that one call may take.
+
+    Raises:
+        WrongDeclaration: if there are no sizes or no splits, or if a size is out of range.
     """
 
     sizes: tuple[int, ...]
@@ -146,8 +149,10 @@ class World:
     limit: float = 45.0
 
     def __post_init__(self) -> None:
-        if not self.splits or not self.sizes or min(self.sizes) < 1:
-            raise WrongDeclaration("a world has sizes from 1 on, and one way to split at least")
+        if not self.splits or not self.sizes or not 1 <= min(self.sizes) <= max(self.sizes) <= MOST:
+            raise WrongDeclaration(
+                f"a world has sizes from 1 to {MOST}, and at least one way to split"
+            )
 
     def modes(self) -> tuple[Mode, ...]:
         """Return a mode for each size and split; a world of one rank has the first split only."""
@@ -167,8 +172,11 @@ class World:
 class Distributed(Function):
     """The base class of adapters for functions that every rank of a world calls with its shard.
 
-    A subclass sets `world` and `on_rank`, and may make the same declarations as any `Function`. Its
-    modes are those of the world.
+    A subclass sets `world` and `on_rank`, and may make the same declarations as any `Function`,
+    except that `layout` is fixed. Its modes are those of the world.
+
+    Raises:
+        WrongDeclaration: if a subclass declares another `layout`.
 
     Attributes:
         on_rank: a function at the top level of a module. Every rank calls it with keyword
@@ -191,6 +199,8 @@ class Distributed(Function):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
+        if cls.layout != Function.layout:
+            raise WrongDeclaration(f"ranks get [{Function.layout}]; transpose in `on_rank` instead")
         if "world" in vars(cls):
             cls.modes = cls.world.modes()
 

@@ -175,7 +175,8 @@ def causes(ex: Examination, mode: Mode) -> Causes:
 def _changes(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) -> bool:
     """Return whether repeating the call changes an array by more than the rounding noise.
 
-    The result is False if the repeated call gives no answer. NaN and changed shapes do not count.
+    A number that becomes NaN counts, and so does the reverse; changed shapes do not. The result is
+    False if the repeated call gives no answer.
     """
     try:
         arrays = ask(ex.problem).arrays()
@@ -185,7 +186,10 @@ def _changes(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) 
     return any(
         name in arrays
         and noise[name].shape == array.shape == arrays[name].shape
-        and bool((np.abs(array - arrays[name]) > LIMIT * noise[name]).any())
+        and bool(
+            (np.abs(array - arrays[name]) > LIMIT * noise[name]).any()
+            or (np.isnan(array) != np.isnan(arrays[name])).any()
+        )
         for name, array in answer.arrays().items()
         if name in noise
     )

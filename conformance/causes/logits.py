@@ -218,8 +218,6 @@ def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
     for limit in (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0):
         if np.abs(bias).max() > limit:
             yield maker.asked("bias.cut", {"limit": limit}, attn_bias=np.clip(bias, -limit, limit))
-    if problem.allowed is not None:
-        yield maker.asked("bias.undoes-mask", mask=None, causal=None, attn_bias=bias)
 
 
 def _scale(maker: Maker) -> Iterator[Hypothesis]:

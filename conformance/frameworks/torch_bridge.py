@@ -6,6 +6,7 @@ import datetime
 import importlib
 import importlib.util
 import itertools
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -231,8 +232,9 @@ def _divide(tensor: Any, axes: Divided, size: int) -> list[Any]:
 def _join(what: str, parts: list[Any], axes: Divided) -> Any:
     """Return the tensor joined from the parts that the ranks returned.
 
-    If no axis is divided, the elements are taken from the ranks in turn. `what` names the tensor in
-    messages of `WrongAnswer`, which is raised if a part is not a tensor of the right shape.
+    If no axis is divided, the elements are taken from the ranks in turn. Elements that are in no
+    part are NaN, or 0 if the tensor cannot hold NaN. `what` names the tensor in messages of
+    `WrongAnswer`, which is raised if a part is not a tensor of the right shape.
     """
     for rank, part in enumerate(parts):
         if not isinstance(part, torch.Tensor):
@@ -241,8 +243,11 @@ def _join(what: str, parts: list[Any], axes: Divided) -> Any:
     first = parts[0]
     sizes = list(first.shape)
     for axis, places in axes:
+        if axis >= len(sizes):
+            raise WrongAnswer(f"{what} has shape {sizes} on rank 0 of {len(parts)}, too few axes")
         sizes[axis] = sum(map(len, places))
-    whole = torch.empty(sizes, dtype=first.dtype)
+    nothing = math.nan if first.is_floating_point() else 0
+    whole = torch.full(sizes, nothing, dtype=first.dtype)
     for rank, part in enumerate(parts):
         index = [torch.arange(size) for size in sizes]
         for axis, places in axes:

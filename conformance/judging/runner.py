@@ -915,7 +915,7 @@ def main():
                 finally:
                     os._exit(0)
             os.close(descriptors[0])
-            control.sendall(b"f")
+            control.sendall(struct.pack("<i", child))
         else:
             status = _buried(child)
             if sys.argv[2] == "alone":

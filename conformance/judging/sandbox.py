@@ -180,6 +180,7 @@ class Sandbox:
         self.isolation, self.limits, self.warm = isolation, limits, tuple(warm)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._candidate = 0
         self._folder = ""
 
     def __enter__(self) -> Sandbox:
@@ -241,7 +242,9 @@ class Sandbox:
             assert self._control is not None
             with theirs, contextlib.suppress(OSError):
                 socket.send_fds(self._control, [json.dumps(head).encode()], [theirs.fileno()])
-                if self._reply(1, self.limits.start) == b"f":
+                pid = self._reply(4, self.limits.start)
+                if pid:
+                    (self._candidate,) = struct.unpack("<i", pid)
                     return ours
             ours.close()
             self.close()
@@ -260,6 +263,7 @@ class Sandbox:
             self._control.sendall(json.dumps({"do": "bury"}).encode())
             status = self._reply(4, 10.0)
             if status:
+                self._candidate = 0
                 code = os.waitstatus_to_exitcode(struct.unpack("<i", status)[0])
                 if code < 0 and -code != signal.SIGKILL:
                     return signal.Signals(-code).name
@@ -277,7 +281,10 @@ class Sandbox:
             return b""
 
     def close(self) -> None:
-        """Kill the sandbox's process and, under bubblewrap, all others in the sandbox."""
+        """Kill the sandbox's process and what it started.
+
+        Under `limits`, this is the process group of the candidate, if it was not ended before.
+        """
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -288,6 +295,11 @@ class Sandbox:
                 self._process.kill()
             self._process.wait()
             self._process = None
+        if self._candidate and self.isolation == "limits":
+            # Under bubblewrap, it has ended, and its number is that of a process elsewhere.
+            with contextlib.suppress(OSError):
+                os.killpg(self._candidate, signal.SIGKILL)
+        self._candidate = 0
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = ""

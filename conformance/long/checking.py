@@ -73,8 +73,7 @@ class Tally:
         squares, sum: the sums of (error/σ)² and of error/σ.
         along, size: the sums of error·want/σ² and of (want/σ)².
         beyond: the number of elements whose |error|/σ exceeds `LIMIT`.
-        tiles: the batch entry, head and index of blocks of `BLOCK` rows with such elements, up to
-            some thousands.
+        tiles: the batch entry, head and index of each block of `BLOCK` rows with such elements.
     """
 
     array: str
@@ -116,9 +115,8 @@ class Tally:
         if largest > LIMIT:
             beyond = size > LIMIT
             self.beyond += int(beyond.sum())
-            if len(self.tiles) < 4096:
-                at_rows = np.flatnonzero(beyond.any(axis=1)).tolist()
-                self.tiles |= {(entry, head, (start + row) // BLOCK) for row in at_rows}
+            at_rows = np.flatnonzero(beyond.any(axis=1)).tolist()
+            self.tiles |= {(entry, head, (start + row) // BLOCK) for row in at_rows}
             ratio = np.clip(np.nan_to_num(ratio, posinf=1e100, neginf=-1e100), -1e100, 1e100)
         flat = ratio.ravel()
         strength = np.divide(want, sigma, out=np.zeros_like(want), where=sigma > 0).ravel()

@@ -109,6 +109,13 @@ class OtherShape(Right):
         return found[:, :, 1:] if on_second(shard, mask) else found
 
 
+class TooFewAxes(Right):
+    @staticmethod
+    def on_rank(query, key, value, shard, mask=None):
+        found = attend(query, key, value, mask)
+        return found.mean() if blocks(mask) else found
+
+
 class Nothing(Right):
     @staticmethod
     def on_rank(query, key, value, shard, mask=None):
