@@ -172,9 +172,10 @@ class CausalFlag:
             raise WrongDeclaration(f"{self.name}: it cannot both stand alone and need {self.needs}")
 
     def expresses(self, problem: Problem) -> bool:
-        """Return whether the flag means the same as the causal mask of a problem without features.
+        """Return whether setting the flag means the same as the problem's causal mask.
 
-        The result is False if the problem has no causal mask.
+        Return False if the problem has no causal mask. Features that move this mask, such as
+        positions or lengths, are not taken into account.
         """
         square = problem.shape.query_length == problem.shape.key_length
         return problem.causal is not None and (square or self.alignment == problem.causal)

@@ -149,9 +149,9 @@ def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) 
     greatest length forbids it.
 
     Without a geometry, every size is supported. A case on a grid stays on it, with widths according
-    to `layer`. A case without a grid keeps its sizes, except that a tiled case is left out. If keys
-    are in pages, a case of level "core" without a grid is also put on a grid with lengths of
-    several pages.
+    to `layer`. A case without a grid keeps its sizes, unless it is only for grids (`Case.tiled`).
+    If keys are in pages, a case of level "core" without a grid is also returned on a grid with
+    lengths of several pages, with the same exceptions.
 
     Args:
         case: a case, on a grid or not.

@@ -400,10 +400,10 @@ def next_key_attracts(shape: Shape, drawn: Drawn, random: np.random.Generator) -
 
 
 def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Let keys grow a hundredfold along the sequence, and scale queries to logits of up to 110.
+    """Let keys grow a hundredfold along the sequence, and scale queries until logits reach 110.
 
-    The first query is unchanged, and the last is scaled most. In some rows, a logit of one of the
-    last keys then exceeds those of the first keys so far that exp of the difference overflows
+    The first query is unchanged, and the last is scaled most. In some rows, the logit of one of the
+    last keys then exceeds those of the first keys by so much that exp of the difference overflows
     float32.
     """
     drawn["key"] *= np.geomspace(0.01, 1.0, shape.key_length)[:, None]
@@ -751,9 +751,10 @@ def _segments(shape: Shape, first: int, most: int = 3) -> Segments:
 
 
 def _members(tokens: int, members: int) -> list[int]:
-    """Return the sizes of up to three segments of `tokens` tokens: 1, 2 and all other tokens.
+    """Return the sizes of `members` segments, at most 3, that together have `tokens` tokens.
 
-    `members` is the number of segments. With too few tokens, the sizes are smaller.
+    The last segment has all tokens that the others, with 1 and 2 tokens, leave. If too few are
+    left, the others are smaller.
     """
     sizes = [1, 2, tokens][:members]
     while sum(sizes[:-1]) > tokens - 1:

@@ -261,9 +261,9 @@ def _is_large(problem: Problem) -> bool:
 
 
 def _in_float32(sigma: Array) -> Array:
-    """Return σ rounded to float32, and clipped to the largest number of float32.
+    """Return float64 values of σ rounded to float32, and clipped to the largest float32 number.
 
-    A value too small for float32 is below the underflow anyway.
+    Values too small for float32 become 0, but the error that underflow causes is larger anyway.
     """
     with np.errstate(under="ignore", over="ignore"):
         return np.minimum(sigma.astype(np.float32), np.finfo(np.float32).max).astype(np.float64)

@@ -67,8 +67,8 @@ HALF = ("bfloat16", "float16")
 )
 def meanings(lab: Laboratory) -> Iterator[Entry]:
     """Pass masks in every form that users pass, and find the meaning that predicts the weights.
-    The forms are booleans, 0 and 1 in several dtypes, 0 and 1 with 0.25 or 2, 0 and −inf, and 0
-    with −1e9 or the most negative finite number. Repeat this for inputs in half precision."""
+    The forms are booleans; 0 and 1 in several dtypes; 0, 1 and a third value, 0.25 or 2; 0 and
+    −inf; 0 and −1e9 or the most negative finite number. Repeat most of this in half precision."""
     half = next((name for name in HALF if name != lab.dtype and lab.has(name)), "")
     for argument in lab.arguments():
         for form in FORMS:

@@ -272,7 +272,7 @@ class Framework(ABC):
         """
 
     def take(self, native: Any, index: np.ndarray) -> Any:
-        """Return the parts of an array at the positions `index`, `[row]`, along its first axis."""
+        """Return the elements of an array's first axis at the positions `index`, of shape `[row]`."""
         return native[index]
 
     @abstractmethod

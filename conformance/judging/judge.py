@@ -85,9 +85,10 @@ class Fresh(Case):
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the case, drawn from the token if it determines them.
+        """The sizes of the case: drawn from the token if `jittered` is set and there is no grid.
 
-        They include those of the projections, which `problem` makes identities if `heads` is set.
+        Otherwise, they are those of the catalogue's case. Widths are those before projection, also
+        if `heads` is set and `problem` returns projected heads, whose widths are others.
         """
         # A grid has the sizes that an implementation declares; it may not support others.
         if self.jittered and self.token and self.grid is None:

@@ -545,7 +545,7 @@ class Host:
         self._send({"declared": said})
 
     def _watch_threads(self):
-        """Wrap the functions that start threads, so that every new thread sets `_profile`."""
+        """Wrap the functions that start threads, so that `_profile` profiles every new thread."""
 
         def watched(start):
             def begin(function, *more, **named):

@@ -602,11 +602,11 @@ def died(code: int | None) -> str:
 
 
 def last_words(text: str, spec: str) -> str:
-    """Return text with the innermost line of a process's stack, and the line that it printed last.
+    """Return where a process ended and what it printed last, as a suffix for a reason.
 
-    A line that is unknown is left out; if both lines are, the result is "". Lines of the stack in
-    the implementation's own file are preferred. `text` is the output of the process that runs the
-    implementation `spec`, including the stack if the process printed it.
+    For example, " (at layer.py:12); it printed last: out of memory". What is unknown is left out.
+    The place is in the implementation's own file, if the stack has a frame in it. `text` is the
+    output of the process that runs the implementation `spec`, including any stack that it printed.
     """
     dump = _DUMP.search(text)
     printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
