@@ -272,7 +272,7 @@ class Framework(ABC):
         """
 
     def take(self, native: Any, index: np.ndarray) -> Any:
-        """Return the elements of an array's first axis at the positions `index`, of shape `[row]`."""
+        """Return the elements of an array's first axis at the positions `index`, `[row]`."""
         return native[index]
 
     @abstractmethod
