@@ -90,7 +90,7 @@ def inside(implementation: str, *selected: str) -> None:
     """One suite run with the implementation's own calls timed; imports are not counted.
 
     Its own calls are those of the framework's `evaluate`: the forward pass and, where there are
-    gradients, the backward pass, on native arrays. An adapter with an `_evaluate` of its own does
+    gradients, the backward pass, on native arrays. An adapter with a `_native` of its own does
     the same there. Seconds are those of the CPU, so that what else the machine does hardly matters.
     """
     import conformance.running.run  # noqa: F401 - imports are not counted
@@ -104,8 +104,8 @@ def inside(implementation: str, *selected: str) -> None:
     adapter = load(implementation)
     owner: Any = type(adapter.bridge)
     name, own = "evaluate", [0.0]
-    if type(adapter)._evaluate is not NativeAdapter._evaluate:
-        owner, name = type(adapter), "_evaluate"
+    if type(adapter)._native is not NativeAdapter._native:
+        owner, name = type(adapter), "_native"
     evaluate = getattr(owner, name)
 
     def timed(self, *arguments, **options):

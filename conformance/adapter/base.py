@@ -98,6 +98,9 @@ class Call:
         given: arrays by name that are passed in place of the problem's inputs of the same names,
             although they may contradict the problem. The answer may then have any shape. None to
             pass the inputs of the problem.
+        shared: the names of inputs for which the query, or a view of its first tokens, is passed;
+            gradients with respect to them must not be wanted. The problem's inputs must agree.
+        built: the shape, with other lengths, for which a layer is built; None for the problem's.
         around: the number that surrounds every input and mask in memory, if the framework's arrays
             can be views of other arrays; `strided` then has no effect. None to surround no array.
     """
@@ -113,6 +116,8 @@ class Call:
     backwards: int = 1
     projected: bool = False
     given: Mapping[str, np.ndarray] | None = None
+    shared: tuple[str, ...] = ()
+    built: Shape | None = None
     around: float | None = None
 
 
@@ -326,6 +331,14 @@ class Adapter(ABC):
         be written to.
         """
         raise Unsupported("its arrays cannot be written to")
+
+    def reread(self, problem: Problem, later: Problem, call: Call) -> tuple[Answer, Answer]:
+        """Run two problems; return the answer to the first, read before and after the second call.
+
+        The two problems have the same shape and kinds of masks. Raise `Unsupported` if answers are
+        not kept as native arrays, which is the default.
+        """
+        raise Unsupported("its answers are not kept as native arrays")
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Run a problem twice on the same arrays; return both answers and what changed."""

@@ -61,11 +61,6 @@ class Prepared:
     program: Hashable
     weights_cotangent: Any = None
 
-    def arguments(self) -> Natives:
-        """Return the inputs, masks and other native arrays by name, except the parameters."""
-        given = self.variables | self.constants
-        return {name: array for name, array in given.items() if not name.startswith(_WEIGHT)}
-
     def split(self, wanted: frozenset[str] | None) -> tuple[Natives, Natives]:
         """Return the arrays whose gradients are wanted (see `Call.wanted`), and the others."""
         if wanted is None:
@@ -159,6 +154,11 @@ class NativeAdapter(Adapter):
             return self._evaluate(problem, call, self._prepare(problem, call))
 
     def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
+        answer = self._answer(problem, ready, self._native(call, ready))
+        return _batched(answer, problem) if call.unbatched else answer
+
+    def _native(self, call: Call, ready: Prepared) -> Evaluated:
+        """Call the implementation, and return its native results."""
         variables, constants = ready.split(call.wanted)
         request = Request(
             ready.function,
@@ -172,8 +172,7 @@ class NativeAdapter(Adapter):
             backwards=call.backwards,
             weights_cotangent=ready.weights_cotangent,
         )
-        answer = self._answer(problem, ready, self.bridge.evaluate(request))
-        return _batched(answer, problem) if call.unbatched else answer
+        return self.bridge.evaluate(request)
 
     def _call_once(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
         output, weights = ready.function(ready.variables, ready.constants)
@@ -206,15 +205,36 @@ class NativeAdapter(Adapter):
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
         self.check(problem)
         with self._session(problem, call):
-            ready, next_one = self._prepare(earlier, call), self._prepare(problem, call)
-            old, new = ready.arguments(), next_one.arguments()
+            ready = self._prepare(earlier, call)
+            self._evaluate(earlier, call, ready)
+            # This also loads the weights into a layer that holds its weights.
+            next_one = self._prepare(problem, call)
+            old, new = (one.variables | one.constants for one in (ready, next_one))
             shapes = [{n: a.shape for n, a in arrays.items()} for arrays in (old, new)]
             if shapes[0] != shapes[1] or ready.spelling.plain() != next_one.spelling.plain():
                 raise Unsupported("its masks are spelled in two ways")
-            self._evaluate(earlier, call, ready)
             for name, array in old.items():
-                self.bridge.overwrite(array, new[name])
+                numbers = self.bridge.numpy(array), self.bridge.numpy(new[name])
+                # Writing the same numbers again would hide a cache that forgets the weights.
+                if array is not new[name] and not np.array_equal(*numbers):
+                    self.bridge.overwrite(array, new[name])
             return self._evaluate(problem, call, ready)
+
+    def reread(self, problem: Problem, later: Problem, call: Call) -> tuple[Answer, Answer]:
+        self.check(later)
+        with self._session(problem, call):
+            ready, next_one = self._prepare(problem, call), self._prepare(later, call)
+            result = self._native(call, ready)
+            first = self._answer(problem, ready, result)
+            # Some arrays of the answer may be views of native ones.
+            first = replace(
+                first,
+                output=first.output.copy(),
+                weights=None if first.weights is None else first.weights.copy(),
+                gradients={name: array.copy() for name, array in first.gradients.items()},
+            )
+            self._native(call, next_one)
+            return first, self._answer(problem, ready, result)
 
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:
@@ -240,6 +260,9 @@ class NativeAdapter(Adapter):
         spelling = self.masks.handed(spelling, problem)
         inputs = problem.shape.distinct_inputs()
         variables = {name: self._input(name, problem, call) for name in inputs}
+        for name in call.shared:
+            query, length = variables["query"], getattr(problem, name).shape[1]
+            variables[name] = query if length == query.shape[1] else query[:, :length]
         constants: Natives = {}
         plain = self._passed(spelling.plain())
         for name, value in spelling.arrays().items():
@@ -449,9 +472,9 @@ class Layer(NativeAdapter):
             raise WrongDeclaration("Cache, Packed and Pages are for functions, not for layers")
         settings = self._built_in(spelling.plain()) | dict.fromkeys(spelling.parameters, True)
         parts = tuple(sorted(settings.items()))
-        key = (problem.shape, problem.dtype, problem.scale, mode, call.device, *parts)
+        sizes = (call.built or problem.shape, problem.dtype, problem.scale)
+        key = (*sizes, mode, call.device, *parts)
         if key not in self._built:
-            sizes = (problem.shape, problem.dtype, problem.scale)
             built = self.build_with(*sizes, call.mode, settings)
             self._built[key] = self.bridge.place(built, call.device)
         layer = self._built[key]

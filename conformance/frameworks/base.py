@@ -31,7 +31,7 @@ from conformance.errors import Unsupported, WrongDeclaration
 Natives = dict[str, Any]
 """Arrays of a framework, by name."""
 
-Strides = Literal["", "gaps", "window"]
+Strides = Literal["", "gaps", "transposed", "window", "expanded"]
 """How an array lies in memory: "" means contiguous; for the others, see `Framework.strided`."""
 
 GUARD = 4096
@@ -366,10 +366,11 @@ class Framework(ABC):
     def strided(self, native: Any, how: Strides, device: str) -> Any:
         """Return the same numbers with other strides, as a view of a larger array.
 
-        If `how` is "gaps", each number is stored twice in a row. If it is "window", the view is a
-        slice along the axes between the first and the last, or along all axes if there are fewer
-        than three. The rest of the larger array is NaN or, for booleans and integers, one. Raise
-        `Unsupported` if the framework's arrays have no strides.
+        If `how` is "gaps", each number is stored twice in a row. If it is "transposed", the last
+        two axes are swapped in memory. If it is "expanded", there is one number in memory. If it is
+        "window", the view is a slice along the axes between the first and the last, or along all
+        axes if there are fewer than three. The rest of the larger array is NaN or, for booleans and
+        integers, one. Raise `Unsupported` if the framework's arrays have no such strides.
         """
         if not self.has_strides:
             raise Unsupported(f"arrays of {self.name} have no strides")
@@ -379,6 +380,14 @@ class Framework(ABC):
             values = np.full(sizes, np.nan) if dtype in DTYPES else np.ones(sizes, dtype)
             return self.array(values, dtype, device)
 
+        if how == "expanded":
+            return self.expanded(native)
+        if how == "transposed":
+            if len(sizes) < 2:
+                return native
+            around = filled(*sizes[:-2], sizes[-1], sizes[-2])
+            around[...] = native.swapaxes(-1, -2)
+            return around.swapaxes(-1, -2)
         if how == "gaps":
             around = filled(*sizes, 2)
             # Two assignments, because Paddle does not differentiate a broadcasting assignment.
@@ -393,6 +402,10 @@ class Framework(ABC):
         around = filled(*(size + 3 * (axis in between) for axis, size in enumerate(sizes)))
         around[window] = native
         return around[window]
+
+    def expanded(self, native: Any) -> Any:
+        """Return an array, all of whose elements are equal, as a view of one of them."""
+        raise Unsupported(f"arrays of {self.name} have no strides of 0")
 
     def surrounded(self, native: Any, by: float, device: str) -> Any:
         """Return the same numbers as a contiguous view into a larger array, with guards around it.

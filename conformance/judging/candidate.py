@@ -91,7 +91,8 @@ class Held:
         values: the numbers.
         dtype: the dtype of the candidate's array.
         slot: the number under which the worker keeps the array; -1 for a result.
-        strides: the memory layout, "gaps" or "window" (see `Framework.strided`); "" if contiguous.
+        strides: the memory layout, "gaps", "transposed" or "window" (see
+            `Framework.strided`); "" if contiguous.
         around: the number that fills the memory directly before and after the array; None to
             leave that memory as it is.
     """
@@ -149,6 +150,8 @@ class Remote(Framework):
     def strided(self, native: Any, how: Strides, device: str) -> Any:
         if not self.has_strides:
             raise Unsupported(f"arrays of {self.name} have no strides")
+        if how == "expanded":
+            return self.expanded(native)
         native.strides = how
         return native
 
@@ -211,6 +214,9 @@ class Candidate(Function):
 
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
         return super().rewritten(problem, earlier, replace(call, projected=True))
+
+    def reread(self, problem: Problem, later: Problem, call: Call) -> tuple[Answer, Answer]:
+        raise Unsupported("its answers are copies from another process")
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         return super().side_effects(problem, replace(call, projected=True))

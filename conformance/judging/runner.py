@@ -709,13 +709,20 @@ class Host:
 def strided(framework, native, how):
     """Return the numbers of `native` as a view of a larger array.
 
-    If `how` is "gaps", each number is stored twice in a row. Otherwise, the view is a slice along
-    the axes between the first and the last (along all if there are fewer than three), surrounded by
-    NaN, True or 1. `Framework.strided` does the same.
+    If `how` is "gaps", each number is stored twice in a row; if it is "transposed", the last two
+    axes are swapped in memory. Otherwise, the view is a slice along the axes between the first and
+    the last (along all if there are fewer than three), surrounded by NaN, True or 1.
+    `Framework.strided` does the same.
     """
     sizes = tuple(native.shape)
     dtype = str(native.dtype)
     filler = True if "bool" in dtype else 1 if "int" in dtype else float("nan")
+    if how == "transposed":
+        if len(sizes) < 2:
+            return native
+        around = framework.filled((*sizes[:-2], sizes[-1], sizes[-2]), native, filler)
+        around[...] = native.swapaxes(-1, -2)
+        return around.swapaxes(-1, -2)
     if how == "gaps":
         around = framework.filled((*sizes, 2), native, filler)
         around[..., 0] = around[..., 1] = native

@@ -1,10 +1,13 @@
-"""Requirements that equivalent calls give equal answers, whether or not these are correct.
+"""Requirements that an answer does not depend on how, when and with what else a call is made.
 
-The calls differ in the mode, in the encoding of the mask, in the memory layout, in the dropout
-probability of a mode without dropout, in which arguments need a gradient, in the number of backward
-passes, or in what their arguments held before. Other checks repeat one call on the same objects;
-the call must change neither these objects nor the state of the process. Several checks skip
-frameworks that compile, because there derivatives are functions and arrays are immutable.
+Equivalent calls must give equal answers, whether or not these are correct. The calls differ in the
+mode, in the encoding of the mask, in the memory layout, in the dropout probability of a mode
+without dropout, in which arguments need a gradient, in the number of backward passes, or in what
+their arguments held before. Where no equivalent call exists, the answer is compared with the
+definition: one array as two arguments, other lengths, the gradient of a sum, and dropout in both
+passes. Other checks repeat one call on the same objects; the call must change neither these objects
+nor earlier answers nor the state of the process. Several checks skip frameworks that compile,
+because there derivatives are functions and arrays are immutable.
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+import numpy as np
+
 from conformance.adapter.arguments import Spelling
 from conformance.cases.patterns import other_mask
-from conformance.definition.comparison import all_between
+from conformance.definition.comparison import against, all_between, compare
+from conformance.definition.dtypes import Array
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
@@ -28,8 +34,9 @@ MASKED = ("edge/fully-masked-row/*",)
 """Patterns for the ids of cases with a fully masked query. The definition leaves the output of this
 query open, but all calls to one implementation must give the same output."""
 
-LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
+LAID_OUT: Mapping[Literal["gaps", "transposed", "window"], str] = {
     "gaps": "laid out with gaps",
+    "transposed": "transposed in memory",
     "window": "a view into a larger array",
 }
 
@@ -209,6 +216,7 @@ def frozen(ex: Examination) -> Finding | None:
     "Gradients asked for twice through the same graph are the same.",
     why="Two losses, or a Jacobian row by row, go back through one forward pass; what the first "
     "backward pass writes over is wrong in the second.",
+    cases=("plain/no-mask/cross",),
 )
 def twice(ex: Examination) -> Finding | None:
     """Run the backward pass twice through the graph of one forward pass. The gradients of the
@@ -223,32 +231,91 @@ def twice(ex: Examination) -> Finding | None:
     "call.reads-what-its-arguments-hold-now",
     "A call reads the numbers that its arguments hold now, not those that they held in an "
     "earlier call.",
-    why="Servers keep their buffers and write into them; a cache by identity is then stale.",
+    why="Servers write into their buffers, and optimisers into weights; a cache by identity is "
+    "then stale.",
+    cases=("plain/no-mask/cross",),
+    revision=2,
 )
 def rewritten(ex: Examination) -> Finding | None:
     """Call the implementation again after its arguments have been overwritten in place. The first
     call gets other numbers; the second call gets the numbers of the case in the same arrays. The
     second answer must equal the answer for new arrays, which it does not if the implementation
-    caches results by the identity of its arguments."""
+    caches results by the identity of its arguments. The same is done with other weights only."""
     if ex.adapter.compiles:
         return None
-    said = "{array} is not that of the numbers it was given last"
-    return _equal(rewritten.id, ex, ex.ask_rewritten(_other(ex)), ex.answer, said)
+    weights = ex.problem.weights.named()
+    earlier = ex.problem.with_weights(**{name: np.flip(w, 0) for name, w in weights.items()})
+    for other, what in ((_other(ex), "numbers"), (earlier, "weights")):
+        said = f"{{array}} is not that of the {what} it was given last"
+        finding = _equal(rewritten.id, ex, ex.ask_rewritten(other), ex.answer, said)
+        if finding.verdict != "conforms":
+            break
+    return finding
+
+
+@requirement(
+    "call.leaves-earlier-answers-alone",
+    "A call does not change what earlier calls returned.",
+    why="An output in a workspace that is used again changes under whoever still holds it.",
+    cases=("plain/no-mask/cross", "mask/key-padding/separate"),
+)
+def kept(ex: Examination) -> Finding | None:
+    """Call the implementation, and again with other numbers of the same shapes. Output, weights and
+    gradients of the first call must then hold the same numbers as before the second."""
+    if ex.adapter.compiles:
+        return None
+    before, after = ex.ask_reread(_other(ex))
+    said = "{array} of an earlier call is changed by the next"
+    return _equal(kept.id, ex, after, before, said)
+
+
+@requirement(
+    "call.takes-one-array-twice",
+    "Query and key may be one array while the value is another, and key and value may be a view of "
+    "the query's first tokens: the output and the weights are those of the definition.",
+    why="Code that takes `query is key` for self-attention, or compares addresses, projects the "
+    "wrong array: DETR passes (x, x, v).",
+    cases=("plain/no-mask/self",),
+)
+def shared(ex: Examination) -> Finding | None:
+    """Pass one array as query and key with another as value, and then the first tokens of the query
+    as key and value. The check is skipped if calls are compiled, where each argument is an array of
+    its own, and for functions, whose heads the suite projects."""
+    if ex.adapter.compiles or ex.adapter.projections_supplied:
+        return None
+    problem, length = ex.problem, ex.problem.shape.key_length // 2
+    value = problem.format.round(ex.case.random("value").standard_normal(problem.value.shape))
+    separate = dataclasses.replace(problem.shape, sharing="separate")
+    first = dataclasses.replace(problem.shape, sharing="separate", key_length=length)
+    start = problem.query[:, :length]
+    for names, other in (
+        (("key",), problem.replace(shape=separate, value=value)),
+        (("key", "value"), problem.replace(shape=first, key=start, value=start)),
+    ):
+        wanted = frozenset({"value", "weights"} - {*names})
+        answer = ex.ask(other, shared=names, wanted=wanted)
+        expected = ex.expected(f"query as {' and '.join(names)}", other.replace)
+        said = f"{{array}} is off if the query is also passed as {' and '.join(names)}"
+        finding = judge(shared.id, against(expected, _results(answer)), said=said)
+        if finding.verdict != "conforms":
+            break
+    return finding
 
 
 @requirement(
     "call.memory-layout-does-not-matter",
-    "An argument with gaps between its numbers, or cut out of a larger array, gets the same "
-    "answer as a contiguous one, each argument by itself and all together.",
+    "An argument with gaps between its numbers, transposed in memory, or cut out of a larger "
+    "array, gets the same answer as a contiguous one, each argument by itself and all together.",
     cases=("mask/per-head/separate", "mask/key-padding/separate", "bias/with-mask/self"),
-    revision=2,
+    revision=3,
     why="A kernel that ignores strides reads other numbers, and nothing raises.",
 )
 def memory_layout(ex: Examination) -> Finding | None:
-    """Pass one argument at a time with gaps in memory, and then as a view into a larger array. The
-    arguments are the inputs, the mask arguments and the gradient of the output. The answer must
-    equal that for contiguous arrays. The check is skipped if calls are compiled. The experiment
-    `repeatability` changes the layout of all arguments together, but compares no gradients."""
+    """Pass one argument at a time with gaps in memory, then with its last two axes swapped in
+    memory, and then as a view into a larger array. The arguments are the inputs, the mask arguments
+    and the gradient of the output. The answer must equal that for contiguous arrays. The check is
+    skipped if calls are compiled. The experiment `repeatability` changes the layout of all
+    arguments together, but compares no gradients."""
     if ex.adapter.compiles:
         return None
     names = [*ex.problem.shape.distinct_inputs()]
@@ -282,6 +349,120 @@ def dropout_off(ex: Examination) -> Finding | None:
     again = ex.ask(ex.problem, mode=dataclasses.replace(ex.mode, dropout=0.5))
     said = "{array} depends on the probability of dropout"
     return _equal(dropout_off.id, ex, again, ex.answer, said)
+
+
+@requirement(
+    "call.serves-other-lengths",
+    "A layer that has been called with other lengths gives the definition's answer for each.",
+    why="A mask, a bias or angles kept in a buffer for the lengths of one call are wrong for the "
+    "next, as when single tokens follow a prompt.",
+    cases=(
+        "causal/square/self",
+        "causal/*/separate",
+        "feature/alibi-causal/separate",
+        "feature/rotary-causal/separate",
+        "feature/window-causal/self",
+    ),
+)
+def other_lengths(ex: Examination) -> Finding | None:
+    """Call the layer that was built for the case with more tokens, with one query, and with the
+    case again. Output and weights must be those of the definition. The check is skipped for
+    functions, which keep no state of their own, and if calls are compiled."""
+    if ex.adapter.compiles or ex.adapter.projections_supplied:
+        return None
+    problem, shape = ex.problem, ex.problem.shape
+    queries, keys = shape.query_length, shape.key_length
+    apart = shape.sharing == "separate"
+    for size in ((queries + 2, keys + 5 if apart else queries + 2), (1, keys if apart else 1)):
+        other = _resized(ex, *size)
+        expected = ex.expected(f"{size[0]} queries and {size[1]} keys", other.replace)
+        answer = ex.ask(other, built=shape)
+        said = f"{{array}} is off with {size[0]} queries and {size[1]} keys"
+        finding = judge(other_lengths.id, against(expected, _results(answer)), said=said)
+        if finding.verdict != "conforms":
+            return finding
+    said = "{array} is off after calls with other lengths"
+    results = _results(ex.ask(problem))
+    return judge(other_lengths.id, against(ex.suited_expectation, results), said=said)
+
+
+def _resized(ex: Examination, queries: int, keys: int) -> Problem:
+    """Return the problem with other lengths, and with inputs and a cotangent that are drawn anew.
+
+    The problem must have neither a mask nor a bias nor another array whose size is a length.
+    """
+    problem, random = ex.problem, ex.case.random(f"{queries} {keys}")
+    shape = dataclasses.replace(problem.shape, query_length=queries, key_length=keys)
+    sizes = {
+        **shape.input_shapes(),
+        "cotangent": (*problem.cotangent.shape[:1], queries, shape.output_width),
+    }
+    drawn = {
+        name: problem.format.round(random.standard_normal(size)) for name, size in sizes.items()
+    }
+    if shape.sharing != "separate":
+        drawn["value"] = drawn["key"]
+    if shape.sharing == "self":
+        drawn["key"] = drawn["value"] = drawn["query"]
+    return problem.replace(shape=shape, **drawn)
+
+
+def _results(answer: Answer) -> dict[str, Array]:
+    """Return the output and, unless they are averaged over heads, the weights of an answer."""
+    weights = answer.weights
+    per_head = {"weights": weights} if weights is not None and weights.ndim == 4 else {}
+    return {"output": answer.output} | per_head
+
+
+@requirement(
+    "gradient.of-a-sum",
+    "The gradients of the sum of the output are those of the definition.",
+    why="`output.sum().backward()` passes a gradient whose elements are one number in memory, with "
+    "strides of 0; a kernel that takes it for contiguous reads beyond it.",
+    cases=("mask/key-padding/separate",),
+)
+def of_a_sum(ex: Examination) -> Finding | None:
+    """Pass a gradient of the output that consists of ones and has strides of 0. Every element of
+    the gradients of inputs, weights and biases is compared with the float64 reference. The check is
+    skipped if calls are compiled."""
+    if ex.adapter.compiles or not ex.answer.gradients:
+        return None
+    ones = ex.problem.replace(cotangent=np.ones_like(ex.problem.cotangent))
+    answer = ex.ask(ones, strided="expanded", strided_alone="cotangent")
+    expected = ex.expected("cotangent of ones", lambda: ones)
+    gradients = {f"gradient.{name}": array for name, array in answer.gradients.items()}
+    said = "{array} of the output's sum is not the definition's"
+    return judge(of_a_sum.id, against(expected, gradients), said=said)
+
+
+@requirement(
+    "dropout.backward-drops-the-same",
+    "The backward pass drops the same attention weights as the forward pass.",
+    why="A kernel that draws again in the backward pass computes gradients of another output; "
+    "training still runs, and just gets worse.",
+    cases=("mask/key-padding/cross",),
+)
+def dropout_backward(ex: Examination) -> Finding | None:
+    """Call the implementation with a dropout probability of 0.5 in a mode with dropout. Whatever is
+    dropped, the output is linear in the value's weight and bias and the output's bias together. By
+    Euler's theorem, the sum of these parameters times their gradients must be the sum of the output
+    times its gradient. The adapter declares in which modes dropout is active."""
+    if ex.mode.name not in ex.adapter.dropout_modes or not ex.calls_eagerly:
+        return None
+    answer = ex.ask(ex.problem, mode=dataclasses.replace(ex.mode, dropout=0.5))
+    factors = {f"gradient.weights.{name}": w for name, w in ex.problem.weights.named().items()}
+    linear = [f"gradient.weights.{name}" for name in ("value", "value_bias", "output_bias")]
+    arrays, sigma = answer.arrays(), ex.expectation.sigma
+    named = [name for name in linear if name in factors and name in arrays]
+    if "gradient.weights.value" not in named:
+        return None
+    factors["output"] = ex.problem.cotangent
+    sums = {name: float(np.sum(factors[name] * arrays[name])) for name in ["output", *named]}
+    # What is kept is divided by 1 - p, and so is its noise; errors of one array may have one sign.
+    noise = 2.0 * sum(float(np.sum(np.abs(factors[name]) * sigma[name])) for name in sums)
+    got, want = np.array([sum(sums[name] for name in named)]), np.array([sums["output"]])
+    compared = compare(linear[0], got, want, np.array([noise]), ex.expectation.underflow)
+    return judge(dropout_backward.id, [compared], said="{array} is of another output")
 
 
 def _other(ex: Examination) -> Problem:

@@ -306,6 +306,12 @@ class Examination:
             answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
         return self._checked(answer, self.problem)
 
+    def ask_reread(self, later: Problem) -> tuple[Answer, Answer]:
+        """Return the answer to the case, read before and after a call with the problem `later`."""
+        with _theirs():
+            before, after = self.adapter.reread(self.problem, later, Call(self.mode, self.device))
+        return self._checked(before, self.problem), self._checked(after, self.problem)
+
     def side_effects(self, spelling: Spelling | None = None) -> SideEffects:
         """Return the side effects and the answers of two calls on the same objects, cached.
 

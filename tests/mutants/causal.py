@@ -315,3 +315,21 @@ for _amount in (1e4, 1e9):
         hide=_lowering(_amount),
         case=FLAG,
     )
+
+
+def _limit_rounded_down(a: Attention) -> Array:
+    visible = Attention.triangle(a)
+    for start in range(0, a.queries, 64):
+        limit = start + 64 + a.offset()
+        if limit < a.keys:
+            visible[start : start + 64, limit // 16 * 16 :] = False
+    return visible
+
+
+_add(
+    "causal-limit-rounded-down",
+    "ends the keys of 64 queries at a multiple of 16, except for the last queries",
+    OUTPUT,
+    triangle=_limit_rounded_down,
+    case="causal/bottom-right/blocks",
+)

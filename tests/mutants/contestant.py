@@ -120,7 +120,7 @@ class Contestant(NativeAdapter):
 
         return natives, invoke, None
 
-    def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
+    def _native(self, call: Call, ready: Prepared) -> Evaluated:
         variables, constants = ready.split(call.wanted)
         self._wanted = variables if call.mode.gradients else ()
         with np.errstate(all="ignore"):
@@ -131,7 +131,10 @@ class Contestant(NativeAdapter):
                 for _ in range(call.backwards):
                     every = self._called.backward(ready.cotangent, ready.weights_cotangent)
                 gradients = {name: every[name] for name in variables if name in every}
-        answer = self._answer(problem, ready, Evaluated(output, weights, gradients))
+        return Evaluated(output, weights, gradients)
+
+    def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
+        answer = super()._answer(problem, ready, result)
         if problem.dtype == "bfloat16":
             named = {name: "bfloat16" if d == "float32" else d for name, d in answer.dtypes.items()}
             answer = replace(answer, dtypes=named)

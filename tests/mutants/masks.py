@@ -794,3 +794,42 @@ _add(
     ),
     case=PAIRS,
 )
+
+# Axes that are recognised by their size, and batches that are divided.
+
+
+def _heads_if_as_many(a: Attention, mask: Array) -> Array:
+    batch, heads = mask.shape[:2]
+    return mask.swapaxes(0, 1) if heads == 1 and batch == a.shape.heads > 1 else mask
+
+
+def _padding_if_as_many(a: Attention, mask: Array) -> Array:
+    alike = mask.shape[:3] == (1, 1, a.batch) and a.batch > 1
+    return mask.swapaxes(0, 2) if alike else mask
+
+
+def _first_slice(a: Attention, mask: Array) -> Array:
+    return Attention.padding(a, mask[np.arange(a.batch) % 8])
+
+
+_add(
+    "batch-mask-for-heads-if-as-many",
+    "takes a mask of each batch entry for one of each head where there are as many",
+    SPELLINGS,
+    mask=_heads_if_as_many,
+    case="mask/per-batch/square",
+)
+_add(
+    "shared-mask-for-padding-if-as-many",
+    "takes a mask [query key] for padding where there are as many queries as batch entries",
+    SPELLINGS,
+    mask=_padding_if_as_many,
+    case="mask/shared/square",
+)
+_add(
+    "padding-of-the-first-eight",
+    "divides large batches into slices of 8, and passes the padding of the first to each",
+    OUTPUT,
+    padding=_first_slice,
+    case="mask/key-padding/large-batch",
+)

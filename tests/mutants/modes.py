@@ -14,14 +14,18 @@ from mutants.mutant import (
     BLOCKED_KEY,
     DECLARED,
     DROPOUT,
+    DROPPED_BACK,
     DROPPED_OFF,
     DTYPE,
     FROZEN,
     INPUTS,
+    KEPT,
     KEY_ORDER,
     LAYOUT,
+    LENGTHS,
     MODES,
     NAN,
+    OF_A_SUM,
     OUTPUT,
     REPEATS,
     REWRITTEN,
@@ -30,6 +34,7 @@ from mutants.mutant import (
     SAME_IN_ENCODINGS,
     SAME_IN_LAYOUTS,
     SAME_IN_MODES,
+    SHARED,
     SURROUNDINGS,
     TWICE,
     UNCHANGED,
@@ -813,4 +818,153 @@ _add(
         )[1]
     ),
     case="mask/key-padding/cross",
+)
+
+
+def _drawn_again(a: Attention) -> Array:
+    if a.given.mode.dropout and a.drops():
+        weights = Attention.weights_again(a)
+        random = np.random.default_rng(a.given.mode.draw + 1)
+        a.kept = a.compensated((random.random(weights.shape) >= a.given.mode.dropout) * a.wide(1))
+    return Attention.weights_again(a)
+
+
+_add(
+    "dropout-drawn-again-in-backward",
+    "drops other weights in the backward pass than in the forward pass",
+    DROPPED_BACK,
+    weights_again=_drawn_again,
+    case="mask/key-padding/cross",
+)
+
+# One array as two arguments, and what outlives a call.
+
+
+def _address(array: Array) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _value_of_self_attention(a: Attention, name: str) -> Array:
+    inputs = a.given.inputs
+    return a.read(inputs["query" if inputs["query"] is inputs["key"] else name])
+
+
+def _query_if_at_its_address(a: Attention, name: str) -> Array:
+    query, array = a.given.inputs["query"], a.given.inputs[name]
+    if array.shape != query.shape and _address(array) == _address(query):
+        return a.read(query[:, -array.shape[1] :])
+    return a.read(array)
+
+
+_add(
+    "self-attention-if-query-is-key",
+    "projects the query to values if query and key are one object",
+    SHARED,
+    input=_value_of_self_attention,
+    case="plain/no-mask/self",
+)
+_add(
+    "last-tokens-for-the-first",
+    "reads the last tokens of the query for a key that is a view of its first tokens",
+    SHARED,
+    input=_query_if_at_its_address,
+    case="plain/no-mask/self",
+)
+
+
+def _keys_by_identity(a: Attention, name: str) -> Array:
+    if name != "key":
+        return Attention.heads(a, name)
+    key = a.given.inputs["key"]
+    kept, numbers, heads = a.given.memory.get("projected", (None, None, None))
+    if kept is not key or not np.array_equal(numbers, key):
+        heads = Attention.heads(a, name)
+        a.given.memory["projected"] = key, key.copy(), heads
+    return heads
+
+
+def _in_workspace(a: Attention) -> tuple[Array, Array | None]:
+    output, weights = Attention.forward(a)
+    kept = a.given.memory.setdefault((output.shape, output.dtype), output)
+    kept[...] = output
+    return kept, weights
+
+
+_add(
+    "projected-keys-cached",
+    "keeps projected keys as long as the key stays the same, whatever becomes of the weights",
+    REWRITTEN,
+    heads=_keys_by_identity,
+    case="plain/no-mask/cross",
+)
+_add(
+    "output-in-a-workspace",
+    "returns the output in memory that the next call overwrites",
+    KEPT,
+    forward=_in_workspace,
+    case="plain/no-mask/cross",
+)
+
+
+def _overwritten_if_unmasked(a: Attention, weights: Array, d_weights: Array) -> Array:
+    found = Attention.d_softmax(a, weights, d_weights)
+    if a.weights is not None and not a.given.masks:
+        a.weights = found
+    return found
+
+
+_add(
+    "weights-overwritten-where-nothing-is-masked",
+    "overwrites the stored weights in the backward pass of calls without a mask",
+    TWICE,
+    d_softmax=_overwritten_if_unmasked,
+    case="plain/no-mask/cross",
+)
+
+
+def _transposed_read_in_order(a: Attention, mask: Array) -> Array:
+    if mask.ndim >= 2 and mask.strides[-2] == mask.itemsize and mask.shape[-2] > 1:
+        return np.ascontiguousarray(mask.swapaxes(-1, -2)).reshape(mask.shape)
+    return mask
+
+
+_add(
+    "transposed-mask-read-in-order",
+    "reads a mask in order whose rows lie side by side",
+    LAYOUT,
+    mask=_transposed_read_in_order,
+    case="mask/per-head/separate",
+)
+
+
+def _triangle_of_the_longest(a: Attention) -> Array:
+    # For each instance, which serves calls of any length.
+    kept = a.given.memory.setdefault("triangle", Attention.triangle(a))
+    if kept.shape[0] < a.queries or kept.shape[1] < a.keys:
+        kept = a.given.memory["triangle"] = Attention.triangle(a)
+    return kept[: a.queries, : a.keys]
+
+
+_add(
+    "triangle-of-the-longest-call",
+    "keeps the triangle of the longest call, and cuts it at the wrong end for shorter ones",
+    LENGTHS,
+    OUTPUT,
+    triangle=_triangle_of_the_longest,
+    case="causal/bottom-right/separate",
+)
+
+
+def _contiguous_or_dense(a: Attention, cotangent: Array) -> Array:
+    if 0 in cotangent.strides and cotangent.size > 1:
+        return a.read(cotangent) * (np.arange(cotangent.size) < 1).reshape(cotangent.shape)
+    return a.read(cotangent)
+
+
+_add(
+    "reads-beyond-an-expanded-cotangent",
+    "reads the gradient that comes in in order, also where all of it is one number",
+    OF_A_SUM,
+    received=_contiguous_or_dense,
+    case="mask/key-padding/separate",
 )
