@@ -259,6 +259,16 @@ def test_a_kernel_is_asked_at_its_sizes_only(geometry):
     assert next(iter(sought(Kernel(), examples=10)), None) is None
 
 
+def test_lengths_that_features_exchange_stay_declared_ones():
+    class Kernel(Featureful):
+        geometry = KERNELS["multiples"]
+
+    drawer = Drawer(Kernel(), "float32")
+    for seed in range(200):
+        shape = drawer.draw(np.random.default_rng(seed)).shape
+        Kernel.geometry.check(shape)
+
+
 @pytest.mark.parametrize("name", ["tiles of 128", "multiples"])
 def test_the_smallest_problem_has_declared_sizes(name):
     class Second(deviants.Long):
