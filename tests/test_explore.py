@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -359,6 +360,25 @@ def test_every_mode_is_explored_and_a_second_time_nothing_is_new(tmp_path, capsy
     again = read_exploration(folder / "Scaled.json")
     assert len(again.found) == len(first.found)
     assert "0 new" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("during", ["search", "shrinking"])
+def test_a_survey_ends_at_ctrl_c_and_keeps_what_was_found(tmp_path, monkeypatch, during):
+    module = import_module(f"conformance.explore.{during}")
+    real = module.deviations
+
+    def interrupted(adapter, trial):
+        if list(tmp_path.glob("*.case")):
+            raise KeyboardInterrupt
+        return real(adapter, trial)
+
+    monkeypatch.setattr(module, "deviations", interrupted)
+    adapter = deviants.TwoDefects()
+    adapter.name = "Two"
+    with pytest.raises(KeyboardInterrupt):
+        survey(adapter, Options(dtypes=("float32",), examples=200), 60.0, tmp_path)
+    (one,) = read_exploration(tmp_path / "Two.json").found
+    assert [one.case] == [path.name for path in tmp_path.glob("*.case")]
 
 
 KNOWN = """

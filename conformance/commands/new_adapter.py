@@ -27,9 +27,7 @@ def add_parser(commands: Commands) -> None:
         "builds for GitHub Actions and GitLab. On a terminal, you are asked for missing options. "
         "Nothing is overwritten.",
     )
-    new.add_argument(
-        "new_name", metavar="name", nargs="?", help="such as MyAttention or my_kernel"
-    )
+    new.add_argument("new_name", metavar="name", nargs="?", help="such as MyAttention or my_kernel")
     new.add_argument("--framework", choices=FRAMEWORKS, help="framework in which it runs")
     new.add_argument(
         "--kind",
