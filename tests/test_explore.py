@@ -329,7 +329,8 @@ def test_an_honest_answer_is_no_deviation():
 # On the command line
 
 
-def test_both_files_are_written_and_the_gate_runs_the_case_again(tmp_path, capsys):
+def test_both_files_are_written_and_the_gate_runs_the_case_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
     spec = f"{HERE / 'mutants/deviants.py'}:Batched"
     code = main(["explore", spec, "--seconds", "30", "--examples", "300", "-o", str(tmp_path)])
     assert code == ExitCode.DEVIATES
