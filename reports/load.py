@@ -21,7 +21,7 @@ from conformance.reports.model import Loaded
 def find_records(paths: Iterable[Path]) -> list[Path]:
     """Return the given files, and the records in each given folder, including unfinished ones.
 
-    In a folder, records of runs that options restricted ("*.narrowed.json") are left out, because
+    In a folder, records of runs that options restricted ("*.narrowed.json*") are left out, because
     they lie beside the complete records. A file that is given by name is never left out.
     """
     files: list[Path] = []
@@ -29,8 +29,7 @@ def find_records(paths: Iterable[Path]) -> list[Path]:
         if path.is_dir():
             patterns = ("*.json", "*.json.gz", "*.json.journal")
             inside = {file for pattern in patterns for file in path.glob(pattern)}
-            narrowed = (".narrowed.json", ".narrowed.json.journal")
-            files += sorted(file for file in inside if not file.name.endswith(narrowed))
+            files += sorted(file for file in inside if ".narrowed.json" not in file.name)
         else:
             files.append(path)
     return files

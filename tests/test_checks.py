@@ -184,6 +184,14 @@ def test_a_known_deviation_that_is_mended_fails(pytester):
     assert "known to deviate (issue 12), and does not: remove it from known=" in found.stdout.str()
 
 
+def test_a_known_deviation_that_is_not_verified_is_no_mended_one(pytester):
+    known = {"mask/shared": "issue 12"}
+    program(pytester, "miniatures.Refuses", f"{NARROW}, known={known}")
+    run(pytester).assert_outcomes(skipped=2, failed=1)
+    with pytest.raises(AssertionError, match="nothing was verified"):
+        assert_conforms(miniatures.Refuses, **ONE, known=known)
+
+
 def test_known_needs_a_reason_and_a_check():
     with pytest.raises(ConformanceError, match="no reason"):
         parametrize_with_checks(miniatures.Correct, known={"plain/no-mask/self": " "})

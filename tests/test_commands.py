@@ -324,6 +324,7 @@ def test_a_probe_says_what_a_value_hides(capsys):
         ("mha-conformance comp", {"compare", "completion"}),
         ("mha-conformance run torch-m", {"torch-mha"}),
         ("mha-conformance explain mask.pol", {"mask.polarity-is-as-declared"}),
+        ("mha-conformance new-adapter plain/no-mask/s", set()),
         ("mha-conformance run ours --dtype z", set()),
         ("mha-conformance run ours --dtype b", {"bfloat16"}),
         ("mha-conformance list req", {"requirements"}),

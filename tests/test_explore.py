@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -259,6 +260,16 @@ def test_a_kernel_is_asked_at_its_sizes_only(geometry):
     assert next(iter(sought(Kernel(), examples=10)), None) is None
 
 
+def test_lengths_that_features_exchange_stay_declared_ones():
+    class Kernel(Featureful):
+        geometry = KERNELS["multiples"]
+
+    drawer = Drawer(Kernel(), "float32")
+    for seed in range(200):
+        shape = drawer.draw(np.random.default_rng(seed)).shape
+        Kernel.geometry.check(shape)
+
+
 @pytest.mark.parametrize("name", ["tiles of 128", "multiples"])
 def test_the_smallest_problem_has_declared_sizes(name):
     class Second(deviants.Long):
@@ -318,7 +329,8 @@ def test_an_honest_answer_is_no_deviation():
 # On the command line
 
 
-def test_both_files_are_written_and_the_gate_runs_the_case_again(tmp_path, capsys):
+def test_both_files_are_written_and_the_gate_runs_the_case_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
     spec = f"{HERE / 'mutants/deviants.py'}:Batched"
     code = main(["explore", spec, "--seconds", "30", "--examples", "300", "-o", str(tmp_path)])
     assert code == ExitCode.DEVIATES
@@ -349,6 +361,25 @@ def test_every_mode_is_explored_and_a_second_time_nothing_is_new(tmp_path, capsy
     again = read_exploration(folder / "Scaled.json")
     assert len(again.found) == len(first.found)
     assert "0 new" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("during", ["search", "shrinking"])
+def test_a_survey_ends_at_ctrl_c_and_keeps_what_was_found(tmp_path, monkeypatch, during):
+    module = import_module(f"conformance.explore.{during}")
+    real = module.deviations
+
+    def interrupted(adapter, trial):
+        if list(tmp_path.glob("*.case")):
+            raise KeyboardInterrupt
+        return real(adapter, trial)
+
+    monkeypatch.setattr(module, "deviations", interrupted)
+    adapter = deviants.TwoDefects()
+    adapter.name = "Two"
+    with pytest.raises(KeyboardInterrupt):
+        survey(adapter, Options(dtypes=("float32",), examples=200), 60.0, tmp_path)
+    (one,) = read_exploration(tmp_path / "Two.json").found
+    assert [one.case] == [path.name for path in tmp_path.glob("*.case")]
 
 
 KNOWN = """

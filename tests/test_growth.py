@@ -706,9 +706,9 @@ def test_another_machine_is_a_part_and_is_named(shards):
 
 
 def test_a_record_has_one_writer(tmp_path):
-    lock = Lock(tmp_path / "r.json")
-    with pytest.raises(ConformanceError, match=r"r\.json: process \d+, which began at .* writes"):
-        Lock(tmp_path / "r.json")
-    lock.release()
-    Lock(tmp_path / "r.json").release()
+    told = r"r\.json: process \d+, which began at .* writes"
+    with Lock(tmp_path / "r.json"), pytest.raises(ConformanceError, match=told):
+        Lock(tmp_path / "r.json").__enter__()
+    with Lock(tmp_path / "r.json"):
+        pass
     assert not list(tmp_path.iterdir())

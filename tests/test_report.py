@@ -314,6 +314,7 @@ def test_the_same_implementation_on_two_devices_is_two_columns(tmp_path):
 def test_folders_give_whole_records_and_unfinished_journals(tmp_path):
     save(tmp_path, record(result(good()), name="torch"))
     save(tmp_path, record(result(good()), name="torch"), "torch.narrowed.json")
+    (tmp_path / "torch.narrowed.json.gz").touch()
     unfinished = record(name="flax", implementations=[implementation("flax")], planned=2)
     Journal(tmp_path / "flax.json", unfinished.header).close()
     found = find_records([tmp_path])

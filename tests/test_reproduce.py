@@ -145,6 +145,14 @@ def test_a_script_fails_with_the_defect_and_passes_without(mine, capsys):
     assert run(output)[0] == 0
 
 
+def test_a_script_that_fails_in_another_way_is_told_apart(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("conformance.explore.script.script", lambda *_: "import no_such_module\n")
+    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/mutants/deviants.py:Batched"]
+    assert main([*arguments, "-o", str(tmp_path / "r.py")]) == ExitCode.DEVIATES
+    told = capsys.readouterr().out
+    assert "it fails in another way; correct it before you use it: ModuleNotFoundError: No" in told
+
+
 def test_nothing_is_written_where_nothing_deviates(tmp_path, capsys):
     output = tmp_path / "repro.py"
     arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/mutants/miniatures.py:Correct"]

@@ -168,6 +168,13 @@ def test_heads_come_before_the_length():
         type("Other", (faulty_ranks.Right,), {"layout": layout})
 
 
+def test_a_rank_that_is_lost_in_a_process_of_its_own_is_named_too():
+    asked = {"cases": "probe/bad-input", "modes": "heads-2"}
+    (found,) = examine(f"{faulty_ranks.__file__}:Dies", **asked).results
+    assert found.verdict == "crashed"
+    assert found.findings[0].detail == "rank 1 of 2 died with SIGKILL"
+
+
 def test_what_a_rank_writes_into_its_part_is_noticed():
     asked = {
         "cases": "causal/with-left-aligned-padding/cross",

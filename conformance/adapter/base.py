@@ -73,6 +73,10 @@ class Mode:
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
 
+    def has(self, dtype: str) -> bool:
+        """Return whether this mode is run in a dtype, if the adapter has the dtype at all."""
+        return self.dtypes is None or dtype in self.dtypes
+
 
 DEFAULT_MODE = Mode("default")
 

@@ -325,7 +325,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     small = _shrunk(adapter, *failing, options)
     text = script(adapter, options.implementation, small.trial, small.deviation, case.id)
     _print_deviation(options, adapter, small)
-    _write_script(options, path, text)
+    _write_script(options, path, text, small.deviation)
     return ExitCode.DEVIATES
 
 
@@ -379,7 +379,7 @@ def _write(adapter: Adapter, spec: str, options: argparse.Namespace, small: Smal
     except TooLong as error:
         print(f"no script: {error}")
     else:
-        _write_script(options, options.output / f"{name}.py", text)
+        _write_script(options, options.output / f"{name}.py", text, small.deviation)
     return ExitCode.DEVIATES
 
 
@@ -409,8 +409,8 @@ def _print_deviation(options: argparse.Namespace, adapter: Adapter, small: Small
     options.shown.append(Shown(adapter.name, kind, text, dtype, mode, ratio, sizes))
 
 
-def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
-    """Write the script, run it in another process, and print whether it fails as it should.
+def _write_script(options: argparse.Namespace, path: Path, text: str, deviation: Deviation) -> None:
+    """Write the script, run it in another process, and print whether it shows the deviation.
 
     The process is ended after `LONGEST_SCRIPT` seconds.
     """
@@ -434,9 +434,12 @@ def _write_script(options: argparse.Namespace, path: Path, text: str) -> None:
     outcome = "it shows no deviation: it needs how this suite calls, such as compiled"
     if ran.returncode != 0:
         # Some frameworks print more lines after the error message.
-        errors = ran.stderr.strip().splitlines() or [""]
+        errors = ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"]
         named = [line for line in errors if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        outcome = f"it fails as it should: {printable((named or errors)[-1])[:120]}"
+        wanted = re.compile(rf"([\w.]+\.)?(AssertionError|{deviation.kind})\b")
+        expected = [line for line in errors if wanted.match(line)]
+        how = "as it should" if expected else "in another way; correct it before you use it"
+        outcome = f"it fails {how}: {printable((expected or named or errors)[-1])[:120]}"
     print(f"script: {path}: run, and {outcome}")
 
 

@@ -146,7 +146,7 @@ def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
     """
     check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
     with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]
-    usable = [mode for mode in with_weights if mode.dtypes is None or dtype in mode.dtypes]
+    usable = [mode for mode in with_weights if mode.has(dtype)]
     if not usable:
         where = f" in {dtype}" if adapter.returns_weights else ""
         raise NothingToShow(

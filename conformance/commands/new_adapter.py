@@ -27,7 +27,7 @@ def add_parser(commands: Commands) -> None:
         "builds for GitHub Actions and GitLab. On a terminal, you are asked for missing options. "
         "Nothing is overwritten.",
     )
-    new.add_argument("name", nargs="?", help="such as MyAttention or my_kernel")
+    new.add_argument("new_name", metavar="name", nargs="?", help="such as MyAttention or my_kernel")
     new.add_argument("--framework", choices=FRAMEWORKS, help="framework in which it runs")
     new.add_argument(
         "--kind",
@@ -43,7 +43,7 @@ def add_parser(commands: Commands) -> None:
 def _new(options: argparse.Namespace) -> int:
     installed = next((name for name in FRAMEWORKS if find_spec(name)), "numpy")
     new = NewAdapter(
-        options.name or _asked("name", "my_attention"),
+        options.new_name or _asked("name", "my_attention"),
         options.framework or _asked("framework", installed, tuple(FRAMEWORKS)),
         options.kind or _asked("kind", KINDS[0], KINDS),
     )

@@ -145,16 +145,13 @@ def standing(options: argparse.Namespace) -> Record | None:
 
     if journal_path(options.record).exists():
         return None
-    lock = Lock(options.record)
-    try:
+    with Lock(options.record):
         record = unchanged(options.record, options.implementation, options.device)
         run = begun(options.record.parent)
         if record is not None and run and run != record.header.provenance.run:
             provenance = replace(record.header.provenance, run=run)
             record = replace(record, header=replace(record.header, provenance=provenance))
             save(options.record, record)
-    finally:
-        lock.release()
     remember()
     return record
 

@@ -416,6 +416,8 @@ class Drawer:
         if recipe.features and recipe.shape.key_length < recipe.query:
             # Windows and lengths could leave queries beyond the last key without a visible key.
             recipe = recipe.but(query=recipe.key, key=recipe.query)
+            if self._geometry is not None:
+                recipe = _sized(recipe, self._geometry)
         return recipe
 
     def _small(self, recipe: Recipe, random: np.random.Generator) -> Recipe:

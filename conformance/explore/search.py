@@ -187,7 +187,8 @@ def survey(
 
     NAME is the adapter's name. Findings in an existing NAME.json are kept, unless a new class
     includes them, but their counts `times` begin again at 0. Once some mode has been explored,
-    unavailable modes are skipped.
+    unavailable modes are skipped. Both files are written as soon as a class is found, so that an
+    interrupted search keeps it.
 
     Args:
         seconds: the time for each mode. Shrinking a problem takes up to half as long in addition.
@@ -199,6 +200,7 @@ def survey(
         Unsupported: the adapter supports none of the simplest problems.
         Unavailable: the framework or the device is missing, or no dtype and mode fit.
         ConformanceError: the record or a case file cannot be read or written.
+        KeyboardInterrupt: Ctrl-C ended the search.
     """
     path = folder / f"{adapter.name}.json"
     earlier = read_exploration(path).found if path.exists() else []
@@ -206,6 +208,23 @@ def survey(
     before = {one.case for one in found}
     answered: dict[str, int] = {}
     folder.mkdir(parents=True, exist_ok=True)
+
+    def keep() -> None:
+        exploration = Exploration(
+            schema=EXPLORATION,
+            implementation=adapter.name,
+            versions=adapter.versions(),
+            device=options.device,
+            seed=options.seed,
+            seconds=seconds,
+            answered=answered,
+            found=found,
+        )
+        try:
+            write_document(path, exploration)
+        except OSError as error:
+            raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
+
     for mode in adapter.modes:
         if options.modes and mode.name not in options.modes:
             continue
@@ -216,27 +235,14 @@ def survey(
                 began = time.monotonic()
                 new = next((one for one in wrong if not known(trial, one)), None)
                 if new is not None:
-                    _sort(adapter, trial, new, found, began + seconds / 2, folder, known)
+                    _sort(adapter, trial, new, found, began + seconds / 2, folder, known, keep)
                 search.until += time.monotonic() - began
         except Unavailable:
             if not answered:
                 raise
             continue
         answered[mode.name] = search.answered
-    exploration = Exploration(
-        schema=EXPLORATION,
-        implementation=adapter.name,
-        versions=adapter.versions(),
-        device=options.device,
-        seed=options.seed,
-        seconds=seconds,
-        answered=answered,
-        found=found,
-    )
-    try:
-        write_document(path, exploration)
-    except OSError as error:
-        raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
+    keep()
     return [one for one in found if one.case not in before]
 
 
@@ -248,17 +254,23 @@ def _sort(
     until: float,
     folder: Path,
     known: Known,
+    keep: Callable[[], None],
 ) -> None:
     """Count a deviation in a class of `found` that includes it, or shrink it and add a new class.
 
     If a class includes the shrunk deviation, that one is counted there instead. Nothing is added if
     the shrunk deviation is known, or if `found` already has `MOST_CLASSES` classes. A new class
-    gets a case file in `folder`. It replaces the classes that it includes, and their case files are
-    deleted. Shrinking ends at the time `until`.
+    gets a case file in `folder`. It replaces the classes that it includes; `keep` then writes the
+    record, and their case files are deleted. Shrinking ends at the time `until`.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended shrinking.
     """
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return
     small = shrink(adapter, trial, deviation, until, modes=(trial.mode.name,))
+    if not small.finished and time.monotonic() <= until:
+        raise KeyboardInterrupt
     trial, deviation = small.trial, small.deviation
     # A deviation that looked new because of its size may belong to a known class once shrunk.
     if _counted(trial, deviation, found) or known(trial, deviation):
@@ -272,7 +284,6 @@ def _sort(
     narrower = [one for one in found if its.includes(Class.found(one))]
     for one in narrower:
         found.remove(one)
-        (folder / one.case).unlink(missing_ok=True)
     found.append(
         Found(
             dtype=its.dtype,
@@ -288,6 +299,9 @@ def _sort(
             since=adapter.versions(),
         )
     )
+    keep()
+    for one in narrower:
+        (folder / one.case).unlink(missing_ok=True)
 
 
 def _counted(trial: Trial, deviation: Deviation, found: list[Found]) -> bool:

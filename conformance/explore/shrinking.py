@@ -189,7 +189,7 @@ def _dtype(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 def _mode(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     for mode in itertools.takewhile(lambda mode: mode.name != trial.mode.name, adapter.modes):
-        if mode.dtypes is None or trial.problem.dtype in mode.dtypes:
+        if mode.has(trial.problem.dtype):
             yield dataclasses.replace(trial, mode=mode)
 
 

@@ -232,7 +232,7 @@ def ways(
         for dtype in ORDER
         if dtype in adapter.dtypes and dtype not in lacking and (not dtypes or dtype in dtypes)
         for mode in adapter.modes
-        if (not modes or mode.name in modes) and (mode.dtypes is None or dtype in mode.dtypes)
+        if (not modes or mode.name in modes) and mode.has(dtype)
     ]
 
 

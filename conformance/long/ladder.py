@@ -180,7 +180,7 @@ def mode_of(adapter: Adapter, dtype: str) -> Mode:
         alone = adapter.returns_weights is None or not mode.weights
         return mode.optimised, mode.gradients, alone
 
-    fit = [mode for mode in adapter.modes if mode.dtypes is None or dtype in mode.dtypes]
+    fit = [mode for mode in adapter.modes if mode.has(dtype)]
     return max(fit or adapter.modes, key=merit)
 
 

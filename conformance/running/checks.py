@@ -112,7 +112,8 @@ def parametrize_with_checks(
         dtypes: the dtypes to use instead of those of the level.
         device: "cpu" or "gpu".
         known: the reasons for known deviations, by parts or patterns of the ids of checks. Checks
-            with matching ids are run as strict xfails: they fail if they do not deviate.
+            with matching ids are run as strict xfails: they fail if they are verified and do not
+            deviate.
 
     Raises:
         ConformanceError: the arguments are invalid, or there is nothing to check.
@@ -154,7 +155,8 @@ def assert_conforms(
     failed: list[tuple[Row, CaseResult, str]] = []
     for row in rows:
         result, reason = bench.examine(row), _reason(row, reasons)
-        if _fails(result) != bool(reason):
+        fails = _fails(result)
+        if fails != bool(reason) and (fails or result.verdict in VERIFIED):
             failed.append((row, result, reason))
     if failed:
         raise AssertionError(_all_failures(bench, failed, len(rows)))
@@ -257,11 +259,11 @@ def _check(bench: Bench, row: Row, known: str) -> None:
         node = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
         command = shlex.join(["pytest", node]) if node else ""
         pytest.fail(bench.message(row, result, command), pytrace=False)
-    if known:
-        pytest.fail(_fixed(row, known), pytrace=False)
     if result.verdict not in VERIFIED:
         reason = next((f.detail for f in result.findings if f.detail), "nothing applies")
         pytest.skip(printable(f"{result.verdict}: {reason}"))
+    if known:
+        pytest.fail(_fixed(row, known), pytrace=False)
 
 
 def _verify(bench: Bench, rows: Sequence[Row]) -> None:

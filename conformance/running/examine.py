@@ -268,12 +268,9 @@ class Outcome:
         """
         path = Path(path).absolute()
         check_writable(path)
-        lock = Lock(path)
-        try:
-            header = msgspec.structs.replace(self.record.header, name=path.stem)
+        header = msgspec.structs.replace(self.record.header, name=path.stem)
+        with Lock(path):
             write(path, msgspec.structs.replace(self.record, header=header), self.arrays)
-        finally:
-            lock.release()
         return path
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import case_of
 from conformance.definition.dtypes import Array
 from conformance.definition.geometry import Geometry
-from conformance.errors import ConformanceError, FailsOnImport, Unavailable
+from conformance.errors import ConformanceError, FailsOnImport, RankLost, Unavailable
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import Verdict, item_id, without_outcome
 from conformance.records.header import Implementation
@@ -222,6 +222,9 @@ class Desk:
             if isinstance(request, Declare):
                 return self._declare(request)
             return self._examine(request)
+        except RankLost as error:
+            # A process without its ranks is replaced like one that ended.
+            return Ended(error.verdict, str(error))
         except Exception:
             return Mistaken(traceback.format_exc())
         except BaseException as error:

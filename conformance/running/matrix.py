@@ -168,7 +168,7 @@ def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say)
         ray.cloudpickle.register_pickle_by_value(node)
         for folder in {(root / path).parent for path in chosen.records.values()}:
             folder.mkdir(parents=True, exist_ok=True)
-            held.callback(Lock(folder / "matrix").release)
+            held.enter_context(Lock(folder / "matrix"))
         run = Run(chosen, cluster, root, say)
         run.check(nodes)
         if chosen.before and (code := _aside(chosen.before, root)):

@@ -67,23 +67,32 @@ _SHARD = re.compile(r"(?:^| )--shard (\d+)/(\d+)$")
 
 
 class Lock:
-    """An exclusive lock on writing a record, held until `release`.
+    """A context in which no other process writes a record.
 
-    If the process ends without calling `release`, the operating system releases the lock. On
-    platforms without `flock`, this class does nothing.
+    If the process ends inside the context, the operating system releases the lock. On platforms
+    without `flock`, this class does nothing.
 
     Raises:
         ConformanceError: another run is writing this record; the message names its process.
     """
 
     def __init__(self, record: Path) -> None:
+        self._record = record
         self._path = record.with_name(record.name + ".lock")
         self._file: IO[str] | None = None
-        while fcntl is not None and self._file is None:
-            self._file = self._attempt(record)
 
-    def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file; None, to try again, if another process removed it meanwhile.
+    def __enter__(self) -> None:
+        while fcntl is not None and self._file is None:
+            self._file = self._attempt()
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+    def _attempt(self) -> IO[str] | None:
+        """Return the locked file, or None if it was just removed, so that the caller tries again.
 
         Raises:
             ConformanceError: another process has the lock.
@@ -95,7 +104,7 @@ class Lock:
             file.seek(0)
             holder = file.read().strip() or "another run"
             file.close()
-            raise ConformanceError(f"{record}: {holder} writes this record") from error
+            raise ConformanceError(f"{self._record}: {holder} writes this record") from error
         with contextlib.suppress(OSError):
             if os.fstat(file.fileno()).st_ino == self._path.stat().st_ino:
                 file.truncate(0)
@@ -105,13 +114,6 @@ class Lock:
                 return file
         file.close()
         return None
-
-    def release(self) -> None:
-        """Release the lock, so that other processes can write the record."""
-        if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
 
 
 # Reusing the results of earlier runs
@@ -366,12 +368,9 @@ def join(files: Sequence[Path], output: Path) -> Joined:
     keep = kept(ordered, {r.id: place for place, r in enumerate(ordered) if r.id in pictured})
     header = msgspec.structs.replace(header, planned=len(results))
     check_writable(output)
-    lock = Lock(output)
-    try:
-        chosen = {name: array for name, array in arrays.items() if keep(name)}
+    chosen = {name: array for name, array in arrays.items() if keep(name)}
+    with Lock(output):
         return Joined(write(output, Record(header, complete, ordered), chosen), contradictions)
-    finally:
-        lock.release()
 
 
 def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:

@@ -165,7 +165,7 @@ class Run:
         self._unwritten = ""
         self._gated: Gated | None = None
         if self._given is not None and not self._is_worker and not config.option.collectonly:
-            self._guard.callback(Lock(self._given).release)
+            self._guard.enter_context(Lock(self._given))
         self._earlier = self._read_earlier()
         baseline = option("--conformance-baseline")
         if baseline is not None and not config.option.collectonly:

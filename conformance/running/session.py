@@ -200,7 +200,7 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
             or "call.repeats" in case.serves
             or case.id in EVERY_MODE
         )
-        and (mode.dtypes is None or dtype in mode.dtypes)
+        and mode.has(dtype)
     )
 
 
