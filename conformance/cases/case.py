@@ -163,7 +163,8 @@ def _problem(case: Case, dtype: str) -> Problem:
     exact = assembled(
         shape, drawn, mask=mask, attn_bias=bias, causal=case.causal, scale=case.scale, **fields
     )
-    problem = rounded(_without_loss_on_masked_rows(exact) if fields else exact, dtype)
+    with_loss = _without_loss_on_masked_rows(exact) if case.defined or fields else exact
+    problem = rounded(with_loss, dtype)
     arrays = [getattr(problem, name) for name in ARRAY_NAMES]
     arrays += [*problem.weights.named().values(), *problem.feature_arrays().values()]
     for array in arrays:
@@ -178,6 +179,8 @@ def _without_loss_on_masked_rows(problem: Problem) -> Problem:
     The output of these queries is a convention of the implementation, on which no loss may depend.
     """
     seen = np.all(problem.allowed_in_full().any(axis=-1), axis=1)
+    if seen.all():
+        return problem
     return problem.replace(cotangent=np.where(seen[..., None], problem.cotangent, 0.0))
 
 
@@ -342,7 +345,7 @@ FAMILIES: dict[str, Shape] = {
     # One more than a power of two: the last tile of a kernel holds a single query and key.
     "tiles": _shape(1, 129, 129, 2, 33, sharing="self"),
     # Several tiles of 64 with ragged ends, which no diagonal meets at a multiple of 16.
-    "blocks": _shape(1, 87, 150, 1, 4, bias=False, sharing="memory"),
+    "blocks": _shape(1, 87, 150, 2, 4, bias=False, sharing="memory"),
     # More positions than bfloat16 has consecutive integers (256).
     "longer": _shape(1, 300, 300, 1, 4, bias=False, sharing="separate"),
     # Lengths that are multiples of every usual tile, and heads as wide as a tensor core's.
@@ -351,11 +354,11 @@ FAMILIES: dict[str, Shape] = {
     # As many tokens as heads, of size 1: a bias [heads 1] can be broadcast along tokens by mistake.
     "size-one": _shape(2, 3, 3, 3, 1, sharing="self"),
     # More batch entries than implementations compute at once.
-    "large-batch": _shape(17, 2, 6, 2, 3, bias=False, sharing="memory"),
+    "large-batch": _shape(17, 4, 6, 2, 3, bias=False, sharing="memory"),
     # All sizes coincide, so code that recognises an axis by its size goes wrong.
     "square": _shape(4, 4, 4, 4, 4, sharing="memory"),
     # Heads that are wider than 64 and fill no second block of 64, nor of 16.
-    "wide-head": _shape(2, 3, 5, 2, 72, bias=False, sharing="memory"),
+    "wide-head": _shape(2, 3, 5, 1, 72, bias=False, sharing="memory"),
     # Self-attention without biases, whose three projections can be one matrix product.
     "packed": _shape(3, 6, 6, 4, 5, bias=False, sharing="self"),
     "wide-value": _shape(2, 5, 6, 4, 3, value_head_size=8, bias=False, sharing="memory"),

@@ -667,6 +667,12 @@ def key_lengths_from_queries(
     return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}
 
 
+def key_lengths_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return key lengths that are, in turn, an eighth of the keys, at least one, and all keys."""
+    keys = shape.key_length
+    return {"key_lengths": np.resize([max(1, keys // 8), keys], shape.batch)}
+
+
 def key_lengths_empty(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return the lengths of `key_lengths`, but 0 for every second batch entry."""
     lengths = key_lengths(shape, causal, random)["key_lengths"]

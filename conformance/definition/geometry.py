@@ -314,6 +314,7 @@ _LENGTHS: Mapping[str, Lengths] = {
     "one-head": lambda q, k: (2 * q + 1, k + 1),
     "long": lambda q, k: (q // 4 + 3, 3 * k + k // 3),
     "tiles": lambda q, k: (2 * q + 1, 2 * k + 1),
+    "blocks": lambda q, k: (q, k + 1),
     "longer": lambda q, k: (3 * max(q, k) + max(q, k) // 3,) * 2,
     "decoding": lambda q, k: (1, 4 * k + k // 3),
     "split": lambda q, k: (1, 8 * k + 1),

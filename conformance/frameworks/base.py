@@ -367,10 +367,11 @@ class Framework(ABC):
         """Return the same numbers with other strides, as a view of a larger array.
 
         If `how` is "gaps", each number is stored twice in a row. If it is "transposed", the last
-        two axes are swapped in memory. If it is "expanded", there is one number in memory. If it is
-        "window", the view is a slice along the axes between the first and the last, or along all
-        axes if there are fewer than three. The rest of the larger array is NaN or, for booleans and
-        integers, one. Raise `Unsupported` if the framework's arrays have no such strides.
+        two axes are swapped in memory. If it is "expanded", axes along which all numbers are equal
+        have strides of 0. If it is "window", the view is a slice along the axes between the first
+        and the last, or along all axes if there are fewer than three. The rest of the larger array
+        is NaN or, for booleans and integers, one. Raise `Unsupported` if the framework's arrays
+        have no such strides.
         """
         if not self.has_strides:
             raise Unsupported(f"arrays of {self.name} have no strides")
@@ -381,7 +382,10 @@ class Framework(ABC):
             return self.array(values, dtype, device)
 
         if how == "expanded":
-            return self.expanded(native)
+            values = self.numpy(native)
+            constant = [(values == values.take([0], axis)).all() for axis in range(values.ndim)]
+            once = tuple(slice(0, 1) if same else slice(None) for same in constant)
+            return self.expanded(native[once], sizes)
         if how == "transposed":
             if len(sizes) < 2:
                 return native
@@ -403,8 +407,8 @@ class Framework(ABC):
         around[window] = native
         return around[window]
 
-    def expanded(self, native: Any) -> Any:
-        """Return an array, all of whose elements are equal, as a view of one of them."""
+    def expanded(self, native: Any, sizes: tuple[int, ...]) -> Any:
+        """Return a view of the array with these sizes, repeated with strides of 0."""
         raise Unsupported(f"arrays of {self.name} have no strides of 0")
 
     def surrounded(self, native: Any, by: float, device: str) -> Any:

@@ -33,8 +33,8 @@ class NumPy(Framework):
     def numpy(self, native: Any) -> np.ndarray:
         return native.copy() if native.dtype == np.bool_ else native.astype(np.float64)
 
-    def expanded(self, native: Any) -> Any:
-        return np.broadcast_to(native.reshape(-1)[0], native.shape)
+    def expanded(self, native: Any, sizes: tuple[int, ...]) -> Any:
+        return np.broadcast_to(native, sizes)
 
     def overwrite(self, native: Any, by: Any) -> None:
         native[...] = by

@@ -104,8 +104,8 @@ class Torch(Framework):
             return tensor.numpy().astype(np.float64)
         return (tensor if tensor.dtype == torch.bool else tensor.double()).numpy()
 
-    def expanded(self, native: Any) -> Any:
-        return native.reshape(-1)[0].expand(native.shape)
+    def expanded(self, native: Any, sizes: tuple[int, ...]) -> Any:
+        return native.expand(sizes)
 
     def place(self, layer: Any, device: str) -> Any:
         return layer.to(_device(device))

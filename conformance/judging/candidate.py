@@ -151,7 +151,7 @@ class Remote(Framework):
         if not self.has_strides:
             raise Unsupported(f"arrays of {self.name} have no strides")
         if how == "expanded":
-            return self.expanded(native)
+            return self.expanded(native, native.shape)
         native.strides = how
         return native
 

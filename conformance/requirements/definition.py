@@ -18,7 +18,7 @@ from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
-from conformance.requirements.examination import Examination
+from conformance.requirements.examination import Examination, seen_rows
 from conformance.requirements.requirement import Check, judge, requirement
 
 
@@ -258,8 +258,8 @@ def sums(ex: Examination, weights: Array) -> Finding:
     noise = np.maximum(noise, ex.problem.format.roundoff)
     total = weights.sum(axis=-1)
     one = np.ones_like(total)
-    if ex.problem.features:
-        # A sink takes a part of each row, and lengths may leave rows without keys.
+    if ex.problem.features or seen_rows(ex.problem) is not None:
+        # A sink takes a part of each row, and rows may be left without keys.
         one = expected.arrays["weights"].sum(axis=-1)
     compared = compare("row sums", total, one, noise, expected.underflow)
     return judge(sums.id, [compared], said="rows of the returned weights do not sum to one")

@@ -22,7 +22,7 @@ from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Adapter, Call, Mode, SideEffects
 from conformance.cases.case import Case
 from conformance.definition.attention import heads_alone
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.expectation import Expectation, expect, expect_carefully
 from conformance.definition.problem import Answer, Problem, check_shape
 from conformance.errors import ConformanceError, Unsupported, WrongShape
@@ -292,7 +292,7 @@ class Examination:
         the problem has features, the rows of fully masked queries get predetermined values.
         """
         check_answer(answer, problem)
-        if self.case.defined and problem.features:
+        if self.case.defined:
             answer = without_masked_rows(answer, problem)
         return answer if self.adapter.has_gradients else replace(answer, gradients={})
 
@@ -392,6 +392,15 @@ def _shapes(problem: Problem, averaged: bool) -> Mapping[str, tuple[int, ...]]:
     return shapes
 
 
+@lru_cache(maxsize=64)
+def seen_rows(problem: Problem) -> BoolArray | None:
+    """Return whether each query has a visible key, `[batch heads query]`; None if all do."""
+    if problem.allowed is None:
+        return None
+    seen = np.any(problem.allowed_in_full(), axis=-1)
+    return None if np.all(seen) else seen
+
+
 def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
     """Return the answer with predetermined rows for queries that are fully masked in some head.
 
@@ -399,8 +408,8 @@ def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
     the heads that mask it, and in all heads if they are averaged. Lengths and segments may leave a
     query without keys. Its output is a matter of convention, and must not hide what others get.
     """
-    seen = np.any(problem.allowed_in_full(), axis=-1)
-    if np.all(seen):
+    seen = seen_rows(problem)
+    if seen is None:
         return answer
     bias, weights = problem.weights.output_bias, answer.weights
     masked = 0.0 if bias is None else bias

@@ -28,6 +28,7 @@ from mutants.mutant import (
     OUTPUT,
     PARAMETERS,
     SPELLINGS,
+    TWICE,
     Mutant,
 )
 
@@ -2078,4 +2079,42 @@ _add(
     "cache.steps-equal-the-whole",
     at_end=lambda a: Featured.at_end(a) and a.queries != 2,
     case="causal/bottom-right/cross",
+)
+
+# What few queries and short entries meet.
+
+_add = _chapter("serving", "window-causal/decoding")
+
+
+def _only_in_the_last_block(a: Featured) -> Array:
+    last = (a.keys - 1) // 16 * 16
+    return Featured.keys_in_use(a) | (np.arange(a.keys) < last)
+
+
+def _saved_for_once(a: Featured, weights: Array, d_weights: Array) -> Array:
+    found = Featured.d_softmax(a, weights, d_weights)
+    if a.argument("sinks") is not None and a.weights is None:
+        a.log_total = a.log_total / a.wide(np.log(2))
+    return found
+
+
+_add(
+    "window-forgotten-for-one-query",
+    "drops the window along with the causal flag where there is one query",
+    in_window=lambda a, distance: (
+        np.ones(distance.shape, bool) if a.queries == 1 else Featured.in_window(a, distance)
+    ),
+)
+_add(
+    "lengths-in-the-last-block-only",
+    "looks at lengths only in the last block of 16 keys",
+    keys_in_use=_only_in_the_last_block,
+    case="key-lengths-apart/decoding",
+)
+_add(
+    "normaliser-converted-in-place-with-sinks",
+    "converts the saved normaliser to base 2 in the backward pass if there are sinks",
+    TWICE,
+    d_softmax=_saved_for_once,
+    case="sinks-with-mask/cross",
 )

@@ -18,6 +18,7 @@ from mutants.mutant import (
     DROPPED_OFF,
     DTYPE,
     FROZEN,
+    INFERENCE,
     INPUTS,
     KEPT,
     KEY_ORDER,
@@ -967,4 +968,29 @@ _add(
     OF_A_SUM,
     received=_contiguous_or_dense,
     case="mask/key-padding/separate",
+)
+_add(
+    "triangle-shifted-in-inference",
+    "sees one key too many where nothing needs a gradient",
+    INFERENCE,
+    triangle=lambda a: np.tri(
+        a.queries, a.keys, a.offset() + (not a.given.wanted and a.given.mode.gradients), bool
+    ),
+    case="causal/bottom-right/cross",
+)
+
+
+def _padding_into_bias(a: Attention) -> None:
+    bias, padding = (a.given.masks.get(name) for name in ("bias", "padding"))
+    if bias is not None and padding is not None and padding.dtype == np.bool_:
+        blocked = np.broadcast_to(~padding[:, None, None, :], bias.shape)
+        bias[blocked] = -np.inf
+
+
+_add(
+    "padding-written-into-the-bias",
+    "joins the padding with the bias in the memory of the bias",
+    UNCHANGED,
+    begin=_padding_into_bias,
+    case="bias/high-on-padding/cross",
 )
