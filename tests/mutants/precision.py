@@ -531,5 +531,5 @@ _add(
     MODES,
     OUTPUT,
     highest=_zero_for_nothing,
-    case="logits/low-after-blocked-start/tiles",
+    case="bias/low-after-blocked-start/tiles",
 )
