@@ -468,6 +468,12 @@ def test_explain_a_case(capsys):
     assert "\n    ###...\n    ####..\n    #####.\n    ######\n" in printed
 
 
+@pytest.mark.parametrize("name", ["plain/no-mask/cross.d64t64x64-layer", "plain/tiles/few-queries"])
+def test_explain_a_case_whose_sizes_an_implementation_decides(capsys, name):
+    assert main(["explain", name]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith(f"{name}\n")
+
+
 def test_explain_every_case_that_a_pattern_finds(capsys):
     assert main(["explain", "mask/shared"]) == ExitCode.OK
     printed = capsys.readouterr().out

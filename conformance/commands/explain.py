@@ -155,7 +155,7 @@ def explanation(name: str) -> Explanation:
         ConformanceError: instead of `UnknownName`, if the name is that of an implementation or
             looks like the location of one; the message suggests commands.
     """
-    from conformance.cases.catalogue import catalogue
+    from conformance.cases.catalogue import case_of, catalogue
     from conformance.experiments import EXPERIMENTS
     from conformance.requirements import REQUIREMENTS
 
@@ -166,6 +166,10 @@ def explanation(name: str) -> Explanation:
     }
     ids = [name] if name in explain else [id_ for id_ in explain if name and id_.startswith(name)]
     ids = ids or fnmatch.filter(explain, name)
+    if not ids:
+        # Cases on grids are not listed, because their sizes depend on the implementation.
+        with suppress(UnknownName):
+            return Explanation([_case(case_of(name))])
     if not ids and _is_implementation(name):
         raise ConformanceError(
             f"{name!r} is an implementation; its conventions: mha-conformance probe {name}, "
