@@ -1,13 +1,13 @@
 """This project's flash attention in Triton; you may copy the kernel in `triton_flash_kernel`.
 
-Easy to miss in a port: the docstring of the kernel's module has a list, in the order of the code.
-This module shows how to test such a kernel with the suite: a `Function` takes projected heads and
+The docstring of the kernel's module lists what is easy to miss when the kernel is ported. The
+module here shows how to test such a kernel with the suite: a `Function` takes projected heads and
 declares what its mask and its causal flag mean.
 
 On a CPU, Triton interprets the kernel if TRITON_INTERPRET is set before triton is first imported.
-Two things are not interpreted: bfloat16, for which the interpreter has no arithmetic, as Triton's
-documentation states (https://triton-lang.org/main/programming-guide/chapter-3/debugging.html); and
-large problems in float64 and float16, because tiles are interpreted one after the other.
+The adapter then refuses problems in bfloat16, for which the interpreter has no arithmetic (see
+https://triton-lang.org/main/programming-guide/chapter-3/debugging.html), and large problems in
+float64 and float16, which take too long because tiles are interpreted one after another.
 """
 
 from __future__ import annotations

@@ -668,7 +668,7 @@ def key_lengths_from_queries(
 
 
 def key_lengths_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return key lengths that are, in turn, an eighth of the keys, at least one, and all keys."""
+    """Return key lengths that alternate: an eighth of the keys (at least 1), then all keys."""
     keys = shape.key_length
     return {"key_lengths": np.resize([max(1, keys // 8), keys], shape.batch)}
 

@@ -34,7 +34,10 @@ MOST_SPLITS = 8
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about the problem's features and chunks of queries, the simplest first."""
+    """Yield hypotheses about what is wrong with each feature that the problem has.
+
+    Those about queries in chunks beside a cache, and about windows in whole blocks, come last.
+    """
     problem = maker.problem
     if problem.window != NO_WINDOW:
         yield from _window(maker, problem.window)

@@ -507,8 +507,8 @@ def read_exploration(path: Path) -> Exploration:
     """Read and return the record of an exploration.
 
     Raises:
-        BrokenRecord: the file cannot be read, is too large, is not a record of an exploration, or
-            contains a name that is not one of its case files.
+        BrokenRecord: the file cannot be read, is too large or is not a record of an exploration, or
+            a case file that it names has not the form "NAME-NUMBER.case".
     """
     found = read_document(path, Exploration, EXPLORATION, 2**20, "record of an exploration")
     for one in found.found:

@@ -333,7 +333,10 @@ def counts_after(lines: Sequence[str], first: int) -> int:
 
 
 def _apart(text: str) -> tuple[str, str]:
-    """Split a file into its entries and its tables, the latter with the comment above them."""
+    """Split the text of a baseline into its entries, and its tables of counts and pins.
+
+    The comment `HEAD` above these tables belongs to them.
+    """
     lines = text.splitlines(keepends=True)
     start = counts_after(lines, 0)
     entries = (n for n in range(start, len(lines)) if _ENTRY.match(lines[n]))

@@ -125,7 +125,10 @@ class Judgement:
 
     @property
     def answered(self) -> bool:
-        """Whether every item that was selected has an outcome; "unsupported" is one."""
+        """Whether no selected item is left without an answer; "unsupported" is an answer.
+
+        Items that crashed, timed out, were unavailable or were not run have none.
+        """
         return not (self.open or self.missing)
 
     @property

@@ -525,7 +525,10 @@ def _written(document: TOMLDocument, end: str) -> str:
 
 
 def _close(lines: list[str], place: int) -> None:
-    """Remove superfluous empty lines where an entry was removed, and at the end of the file."""
+    """Remove the empty lines that an entry leaves behind that was removed at the index `place`.
+
+    They are one of two that now follow each other, or all at the end if nothing follows the entry.
+    """
     before = place == 0 or not lines[place - 1].strip()
     if place == len(lines):
         while lines and not lines[-1].strip():
