@@ -67,6 +67,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
     assert len({mutant.did for mutant in MUTANTS}) == len(MUTANTS)
     assert set(CHAPTERS) == {
         "forward",
+        "serving",
         "masks",
         "causal",
         "precision",

@@ -441,7 +441,7 @@ def test_a_full_disk_leaves_what_was_measured(tmp_path, isolate):
     import resource
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, 70_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     options = [mini("Correct"), isolate, "--dtype", "float32", "--case", "mask"]
     done = subprocess.run(

@@ -385,7 +385,7 @@ class Framework(ABC):
             values = self.numpy(native)
             constant = [(values == values.take([0], axis)).all() for axis in range(values.ndim)]
             once = tuple(slice(0, 1) if same else slice(None) for same in constant)
-            return self.expanded(native[once], sizes)
+            return self.expanded(self.array(values[once], dtype, device), sizes)
         if how == "transposed":
             if len(sizes) < 2:
                 return native

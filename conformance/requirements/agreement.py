@@ -344,6 +344,7 @@ def shared(ex: Examination) -> Finding | None:
         "mask/per-head/separate",
         "mask/key-padding/separate",
         "mask/key-padding/decoding",
+        "mask/shared/self",
         "bias/with-mask/self",
     ),
     revision=3,

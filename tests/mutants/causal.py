@@ -333,20 +333,3 @@ _add(
     triangle=_limit_rounded_down,
     case="causal/bottom-right/blocks",
 )
-
-
-def _scaled_after(a: Attention, logits: Array) -> Array:
-    logits = Attention.hide(a, logits)
-    if a.given.causal:
-        with np.errstate(invalid="ignore"):
-            logits = np.where(np.isneginf(logits), logits * abs(a.factor()), logits)
-    return logits
-
-
-_add(
-    "scale-after-the-flag",
-    "multiplies logits by the scale after the flag has blocked them",
-    OUTPUT,
-    hide=_scaled_after,
-    case="scale/zero-with-causal/self",
-)

@@ -518,18 +518,3 @@ for _dtype, _percent in (("bfloat16", 2.0), ("bfloat16", 1.0), ("float16", 1.0),
         case=LONG,
         accuracy="A",
     )
-
-
-def _zero_for_nothing(a: Attention, part: Array) -> Array:
-    highest = Attention.highest(a, part)
-    return np.where(np.isneginf(highest), a.wide(0), highest)
-
-
-_add(
-    "maximum-zero-after-a-blocked-tile",
-    "goes on with a running maximum of 0 after a tile without visible keys",
-    MODES,
-    OUTPUT,
-    highest=_zero_for_nothing,
-    case="bias/low-after-blocked-start/tiles",
-)
