@@ -234,6 +234,34 @@ The other five were restated, because they change nothing (a reflection of queri
 ALiBi from another end under a causal mask, lengths beside a causal mask that ends at them), or only
 what a fully masked query gets.
 
+Three people who had not seen the checks wrote 142 variants of a layer, of a function with features
+and of a tiled kernel. 84 of them were noticed. Of the others, these became mutants:
+
+| mutants | what was missing |
+| --- | --- |
+| batch-mask-for-heads-if-as-many, shared-mask-for-padding-if-as-many | masks where all sizes are \
+equal: `mask/per-batch/square`, `mask/shared/square` |
+| padding-of-the-first-eight | a batch of more than 8: `mask/key-padding/large-batch` |
+| causal-limit-rounded-down | a diagonal that meets no multiple of 16 at the end of 64 queries: \
+`causal/bottom-right/blocks` |
+| dropout-drawn-again-in-backward | gradients with dropout: `dropout.backward-drops-the-same` |
+| self-attention-if-query-is-key, last-tokens-for-the-first | query and key that are one array, \
+beside another value: `call.takes-one-array-twice` |
+| projected-keys-cached | other weights while the inputs stay: \
+`call.reads-what-its-arguments-hold-now` |
+| output-in-a-workspace | an output that is looked at after the next call: \
+`call.leaves-earlier-answers-alone` |
+| weights-overwritten-where-nothing-is-masked, normaliser-converted-in-place-with-sinks | a second \
+backward pass without a mask, and with sinks |
+| transposed-mask-read-in-order, reads-beyond-an-expanded-cotangent | transposed memory, and a \
+gradient with strides of 0: `gradient.of-a-sum` |
+| triangle-of-the-longest-call | one layer for several lengths: `call.serves-other-lengths` |
+| triangle-shifted-in-inference | inference beside most cases: \
+`call.without-gradients-is-the-same` |
+| padding-written-into-the-bias | a look at the bias after a call with padding |
+| window-forgotten-for-one-query | `feature/window-causal/decoding` |
+| lengths-in-the-last-block-only | a short entry beside a long one: `feature/key-lengths-apart` |
+
 What is kept in bfloat16 between eight tiles at most (contexts, their merge, gradients, row terms) \
 changes no more than the promised class A allows. [At length](long.md) it is noticed.
 
