@@ -214,9 +214,10 @@ class NativeAdapter(Adapter):
             if shapes[0] != shapes[1] or ready.spelling.plain() != next_one.spelling.plain():
                 raise Unsupported("its masks are spelled in two ways")
             for name, array in old.items():
-                numbers = self.bridge.numpy(array), self.bridge.numpy(new[name])
                 # Writing the same numbers again would hide a cache that forgets the weights.
-                if array is not new[name] and not np.array_equal(*numbers):
+                if array is not new[name] and not np.array_equal(
+                    self.bridge.numpy(array), self.bridge.numpy(new[name])
+                ):
                     self.bridge.overwrite(array, new[name])
             return self._evaluate(problem, call, ready)
 

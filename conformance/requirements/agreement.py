@@ -67,14 +67,18 @@ def _alike(
 ) -> Finding:
     """Return the finding on whether output and weights of two answers to `problem` are equal.
 
-    They are compared up to the noise of both; `said` describes a deviation, as in `judge`.
+    They are compared up to the noise of both, and weights only if they are per head. `said`
+    describes a deviation, as in `judge`.
     """
     expected = ex.expected(f"{name} {problem.shape}", problem.replace)
-    ones, others = ({"output": it.output, "weights": it.weights} for it in (one, other))
-    per_head = one.weights is not None and one.weights.ndim == 4 and other.weights is not None
-    names = ("output", "weights") if per_head else ("output",)
-    left, right = ({name: arrays[name] for name in names} for arrays in (ones, others))
-    compared = all_between(left, right, expected.sigma, expected.underflow)  # type: ignore[arg-type]
+    others = other.arrays()
+    common = {
+        name: array
+        for name, array in one.arrays().items()
+        if name in ("output", "weights") and name in others
+        if array.shape == expected.arrays[name].shape
+    }
+    compared = all_between(common, others, expected.sigma, expected.underflow)
     return judge(name, compared, said=said)
 
 

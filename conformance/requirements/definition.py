@@ -251,7 +251,8 @@ def equal(ex: Examination, weights: Array) -> Finding:
 @_of_weights
 def sums(ex: Examination, weights: Array) -> Finding:
     """Sum the returned weights of each query over the keys. Each sum must be 1 up to rounding, or,
-    if the problem has features such as sinks, equal the sum in the reference."""
+    if the problem has features such as sinks or leaves queries without keys, equal the sum in the
+    reference."""
     expected = ex.suited_expectation
     noise = np.sqrt((expected.sigma["weights"] ** 2).sum(axis=-1))
     # In a row with a single visible key, the weight has no noise; the sum is rounded once.

@@ -791,11 +791,15 @@ for _argument in ("mask", "padding", "bias"):
 # A switch that turns dropout off in one direction.
 
 
+def _draw_again(a: Attention, weights: Array, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    a.kept = a.compensated((random.random(weights.shape) >= a.given.mode.dropout) * a.wide(1))
+
+
 def _dropped_backwards(a: Attention) -> Array:
     weights = Attention.weights_again(a)
     if a.given.mode.dropout and not a.drops():
-        random = np.random.default_rng(a.given.mode.draw)
-        a.kept = a.compensated((random.random(weights.shape) >= a.given.mode.dropout) * a.wide(1))
+        _draw_again(a, weights, a.given.mode.draw)
     return weights
 
 
@@ -823,11 +827,10 @@ _add(
 
 
 def _drawn_again(a: Attention) -> Array:
+    weights = Attention.weights_again(a)
     if a.given.mode.dropout and a.drops():
-        weights = Attention.weights_again(a)
-        random = np.random.default_rng(a.given.mode.draw + 1)
-        a.kept = a.compensated((random.random(weights.shape) >= a.given.mode.dropout) * a.wide(1))
-    return Attention.weights_again(a)
+        _draw_again(a, weights, a.given.mode.draw + 1)
+    return weights
 
 
 _add(
