@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import children
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -57,7 +59,7 @@ def shell(command: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]
     program, _, rest = command.partition(" ")
     if program in PROGRAMS:
         module = PROGRAMS[program]
-        own = [sys.executable, "-m", module] if module else [sys.executable]
+        own = children.python("-m", module) if module else [sys.executable]
         command = f"{shlex.join(own)} {rest}"
     environment = {
         name: value

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import children
 import pytest
 import yaml
 
@@ -70,7 +71,9 @@ class Runner:
         (folder / "mine.py").write_text(MINE)
         self.bin = folder / "bin"
         self.bin.mkdir()
-        self._program("mha-conformance", f'exec "{sys.executable}" -m conformance "$@"')
+        self._program(
+            "mha-conformance", f'exec {shlex.join(children.python("-m", "conformance"))} "$@"'
+        )
         # There is no network here, and the suite is installed: what pip is told is written down.
         self._program("python", 'shift 2; printf "%s\\n" "$@" > "$PIP_TOLD"')
         for name in ("summary", "output"):

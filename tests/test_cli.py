@@ -6,11 +6,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
 
+import children
 import pytest
 from mutants import miniatures
 
@@ -35,11 +35,11 @@ def mini(name):
     return f"{MINIATURES}:{name}"
 
 
-def mha(*arguments, cwd=None, expect=None):
+def mha(*arguments, cwd=None, expect=None, python=children.python):
     """Run the command; whatever happens, no traceback of ours."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     done = subprocess.run(
-        [sys.executable, "-m", "conformance", *map(str, arguments)],
+        python("-m", "conformance", *map(str, arguments)),
         capture_output=True, text=True, timeout=120, cwd=cwd, check=False,
         env=env | {"NO_COLOR": "1", "COLUMNS": "80"},
     )  # fmt: skip

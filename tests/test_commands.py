@@ -11,6 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import children
 import pytest
 from mutants import miniatures
 from records import bad, good, record, result, save
@@ -251,7 +252,7 @@ def on_a_terminal(*arguments, **environment):
     keep, give = pty.openpty()
     env = {k: v for k, v in os.environ.items() if k != "CI" and not k.startswith("PYTEST")}
     env |= {"COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"} | environment
-    command = [sys.executable, "-m", "conformance", *map(str, arguments)]
+    command = children.python("-m", "conformance", *map(str, arguments))
     running = subprocess.Popen(command, stdin=give, stdout=give, stderr=give, env=env)
     os.close(give)
     written = b""

@@ -65,8 +65,7 @@ def test_example_conforms_on_the_command_line(example):
 def test_example_conforms_under_pytest(example):
     pytest.importorskip(EXAMPLES[example])
     done = shell(
-        f"{shlex.quote(sys.executable)} -m pytest -q --pyargs conformance "
-        f"--implementation docs/examples/{example} {narrow(example)}"
+        f"pytest -q --pyargs conformance --implementation docs/examples/{example} {narrow(example)}"
     )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

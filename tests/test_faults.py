@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import msgspec
 import psutil
 import pytest
@@ -77,10 +78,10 @@ def faulty(name):
     return f"{FAULTY}:{name}"
 
 
-def command(*arguments):
+def command(*arguments, python=children.anew):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     return {
-        "args": [sys.executable, "-m", "conformance", "run", *map(str, arguments)],
+        "args": python("-m", "conformance", "run", *map(str, arguments)),
         "env": env | {"NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
         "text": True,
     }
@@ -89,7 +90,11 @@ def command(*arguments):
 def run(folder, *arguments, expect=None):
     """Run to the end; whatever happens, no traceback of ours."""
     done = subprocess.run(
-        **command(*arguments), cwd=folder, capture_output=True, timeout=240, check=False
+        **command(*arguments, python=children.python_alone),
+        cwd=folder,
+        capture_output=True,
+        timeout=240,
+        check=False,
     )
     told = done.stdout + done.stderr
     assert "INTERNALERROR" not in told, told

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import children
 import msgspec
 import numpy as np
 import pytest
@@ -234,7 +235,7 @@ def test_what_an_implementation_says_is_no_control_sequence(command, tmp_path):
     spec = str(tmp_path / "evil.py") + ":evil"
     arguments = [part.format(spec=spec) for part in command]
     done = subprocess.run(
-        [sys.executable, "-m", "conformance", *arguments],
+        children.python("-m", "conformance", *arguments),
         capture_output=True,
         text=True,
         check=False,

@@ -6,12 +6,12 @@ import itertools
 import math
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import children
 import numpy as np
 import pytest
 from longer import PROBLEMS, TILES, problem
@@ -897,7 +897,7 @@ def test_the_record_says_where_the_process_ended(tmp_path):
     (tmp_path / "dies.py").write_text(DIES)
     asked = ["long", str(tmp_path / "dies.py:dies"), "--lengths", "64:2000", "--dtype", "float32"]
     ran = subprocess.run(
-        [sys.executable, "-m", "conformance", *asked, "--record", str(tmp_path / "kept")],
+        children.python("-m", "conformance", *asked, "--record", str(tmp_path / "kept")),
         check=False,
         capture_output=True,
     )

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import children
 import pytest
 import yaml
 
@@ -58,7 +59,7 @@ def test_its_test_passes_and_fails_when_the_attention_is_wrong(tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     # Two texts of one length, written within one second: bytecode would be stale.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = children.python("-m", "pytest", "-q", "-p", "no:cacheprovider")
     command += ["-k", "key-padding and cross and float32", "test_my_attention.py"]
 
     def test():

@@ -8,11 +8,11 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 
@@ -57,18 +57,18 @@ def mini(name):
     return f"{MINIATURES}:{name}"
 
 
-def command(module, *arguments):
+def command(module, *arguments, python=children.python):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     return {
-        "args": [sys.executable, "-m", module, *map(str, arguments)],
+        "args": python("-m", module, *map(str, arguments)),
         "env": env | {"NO_COLOR": "1", "COLUMNS": "120"},
         "text": True,
     }
 
 
-def run_pytest(folder, *arguments, expect=None):
+def run_pytest(folder, *arguments, expect=None, python=children.python):
     """`pytest` in a folder of its own; whatever happens, no traceback of ours."""
-    options = command("pytest", "-p", "no:cacheprovider", *arguments)
+    options = command("pytest", "-p", "no:cacheprovider", *arguments, python=python)
     done = subprocess.run(**options, capture_output=True, cwd=folder, timeout=120, check=False)
     told = done.stdout + done.stderr
     assert "INTERNALERROR" not in told, told
@@ -563,7 +563,8 @@ def project(tmp_path):
 
 
 def test_the_plugin_has_no_effect_there(project):
-    done = run_pytest(project, "-p", "no:jaxtyping", expect=pytest.ExitCode.TESTS_FAILED)
+    options = ("-p", "no:jaxtyping")
+    done = run_pytest(project, *options, expect=pytest.ExitCode.TESTS_FAILED, python=children.anew)
     assert "1 failed, 2 passed" in done.stdout
     assert "= conformance =" not in done.stdout
     assert "mha-conformance" in done.stdout, "it is loaded, as its name in the header shows"
@@ -572,13 +573,15 @@ def test_the_plugin_has_no_effect_there(project):
 
 
 def test_help_works_there(project):
-    done = run_pytest(project, "--help", expect=pytest.ExitCode.OK)
+    done = run_pytest(project, "--help", expect=pytest.ExitCode.OK, python=children.anew)
     assert "--implementation=NAME" in done.stdout
 
 
 def test_a_conformance_run_there_says_what_is_in_the_way(project):
     arguments = ["--implementation", mini("Correct")]
-    done = conformance(project, *arguments, expect=pytest.ExitCode.USAGE_ERROR)
+    options = ("--pyargs", "conformance", *arguments)
+    code = pytest.ExitCode.USAGE_ERROR
+    done = run_pytest(project, *options, expect=code, python=children.anew)
     assert "an option of this project is in the way" in done.stderr
     assert "use mha-conformance run" in done.stderr
     case = [*FLOAT32, "--case", "mask/shared/self"]
@@ -651,7 +654,7 @@ def test_the_processes_of_a_worker_see_its_gpu_alone(tmp_path, device):
     # This process may be a worker itself.
     inherited = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     subprocess.run(
-        [sys.executable, "-m", "conformance", "run", "mine.py:attention", *options],
+        children.python("-m", "conformance", "run", "mine.py:attention", *options),
         cwd=tmp_path, env=inherited | {GPUS: "3,5"}, capture_output=True, timeout=120,
     )  # fmt: skip
     lines = {line.strip() for line in (tmp_path / "asked").read_text().splitlines()}
