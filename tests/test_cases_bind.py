@@ -76,7 +76,6 @@ BITS = 64
 CASES = [case for case in catalogue() if case.defined]
 MASKED = [case for case in CASES if case.mask is not None and case.regime is None]
 
-each = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 Spoilt = tuple[str, str, Problem]
 
 
@@ -200,15 +199,35 @@ def movement(expectation: Expectation, problem: Problem) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def movements(case: Case, dtype: str) -> list[tuple[str, str, dict[str, float]]]:
-    """What every spoilt input does to the answer of the case."""
+    """What every spoilt input does to the answer of the case; in float64, only every idle one.
+
+    What moves an answer by 100σ in float32 does so in float64, where the noise is smaller.
+    """
     problem = case.problem(dtype)
     expectation = expect(problem)
     with np.errstate(over="ignore"):  # an element that must be 0 and is not
-        return [(name, how, movement(expectation, wrong)) for name, how, wrong in spoilt(problem)]
+        return [
+            (name, how, movement(expectation, wrong))
+            for name, how, wrong in spoilt(problem)
+            if dtype != "float64" or name in case.idle
+        ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@each
+def blind_to_key_order(problem: Problem) -> bool:
+    """Without anything that is laid out along the keys, their order is a symmetry."""
+    laid_out = problem.attn_bias is not None or not problem.allowed_in_full().all()
+    return problem.shape.sharing == "memory" and not laid_out
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{case.id}-{dtype}")
+        for dtype in DTYPES
+        for case in CASES
+        if dtype != "float64" or case.idle
+    ],
+)
 def test_every_input_binds(case, dtype):
     loose = [
         f"{name} {how}: {max(moved.values()):.3g}σ"
@@ -230,26 +249,18 @@ def test_every_input_binds(case, dtype):
     ]
     assert moving == [], "declared idle"
 
-
-def blind_to_key_order(problem: Problem) -> bool:
-    """Without anything that is laid out along the keys, their order is a symmetry."""
-    laid_out = problem.attn_bias is not None or not problem.allowed_in_full().all()
-    return problem.shape.sharing == "memory" and not laid_out
-
-
-@each
-def test_the_output_alone_tells_every_input_but_the_cotangent(case):
-    """For implementations that return neither weights nor gradients."""
-    problem = case.problem("float32")
-    loose = [
-        f"{name} {how}: {moved['output']:.3g}σ"
-        for name, how, moved in movements(case, "float32")
-        if name not in {*case.idle, "cotangent"}
-        and (case.id, name, how) not in SYMMETRIC
-        and not ((name, how) == ("key", "rolled along axis 1") and blind_to_key_order(problem))
-        and moved["output"] < BINDS["float32"]
-    ]
-    assert loose == []
+    if dtype == "float32":
+        # For implementations that return neither weights nor gradients.
+        problem = case.problem(dtype)
+        loose = [
+            f"{name} {how}: {moved['output']:.3g}σ"
+            for name, how, moved in movements(case, dtype)
+            if name not in {*case.idle, "cotangent"}
+            and (case.id, name, how) not in SYMMETRIC
+            and not ((name, how) == ("key", "rolled along axis 1") and blind_to_key_order(problem))
+            and moved["output"] < BINDS[dtype]
+        ]
+        assert loose == [], "in the output alone"
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.id)

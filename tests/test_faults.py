@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import children
+import filelock
 import msgspec
 import psutil
 import pytest
@@ -131,10 +132,17 @@ def processes(mark):
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory):
     """(record, what was printed) of one run of all of them, and one that is fine."""
-    folder = tmp_path_factory.mktemp("faults")
+    folder = tmp_path_factory.getbasetemp()
+    # Processes of pytest-xdist have folders beside each other, and one of them runs it.
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "faults"
     names = [faulty(name) for name in ("Fine", *FAULTS, "Prints")]
-    done = run(folder, *names, *THREE, *LIMITS, "--record", "r.json", expect=ExitCode.INCOMPLETE)
-    return read(folder / "r.narrowed.json"), done.stdout
+    with filelock.FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            options = (*THREE, *LIMITS, "--record", "r.json")
+            done = run(folder, *names, *options, expect=ExitCode.INCOMPLETE)
+            (folder / "printed.txt").write_text(done.stdout, encoding="utf-8")
+    return read(folder / "r.narrowed.json"), (folder / "printed.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", FAULTS)

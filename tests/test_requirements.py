@@ -101,7 +101,7 @@ def mutant(name):
 def killed(adapter, wanted=None) -> Counter[str]:
     """Requirement to the number of cases in which the adapter deviates from it.
 
-    With `wanted`, only cases that serve this requirement are examined.
+    With `wanted`, only cases that serve this requirement are examined, until one deviates from it.
     """
     adapter.name = adapter.name or type(adapter).__name__
     cases = catalogue()
@@ -113,6 +113,8 @@ def killed(adapter, wanted=None) -> Counter[str]:
         for finding in session.examine(item).findings:
             assert finding.verdict != "error", (item.id, finding)
             found[finding.requirement] += finding.verdict == "deviates"
+        if found[wanted]:
+            break
     return +found
 
 

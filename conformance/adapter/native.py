@@ -270,7 +270,7 @@ class NativeAdapter(Adapter):
             native = self._lying(bridge.array(value, problem.dtype, call.device), call, name)
             differentiated = name in spelling.gradients()
             (variables if differentiated else constants)[_MASK + name] = native
-        parameters, invoke, program = self._bind(problem, replace(call, spelling=spelling))
+        parameters, invoke, program = self._bind(problem, call.spelled(spelling))
         variables |= {_WEIGHT + name: array for name, array in parameters.items()}
 
         def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:

@@ -35,6 +35,7 @@ VALUES = (0.5, 2.0)
 """The sizes of value heads to try, relative to that of key heads."""
 
 LONGEST = (512, 1024)
+FEW = 16
 FAR_OFF = 0.05
 """The relative error of the output (in the Euclidean norm) above which it counts as wrong. It is
 large, because accuracy is not in question here."""
@@ -203,11 +204,13 @@ def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
 def _longest(trials: _Trials, shape: Shape) -> int:
     """Return the greatest length that is accepted, or 0 if all lengths in `LONGEST` are.
 
-    The longer of the shape's lengths counts as accepted.
+    The longer of the shape's lengths counts as accepted. The additive score has a component for
+    each query, key and feature, so there are then only `FEW` queries, unless they are the keys.
     """
     last = max(shape.query_length, shape.key_length)
+    is_large = shape.score == "additive" and shape.sharing != "self"
     for length in LONGEST:
-        longer = replace(shape, query_length=length, key_length=length)
+        longer = replace(shape, query_length=FEW if is_large else length, key_length=length)
         if not trials.takes(longer, "a length"):
             return last
         last = length

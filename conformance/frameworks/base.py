@@ -147,6 +147,8 @@ def put_back(settings: Sequence[Setting], values: Values, present: Values | None
     are looked up if it is None.
     """
     present = look(settings) if present is None else present
+    if present == values:
+        return
     for setting, value, current in zip(settings, values, present, strict=True):
         if current != value:
             setting.put(value)
@@ -154,6 +156,8 @@ def put_back(settings: Sequence[Setting], values: Values, present: Values | None
 
 def changes(settings: Sequence[Setting], before: Values, after: Values) -> list[str]:
     """Return one line of text for each setting whose value changed."""
+    if before == after:
+        return []
     return [
         f"{setting.name}: {one} became {other}" if setting.shown else f"{setting.name} changed"
         for setting, one, other in zip(settings, before, after, strict=True)

@@ -86,6 +86,9 @@ REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.term
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
+GARBAGE = 10_000
+"""The number of new objects after which a run collects garbage."""
+
 
 def take_gpu(worker: str) -> None:
     """Restrict an xdist worker ("gw1") and the processes that it starts to one of the GPUs.
@@ -154,6 +157,7 @@ class Run:
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._examined = 0
+        self._thresholds = gc.get_threshold()
         # The phases of tests to run here; () to let pytest run them.
         self._phases: tuple[Phase, ...] = ()
         self._located: tuple[Any, tuple[str, int | None, str]] = (None, ("", None, ""))
@@ -302,6 +306,7 @@ class Run:
         self._guard.close()
         remember()
         gc.unfreeze()
+        gc.set_threshold(*self._thresholds)
 
     # The record
 
@@ -411,8 +416,10 @@ class Run:
         ):
             only = plugins("logreport") <= REPORT_PLUGINS
             self._phases = ("call",) if only else ("setup", "call", "teardown")
-        # Exclude the objects of imported modules from garbage collection during the tests.
+        # Exclude the objects of imported modules from garbage collection during the tests, and
+        # collect more rarely: an item leaves few cycles behind.
         gc.freeze()
+        gc.set_threshold(GARBAGE, *self._thresholds[1:])
 
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
         """Run a test without setup and teardown and return True, if these would do nothing.
