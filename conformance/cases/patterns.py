@@ -295,6 +295,11 @@ def bias_over_keys(shape: Shape, random: np.random.Generator) -> Array:
     return random.standard_normal((*shape.logits[:2], 1, shape.key_length))
 
 
+def bias_per_key(shape: Shape, random: np.random.Generator) -> Array:
+    """Return a bias `[batch 1 1 key]` from N(0, 1), the same for all heads and queries."""
+    return random.standard_normal((shape.batch, 1, 1, shape.key_length))
+
+
 def bias_over_queries(shape: Shape, random: np.random.Generator) -> Array:
     """Return a bias `[1 heads query 1]` from N(0, 1), which a softmax over keys cancels."""
     return random.standard_normal((1, shape.heads, shape.query_length, 1))
@@ -635,6 +640,12 @@ def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.G
     at = 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1)
     query, key = at[:, tokens - shape.query_length :], at[:, tokens - shape.key_length :]
     return {"positions": Positions(query=query, key=key)}
+
+
+def positions_far(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return positions with gaps from about 6,000, beyond usual tables and exact float16."""
+    at = positions_with_gaps(shape, causal, random)["positions"]
+    return {"positions": Positions(query=at.query + 6000, key=at.key + 6000)}
 
 
 def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

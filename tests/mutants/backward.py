@@ -345,6 +345,17 @@ _add(
     case="bias/over-keys/tiles",
 )
 
+_add(
+    "bias-gradient-of-first-head",
+    "takes the gradient of a bias for each key from the first head",
+    BIAS,
+    SPELLINGS,
+    d_added=lambda a, d, shape: Attention.d_added(
+        a, d[:, :1] if shape[1:3] == (1, 1) else d, shape
+    ),
+    case="bias/per-key/cross",
+)
+
 # Beside a scale, wide values, packed weights, full tiles.
 
 

@@ -1083,6 +1083,18 @@ _add(
     angles=lambda a, p: Featured.angles(a, np.minimum(p, 255)),
 )
 _add(
+    "rotary-positions-in-float16",
+    "keeps positions in float16, which has every fourth above 4,096",
+    case="positions-far/self",
+    angles=lambda a, p: Featured.angles(a, FLOAT16.round(p.astype(float))),
+)
+_add(
+    "rotary-table-of-4096",
+    "takes the last row of a table for all positions beyond it",
+    case="positions-far/self",
+    angles=lambda a, p: Featured.angles(a, np.minimum(p, 4095)),
+)
+_add(
     "rotary-before-norm",
     "rotates before normalising, whose weights then meet other components",
     case="norm-with-rotary/gqa",
