@@ -643,9 +643,9 @@ def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.G
 
 
 def positions_far(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return positions with gaps from about 6,000, beyond usual tables and exact float16."""
+    """Return positions with gaps on both sides of 4,096, where a usual table ends."""
     at = positions_with_gaps(shape, causal, random)["positions"]
-    return {"positions": Positions(query=at.query + 6000, key=at.key + 6000)}
+    return {"positions": Positions(query=at.query + 4086, key=at.key + 4086)}
 
 
 def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

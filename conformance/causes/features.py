@@ -494,13 +494,15 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         yield frequencies("rotary.one-frequency", np.ones_like)
     yield frequencies("rotary.exponents-from-1", lambda f: f * rotary.base ** (-2 / rotary.size))
     last = int(max(problem.position_of_queries.max(), problem.position_of_keys.max()))
-    for bits in (6, 7, 8):
+    for bits in (6, 7, 8, 11, 12):
         if last >= 2**bits:
             yield at("rotary.positions-wrap", lambda p, n=2**bits: p % n, count=2**bits)
             ends = partial(np.minimum, 2**bits - 1)
             yield at("rotary.table-ends", ends, count=2**bits)
     if last > 256:
         yield at("rotary.positions-rounded", lambda p: BFLOAT16.round(1.0 * p))
+    if last > 2048:
+        yield at("rotary.positions-in-float16", lambda p: FLOAT16.round(1.0 * p))
     for bits, narrow in ((8, BFLOAT16), (11, FLOAT16)):
         yield maker.staged(
             "rotary.angles-rounded",

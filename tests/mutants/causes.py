@@ -343,6 +343,10 @@ CAUSES: dict[str, Phrase] = {
     "fused-gradient-without-maximum": Phrase("backward.normaliser-without-maximum"),
     "fused-gradient-of-first-tile": Phrase("backward.first-keys-only", {"count": 64}),
     "fused-row-term-of-output": Phrase("backward.row-term-of-unnormalised-context"),
+    "bias-gradient-of-first-head": Phrase(
+        "backward.bias-not-summed",
+        {"over": ["heads"], "given": "bias=float[~batch heads query key]"},
+    ),
     "bias-gradient-of-last-tile": Phrase(
         "backward.bias-of-queries", {"queries": _at("query.from", first=128)}
     ),
@@ -599,6 +603,8 @@ CAUSES: dict[str, Phrase] = {
     "rotary-positions-in-bfloat16": Phrase("rotary.positions-rounded"),
     "rotary-positions-in-8-bits": Phrase("rotary.positions-wrap", {"count": 256}),
     "rotary-table-of-256": Phrase("rotary.table-ends", {"count": 256}),
+    "rotary-positions-in-float16": Phrase("rotary.positions-in-float16"),
+    "rotary-table-of-4096": Phrase("rotary.table-ends", {"count": 4096}),
     "rotary-before-norm": Phrase("norm.after-rotary"),
     "rotary-backward-turned-on": Phrase("backward.rotary-turned-on"),
     "rotary-backward-missing": Phrase("backward.rotary-missing"),

@@ -1084,7 +1084,7 @@ _add(
 )
 _add(
     "rotary-positions-in-float16",
-    "keeps positions in float16, which has every fourth above 4,096",
+    "keeps positions in float16, which has no odd number above 2,048",
     case="positions-far/self",
     angles=lambda a, p: Featured.angles(a, FLOAT16.round(p.astype(float))),
 )

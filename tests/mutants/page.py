@@ -261,6 +261,9 @@ gradient with strides of 0: `gradient.of-a-sum` |
 | padding-written-into-the-bias | a look at the bias after a call with padding |
 | window-forgotten-for-one-query | `feature/window-causal/decoding` |
 | lengths-in-the-last-block-only | a short entry beside a long one: `feature/key-lengths-apart` |
+| bias-gradient-of-first-head | a bias for each key of an entry: `bias/per-key` |
+| rotary-positions-in-float16, rotary-table-of-4096 | positions around 4,096: \
+`feature/positions-far` |
 
 What is kept in bfloat16 between eight tiles at most (contexts, their merge, gradients, row terms) \
 changes no more than the promised class A allows. [At length](long.md) it is noticed.
