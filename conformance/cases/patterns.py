@@ -517,6 +517,11 @@ def window_narrow(shape: Shape, causal: Causal | None, random: np.random.Generat
     return {"window": (0, 1)}
 
 
+def window_of_one(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window of one key before and one after: at an edge of a tile, one lies beyond it."""
+    return {"window": (1, 1)}
+
+
 def window_nothing_before(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:

@@ -13,9 +13,11 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from conformance.adapter.base import Mode
+from conformance.adapter.features import Window
 from conformance.definition.geometry import Geometry
+from conformance.definition.problem import NO_WINDOW, Causal
 from conformance.errors import Unsupported
-from conformance.long.problem import EVERYTHING, Visibility
+from conformance.long.problem import Visibility
 from mutants.attention import Attention
 from mutants.contestant import Contestant
 from mutants.mutant import BIAS, INPUTS, KERNEL, OUTPUT, PARAMETERS, Mutant
@@ -42,6 +44,9 @@ class TiledAttention(Attention):
         bias = masks.get("bias")
         if "mask" in masks and masks["mask"].dtype != np.bool_:
             bias = self.read(masks["mask"]) + (0 if bias is None else self.read(bias))
+        sides = masks.get("window")
+        window = NO_WINDOW if sides is None else tuple(None if n < 0 else int(n) for n in sides)
+        sees = Visibility(causal="bottom-right" if given.causal else None, window=window)
         arrays = (np.ascontiguousarray(array) for array in (self.q, self.k, self.v))
         self.kernel = self.core(
             Masked(
@@ -49,7 +54,7 @@ class TiledAttention(Attention):
                 *arrays,
                 cast("Array", None),
                 self.factor(),
-                Visibility(causal="bottom-right") if given.causal else EVERYTHING,
+                sees,
                 mask=visible,
                 bias=None if bias is None else self.read(bias),
             )
@@ -79,12 +84,18 @@ class Sized(Contestant):
     accuracy = "A"
 
     def __init__(
-        self, name: str = "tiled", kind: type[Tiled] = Tiled, geometry: Geometry | None = None
+        self,
+        name: str = "tiled",
+        kind: type[Tiled] = Tiled,
+        geometry: Geometry | None = None,
+        *,
+        windowed: Causal | None = None,
     ) -> None:
         self.geometry = geometry or Geometry(head_sizes=(128,), tiles=(128, 128))
         tiles = {"rows": self.geometry.tiles[0], "columns": self.geometry.tiles[1]}
         core = type(kind.__name__, (kind,), tiles)
         super().__init__(name, type("Mutant", (TiledAttention,), {"core": core}))
+        self.features = (Window("window", alignment=windowed),) if windowed else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +104,18 @@ class SizeMutant(Mutant):
 
     Attributes:
         geometry: the sizes that it declares.
+        windowed: how the window that it takes is aligned; None if it takes none.
     """
 
     geometry: Geometry = D128
+    windowed: Causal | None = None
 
     @property
     def kind(self) -> Any:
         return type("Mutant", (Tiled,), dict(self.changes))
 
     def adapter(self) -> Contestant:
-        return Sized(self.name, self.kind, self.geometry)
+        return Sized(self.name, self.kind, self.geometry, windowed=self.windowed)
 
 
 MUTANTS: list[SizeMutant] = []
@@ -119,6 +132,7 @@ def _chapter(chapter: str) -> Callable[..., None]:
         geometry: Geometry = D128,
         level: Level = "core",
         killed_by: tuple[str, ...] = EXPECTED,
+        windowed: Causal | None = None,
         **changes: Any,
     ) -> None:
         unknown = [stage for stage in changes if not hasattr(Tiled, stage)]
@@ -134,6 +148,7 @@ def _chapter(chapter: str) -> Callable[..., None]:
                 dtype=dtype,
                 geometry=geometry,
                 level=level,
+                windowed=windowed,
             )
         )
 
@@ -418,6 +433,38 @@ tiles(
     "causal-tile-below-diagonal-skipped",
     "begins the second row of causal tiles with the second tile",
     first_tile=lambda a, rows: int(a.given.sees.causal is not None and rows[0] == a.rows),
+)
+
+
+def _window_begins_late(a: Tiled, rows: tuple[int, int]) -> int:
+    if a.before() is None:
+        return 0
+    return max(0, rows[0] + a.alignment() - a.before() + 1) // a.columns
+
+
+tiles(
+    "window-begins-a-tile-late",
+    "skips the first tile of a window if only its last key belongs to the window",
+    windowed="top-left",
+    first_tile=_window_begins_late,
+)
+tiles(
+    "window-begins-a-tile-late-beside-causal",
+    "skips the first tile of a causal window if only its last key belongs to the window",
+    windowed="bottom-right",
+    first_tile=lambda a, rows: (_window_begins_late if a.given.sees.causal else Tiled.first_tile)(
+        a, rows
+    ),
+)
+tiles(
+    "window-ends-a-tile-early",
+    "skips the last tile of a window if only its first key belongs to the window",
+    windowed="top-left",
+    last_tile=lambda a, rows: (
+        Tiled.last_tile(a, rows)
+        if a.given.sees.window[1] is None
+        else min(len(a.of_keys), max(0, -(-(rows[1] - 1 + a.alignment() + a.after()) // a.columns)))
+    ),
 )
 tiles(
     "first-row-of-tile-sees-one-key-more",
