@@ -18,6 +18,7 @@ import multiprocessing.util
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +35,9 @@ from child import ITSELF
 CLIENT = Path(__file__).with_name("child.py")
 SUITE = ("conformance.running.run", "hypothesis", "numpy", "pytest", "rich.console")
 """What children need, except for frameworks; pytest imports hypothesis at its end."""
+
+SERVERS: list[subprocess.Popen[bytes]] = []
+"""They end when this process closes their input, as it does at its end."""
 
 
 def python(*arguments: str, imports: tuple[str, ...] = (*SUITE, "torch")) -> list[str]:
@@ -56,14 +60,15 @@ def anew(*arguments: str) -> list[str]:
 def _server(imports: tuple[str, ...]) -> str:
     """Start a server that ends with this process, and return the path of its socket."""
     path = f"{tempfile.mkdtemp(prefix='children')}/socket"
-    listening = subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, __file__, path, *imports],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ).stdout
-    assert listening is not None
-    assert listening.readline() == b"listening\n"
+    )
+    SERVERS.append(server)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"listening\n"
     return path
 
 
@@ -84,6 +89,7 @@ def serve(path: str, imports: list[str]) -> list[str]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while True:
             if 0 in select.select([listening, 0], [], [])[0]:  # the tests have ended
+                shutil.rmtree(Path(path).parent)
                 os._exit(0)
             client, _ = listening.accept()
             if os.fork() == 0:

@@ -36,6 +36,7 @@ VALUES = (0.5, 2.0)
 
 LONGEST = (512, 1024)
 FEW = 16
+"""The number of queries beside many keys with the additive score."""
 FAR_OFF = 0.05
 """The relative error of the output (in the Euclidean norm) above which it counts as wrong. It is
 large, because accuracy is not in question here."""
