@@ -1090,7 +1090,7 @@ _add(
 )
 _add(
     "rotary-table-of-4096",
-    "takes the last row of a table for all positions beyond it",
+    "takes the last row of a table of 4,096 positions for all beyond it",
     case="positions-far/self",
     angles=lambda a, p: Featured.angles(a, np.minimum(p, 4095)),
 )
