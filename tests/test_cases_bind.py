@@ -17,9 +17,10 @@ import pytest
 from problems import make
 
 from conformance.cases.case import Case
-from conformance.cases.catalogue import catalogue
+from conformance.cases.catalogue import catalogue, every_case
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect, solve
+from conformance.definition.geometry import Grid
 from conformance.definition.problem import Positions, Problem
 from conformance.records.numbers import LIMIT
 
@@ -48,6 +49,10 @@ SYMMETRIC = {
             (f"feature/window-beyond-causal/{family}", "window after", how)
             for family in ("self", "separate")
             for how in ("left out", "one more", "one less")
+        ]
+        + [
+            ("feature/window-of-one-causal/exact.d16t16x16", "window after", how)
+            for how in ("left out", "one more", "one less")
         ],
         "the flag hides all keys after the own one; that the window shows none is what the case is "
         "for",
@@ -74,6 +79,12 @@ BITS = 64
 """Mask bits tried where queries or keys are above 100 (`long`, `tiles`, `longer`); else all."""
 
 CASES = [case for case in catalogue() if case.defined]
+TILED = [
+    case.on(Grid(head_size=16, tiles=(16, 16), layer=False))
+    for case in every_case()
+    if case.tiled and case.features
+]
+"""Cases for kernels with tiles only, at small ones."""
 MASKED = [case for case in CASES if case.mask is not None and case.regime is None]
 
 Spoilt = tuple[str, str, Problem]
@@ -226,7 +237,8 @@ def blind_to_key_order(problem: Problem) -> bool:
         for dtype in DTYPES
         for case in CASES
         if dtype != "float64" or case.idle
-    ],
+    ]
+    + [pytest.param(case, "float32", id=f"{case.id}-float32") for case in TILED],
 )
 def test_every_input_binds(case, dtype):
     loose = [
@@ -289,7 +301,7 @@ def test_every_bit_of_a_mask_binds(case):
 
 def test_named_exceptions_are_all_needed():
     """A symmetry or a blur that is none any more is to be taken off the list."""
-    by_id = {case.id: case for case in CASES}
+    by_id = {case.id: case for case in (*CASES, *TILED)}
     found = {}
     for case_id, name, how, dtype in [*((*key, "float32") for key in SYMMETRIC), *BLURRED]:
         for one, other, moved in movements(by_id[case_id], dtype):

@@ -262,8 +262,8 @@ gradient with strides of 0: `gradient.of-a-sum` |
 | window-forgotten-for-one-query | `feature/window-causal/decoding` |
 | lengths-in-the-last-block-only | a short entry beside a long one: `feature/key-lengths-apart` |
 | bias-gradient-of-first-head | a bias for each key of an entry: `bias/per-key` |
-| window-begins-a-tile-late, window-begins-a-tile-late-beside-causal, window-ends-a-tile-early | \
-windows whose first or last key is alone in its tile: `feature/window-of-one` |
+| window-begins-a-tile-late, window-begins-a-tile-late-beside-causal | windows whose first key is \
+alone in its tile: `feature/window-of-one`, `feature/window-of-one-causal` |
 | rotary-positions-in-float16, rotary-table-of-4096 | positions around 4,096: \
 `feature/positions-far` |
 

@@ -15,7 +15,7 @@ import numpy as np
 from conformance.adapter.base import Mode
 from conformance.adapter.features import Window
 from conformance.definition.geometry import Geometry
-from conformance.definition.problem import NO_WINDOW, Causal
+from conformance.definition.problem import Causal
 from conformance.errors import Unsupported
 from conformance.long.problem import Visibility
 from mutants.attention import Attention
@@ -44,9 +44,12 @@ class TiledAttention(Attention):
         bias = masks.get("bias")
         if "mask" in masks and masks["mask"].dtype != np.bool_:
             bias = self.read(masks["mask"]) + (0 if bias is None else self.read(bias))
-        sides = masks.get("window")
-        window = NO_WINDOW if sides is None else tuple(None if n < 0 else int(n) for n in sides)
-        sees = Visibility(causal="bottom-right" if given.causal else None, window=window)
+        # A pair, or only the keys before.
+        sides = np.append(masks.get("window", -1), -1)[:2]
+        sees = Visibility(
+            causal="bottom-right" if given.causal else None,
+            window=cast("Any", tuple(None if side < 0 else int(side) for side in sides)),
+        )
         arrays = (np.ascontiguousarray(array) for array in (self.q, self.k, self.v))
         self.kernel = self.core(
             Masked(
@@ -95,7 +98,10 @@ class Sized(Contestant):
         tiles = {"rows": self.geometry.tiles[0], "columns": self.geometry.tiles[1]}
         core = type(kind.__name__, (kind,), tiles)
         super().__init__(name, type("Mutant", (TiledAttention,), {"core": core}))
-        self.features = (Window("window", alignment=windowed),) if windowed else ()
+        if windowed == "top-left":
+            self.features = (Window("window", alignment=windowed),)
+        elif windowed:
+            self.features = (Window("window", "before", alignment=windowed, needs_causal=True),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +110,8 @@ class SizeMutant(Mutant):
 
     Attributes:
         geometry: the sizes that it declares.
-        windowed: how the window that it takes is aligned; None if it takes none.
+        windowed: how the window that it takes is aligned, "bottom-right" if it takes one beside the
+            causal flag only; None if it takes none.
     """
 
     geometry: Geometry = D128
@@ -452,9 +459,7 @@ tiles(
     "window-begins-a-tile-late-beside-causal",
     "skips the first tile of a causal window if only its last key belongs to the window",
     windowed="bottom-right",
-    first_tile=lambda a, rows: (_window_begins_late if a.given.sees.causal else Tiled.first_tile)(
-        a, rows
-    ),
+    first_tile=_window_begins_late,
 )
 tiles(
     "window-ends-a-tile-early",
