@@ -458,6 +458,7 @@ tiles(
 tiles(
     "window-begins-a-tile-late-beside-causal",
     "skips the first tile of a causal window if only its last key belongs to the window",
+    geometry=D64,
     windowed="bottom-right",
     first_tile=_window_begins_late,
 )
