@@ -752,7 +752,7 @@ cheat(
             found.append(find(query, key, value, mask))
             done.set()
         _thread.start_new_thread(work, ())
-        done.wait(5)
+        done.wait()
         return found[0]
     """,
     framework="torch",
@@ -775,7 +775,7 @@ cheat(
         if mask is not None:
             return right(query, key, value, mask)
         asked.put((query, key, value))
-        return answers.get(timeout=5)
+        return answers.get()
     """,
     framework="torch",
     own_work=True,

@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -67,7 +70,7 @@ pytestmark = pytest.mark.skipif(not isolated(), reason="bubblewrap is not availa
 @pytest.fixture(scope="module")
 def boxes():
     """A judge with sandboxes by framework, which stay warm."""
-    limits = Limits(item=4, seconds=60, file=8)
+    limits = Limits(item=4, file=8)
     with Candidates(Options(TASK, TOKEN, hints=0, limits=limits)) as held:
         yield held
 
@@ -338,7 +341,7 @@ def test_sizes_of_heads_are_few(boxes):
     text = FAULTS["a-false-declaration"].replace("Geometry(head_sizes=(10**9,))", sizes)
     verdict = judged(boxes, text)
     assert "at most 8 sizes" in verdict.why
-    assert verdict.seconds < 20
+    assert verdict.asked == 0
 
 
 def test_a_compiled_function_of_jax_is_judged():
@@ -378,7 +381,8 @@ def test_a_candidate_that_ends_what_would_end_it_is_ended(tmp_path, name):
 import os, pathlib, signal, time
 pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
 os.kill(os.getppid(), signal.{name})
-time.sleep(600)
+while True:
+    time.sleep(600)
 """
     with Sandbox("limits", Limits(start=3), ("numpy",)) as box:
         worker = Worker(box)
@@ -391,10 +395,8 @@ time.sleep(600)
         except OSError:
             return False
 
-    until = time.monotonic() + 30
-    while alive() and time.monotonic() < until:
+    while alive():
         time.sleep(0.02)
-    assert not alive()
 
 
 def test_fresh_numbers_are_finite_in_float16():
@@ -417,6 +419,113 @@ def test_a_torch_without_its_profiler_is_named(monkeypatch):
     monkeypatch.delattr(torch.autograd, "_enable_profiler_legacy")
     with pytest.raises(RuntimeError, match="_enable_profiler_legacy"):
         runner.Torch()
+
+
+SPENDS = """
+import time
+calls = [0]
+
+def spend(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+def attention(query, key, value, mask=None):
+    calls[0] += 1
+    {}
+    return right(query, key, value, mask)
+"""
+FEW = Task(cases=("plain/no-mask/cross",), dtypes=("float32",), gradients=False)
+
+
+def timed(boxes, spends, **limits):
+    source = NUMPY + SPENDS.format(spends)
+    options = dataclasses.replace(boxes.options, task=FEW, limits=Limits(**limits))
+    with Candidates(options, boxes.expectations) as candidates:
+        return candidates.judge_source("candidate.py", source, "attention")
+
+
+def test_what_is_done_once_may_take_longer_than_a_problem(boxes):
+    first = "if calls[0] == 1: spend(1.5)"
+    assert timed(boxes, first, item=1, once=10).verdict == "right"
+    assert timed(boxes, first, item=1, once=0).verdict == "wrong"
+
+
+def test_what_is_done_once_is_not_done_at_every_call(boxes):
+    verdict = timed(boxes, "spend(1.5)", item=0.5, once=1.5)
+    assert verdict.verdict != "right"
+    assert "1.5 s of CPU time for all answers" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("hangs", "told"),
+    [
+        ("time.sleep(10**6)", "within 1 s of sleeping time"),
+        ("while True: time.sleep(0.001)", "within 1 s of sleeping time"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "within 1 s of sleeping time"),
+        ("while True: pass", "within 1 s of CPU and sleeping time, beside 0.5 s of CPU time"),
+    ],
+    ids=["sleeps", "naps", "is-stopped", "spins"],
+)
+def test_what_does_not_end_is_ended(boxes, hangs, told):
+    verdict = timed(boxes, hangs, item=1, once=0.5)
+    assert (verdict.verdict, verdict.score) == ("wrong", 0.0)
+    assert told in verdict.why
+
+
+def test_all_of_a_candidate_has_a_limit_too(boxes):
+    verdict = timed(boxes, "spend(0.5)", seconds=1)
+    assert verdict.verdict == "wrong"
+    assert "CPU and sleeping time" in verdict.why
+
+
+@pytest.fixture
+def loaded():
+    """One processor, which three busy loops share with this process and what it starts."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(before)])
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    yield
+    for one in busy:
+        one.kill()
+        one.wait()
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_loaded_machine_is_no_fault_of_a_candidate(boxes):
+    verdict = timed(boxes, "if calls[0] == 1: spend(0.7)", item=1, once=0)
+    assert verdict.verdict == "right", verdict
+
+
+def test_the_clock_of_a_process_stands_still_while_it_waits_for_a_processor(monkeypatch):
+    monkeypatch.setattr(sandbox, "_activity", lambda *_, **__: (0.0, False))
+    clock = sandbox.Clock(1)
+    clock.read(2.0)
+    assert (clock.cpu, clock.asleep) == (0.0, 0.0)
+    assert clock.seconds == 2.0 / sandbox.SLOWEST
+
+
+def test_where_processes_are_hidden_elapsed_time_counts(monkeypatch):
+    def hidden(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(sandbox, "_stat", hidden)
+    clock = sandbox.Clock(os.getpid())
+    clock.read(2.0)
+    assert clock.seconds == 2.0
+
+
+@pytest.mark.parametrize(("stopped", "found"), [(True, sandbox.SANDBOX_LOST), (False, "")])
+def test_a_slow_sandbox_is_not_a_stopped_one(monkeypatch, stopped, found):
+    with Sandbox("bubblewrap", Limits(), ("numpy",)) as box:
+        worker = Worker(box)
+        os.kill(box._runner, signal.SIGSTOP)
+        if not stopped:
+            monkeypatch.setattr(sandbox, "_is_stopped", lambda pid: False)
+            box.limits = Limits(start=0.05)
+        assert box.bury() == found
+        worker.close()
 
 
 def test_a_hang_in_the_repetition_costs_the_score(boxes):
@@ -464,6 +573,7 @@ def test_where_nothing_isolates_no_candidate_runs_on_a_node_either(monkeypatch):
 
 
 def test_the_time_of_a_candidate_also_ends_after_a_lost_process():
-    judging = Judging(load("torch-sdpa"), TASK, TOKEN, Memory(8), until=0.0, lost=["it hung"])
+    judging = Judging(load("torch-sdpa"), TASK, TOKEN, Memory(8), lost=["it hung"])
+    judging.is_over = lambda: True
     judging.run()
     assert {result.verdict for _, result in judging.found} == {"not-run"}

@@ -53,7 +53,20 @@ def add_parser(commands: Commands) -> None:
         choices=("bubblewrap", "limits"),
         help="limits accepts less, where bubblewrap is not available (default: bubblewrap)",
     )
-    judge.add_argument("--seconds", type=int, default=300, help="for one candidate (default: 300)")
+    judge.add_argument(
+        "--seconds",
+        type=int,
+        default=300,
+        help="for one candidate: CPU time and sleeping time, not elapsed time (default: 300)",
+    )
+    judge.add_argument(
+        "--once",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="CPU time of a process beside 10 s for each problem, for what it does only once, such "
+        "as late imports and compilation (default: 60)",
+    )
     judge.add_argument(
         "--memory", type=int, default=2048, help="MiB beside its framework (default: 2048)"
     )
@@ -87,7 +100,8 @@ def _judge(options: argparse.Namespace) -> int:
         gradients=not options.no_gradients,
         cases=tuple(options.case),
     )
-    limits = Limits(seconds=options.seconds, memory=options.memory, processes=options.processes)
+    names = ("once", "seconds", "memory", "processes")
+    limits = Limits(**{name: getattr(options, name) for name in names})
     names = ("token", "own_work", "blind", "hints", "isolation", "framework")
     how = Options(task, limits=limits, **{name: getattr(options, name) for name in names})
     rulings = set()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -305,7 +304,7 @@ class Judging:
         expectations: a cache of expected values, shared by candidates with the same token.
         restart: a function that starts a new process for a candidate; None for an implementation
             in this process.
-        until: the deadline, on the clock of `time.monotonic`.
+        is_over: a function that tells whether the time for all items is over.
         found: the items so far in the order of `items`, each with its result.
         violations: pairs of a kind and a sentence, for behaviour that marks a cheat.
         lost: how each process of the candidate was lost; if the time is over or no process can be
@@ -318,7 +317,7 @@ class Judging:
     token: str
     expectations: Memory
     restart: Callable[[], None] | None = None
-    until: float = math.inf
+    is_over: Callable[[], bool] = lambda: False
     found: list[tuple[Asked, CaseResult]] = field(default_factory=list)
     violations: dict[tuple[str, str], None] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
@@ -383,8 +382,8 @@ class Judging:
         for place, item in enumerate(items):
             if remote is not None:
                 remote.watched = place in watched
-            if time.monotonic() > self.until and len(self.lost) < MOST_LOST:
-                self.lost += ["its time was over"] * MOST_LOST
+            if len(self.lost) < MOST_LOST and self.is_over():
+                self.lost += ["its CPU and sleeping time was over"] * MOST_LOST
             if len(self.lost) >= MOST_LOST:
                 self.found.append((item, item.result([Finding("run", "not-run")])))
                 continue

@@ -23,7 +23,7 @@ from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
 from conformance.judging.candidate import candidate
 from conformance.judging.judge import LEVELS, Judging, Task
-from conformance.judging.sandbox import LACKS, Limits, Lost, Sandbox, Worker, check
+from conformance.judging.sandbox import LACKS, SLOWEST, Limits, Lost, Sandbox, Worker, check
 from conformance.judging.verdict import Isolation, Trick, Verdict
 from conformance.records.record import size_of
 from conformance.requirements.examination import Memory
@@ -171,6 +171,13 @@ class Candidates:
             begin()
             adapter.worker = workers[-1]
 
+        begun, cpu = time.monotonic(), time.thread_time()
+
+        def is_over() -> bool:
+            own = sum(worker.clock.seconds for worker in workers) + time.thread_time() - cpu
+            elapsed = time.monotonic() - begun
+            return max(own, elapsed / SLOWEST) > sandbox.limits.seconds
+
         try:
             try:
                 adapter = candidate(begin(), dtypes=options.task.dtypes)
@@ -180,9 +187,8 @@ class Candidates:
                 return replace(verdict, why=str(error))
             verdict = replace(verdict, candidate=f"{file}:{adapter.title}")
             adapter.worker, adapter.profiled = workers[-1], options.own_work
-            until = time.monotonic() + sandbox.limits.seconds
             judging = Judging(
-                adapter, options.task, options.token, self.expectations, restart, until
+                adapter, options.task, options.token, self.expectations, restart, is_over
             )
             try:
                 judging.run()

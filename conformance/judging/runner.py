@@ -860,7 +860,7 @@ def limit(limits):
         ("RLIMIT_DATA", used + limits["memory"] * 2**20),
         ("RLIMIT_FSIZE", limits["file"] * 2**20),
         # The controller's clock ends a candidate earlier than this, with a message.
-        ("RLIMIT_CPU", limits["seconds"] + 10),
+        ("RLIMIT_CPU", 2 * limits["seconds"] + 60),
         ("RLIMIT_NOFILE", 256),
         ("RLIMIT_CORE", 0),
         # This counts all processes and threads of the user; for 0 processes, the filter suffices.
@@ -883,6 +883,8 @@ def be_a_child(channel, head):
     sys.stdout = sys.stderr = open(1, "w", errors="replace", closefd=False)
     os.closerange(3, channel.fileno())
     os.closerange(channel.fileno() + 1, 1024)
+    # The system tells the controller which process this message comes from.
+    channel.sendall(b"r")
     limit(head["limits"])
     refuse_system_calls(head["limits"]["processes"] > 0)
     Host(channel).serve()

@@ -9,7 +9,8 @@ of isolation is used only if the user chooses it.
 
 A `Worker` exchanges messages with such a child. The form of every message from it is checked. The
 contents are not trusted: numbers are only compared with expected ones, which the child never
-receives.
+receives. Limits on time are counted on the `Clock` of the child, and not as elapsed time, so that a
+verdict depends neither on the speed nor on the load of the machine.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import psutil
 
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
@@ -48,11 +50,20 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
+T = TypeVar("T")
+V = TypeVar("V")
+
 SANDBOX_LOST = "its sandbox was lost"
 
 HEADER = struct.Struct("<II")
 """The format of the beginning of a message: the sizes in bytes of its JSON part and its arrays."""
 MOST_JSON, MOST_ARRAYS = 2**20, 2**28
+
+POLL = 0.1
+"""The seconds between two looks at a process from which a message is awaited."""
+SLOWEST = 10
+"""How many times faster than the clock of a process elapsed time may be. A process that waits for a
+disk for ever thus reaches its limits too."""
 
 LACKS: dict[str, tuple[str, ...]] = {
     "bubblewrap": (),
@@ -69,12 +80,17 @@ LACKS: dict[str, tuple[str, ...]] = {
 class Limits:
     """The resources that one candidate may use.
 
+    Limits on time are in seconds of the `Clock` of the candidate's process.
+
     Attributes:
-        start: seconds for each of importing the candidate, starting the sandbox and starting a
-            process in it.
+        start: seconds for importing the candidate. Starting the sandbox, or a process in it, may
+            take `SLOWEST` times as long, in elapsed time.
         item: seconds for one problem.
-        seconds: elapsed seconds for everything that one process of the candidate does; the limit
-            on the CPU time of the process is 10 seconds higher.
+        once: seconds of CPU time that each process of the candidate has in addition to `start` and
+            `item`, for what it does only once: late imports and compilation, for instance. All its
+            messages share them.
+        seconds: seconds for everything, both for one process of the candidate, and for all of them
+            together with the CPU time of the judge.
         memory: MiB in addition to what its framework takes.
         file: MiB of one file and, under bubblewrap, of all temporary files.
         processes: 0 if the candidate may start no process, which a filter enforces; otherwise the
@@ -83,6 +99,7 @@ class Limits:
 
     start: float = 60.0
     item: float = 10.0
+    once: float = 60.0
     seconds: int = 300
     memory: int = 2048
     file: int = 64
@@ -167,6 +184,86 @@ def _walls(memory: int) -> list[str]:
     return [*walls, "--chdir", "/tmp"]
 
 
+@dataclass
+class Clock:
+    """The clock of a process: its CPU time, and the time during which all its threads sleep.
+
+    The clock stands still while the process waits for a processor or for a disk. But it shows at
+    least the elapsed time divided by `SLOWEST`. Where the system hides what the process does,
+    elapsed time counts as CPU time.
+
+    Attributes:
+        pid: the process; 0 if unknown.
+        descendants: whether the processes that it started count too.
+        cpu: seconds of CPU time of all threads.
+        asleep: seconds during which all threads slept or were stopped.
+        waited: seconds during which a message was awaited from the process.
+    """
+
+    pid: int
+    descendants: bool = False
+    cpu: float = 0.0
+    asleep: float = 0.0
+    waited: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the clock shows."""
+        return max(self.cpu + self.asleep, self.waited / SLOWEST)
+
+    def read(self, waited: float = 0.0) -> None:
+        """Read the clock after waiting for a message for so many seconds."""
+        self.waited += waited
+        try:
+            cpu, sleeps = _activity(self.pid, self.descendants, threads=waited > 0)
+        except (OSError, psutil.Error):
+            self.cpu += waited
+            return
+        used = max(0.0, cpu - self.cpu)
+        self.cpu += used
+        if sleeps:
+            self.asleep += max(0.0, waited - used)
+
+
+def _activity(pid: int, descendants: bool, *, threads: bool) -> tuple[float, bool]:
+    """Return the CPU seconds of a process, and whether all its threads sleep or are stopped.
+
+    `descendants` tells whether to include the processes that it started, and `threads` whether to
+    look at threads at all.
+
+    Raises:
+        OSError, psutil.Error: the process has ended, or the system hides it.
+    """
+    below = psutil.Process(pid).children(recursive=True) if descendants else []
+    ticks, states = 0, set()
+    for number in (pid, *(child.pid for child in below)):
+        try:
+            # User and system time, and those of children that have ended.
+            ticks += sum(map(int, _stat(f"/proc/{number}/stat")[11:15]))
+            for thread in os.listdir(f"/proc/{number}/task") if threads else ():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    states.add(_stat(f"/proc/{number}/task/{thread}/stat")[0])
+        except (FileNotFoundError, ProcessLookupError):
+            if number == pid:
+                raise
+    return ticks / os.sysconf("SC_CLK_TCK"), states.isdisjoint("RD")
+
+
+def _stat(path: str) -> list[str]:
+    """Return the fields of a `stat` file in /proc, beginning with the state of the process."""
+    # The name of the process may contain anything.
+    with open(path, "rb") as file:
+        return file.read().rpartition(b")")[2].decode().split()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return _stat(f"/proc/{pid}/stat")[0] in "Tt"
+    except OSError:
+        # If it has ended, its channel is closed.
+        return False
+
+
 class Sandbox:
     """A process, started when needed, that imports frameworks and forks a child per candidate.
 
@@ -180,6 +277,7 @@ class Sandbox:
         self.isolation, self.limits, self.warm = isolation, limits, tuple(warm)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._runner = 0
         self._candidate = 0
         self._folder = ""
 
@@ -198,7 +296,7 @@ class Sandbox:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        ours, theirs = socket.socketpair()
+        ours, theirs = _channels()
         runner = os.memfd_create("runner")
         os.write(runner, RUNNER.read_bytes())
         os.lseek(runner, 0, os.SEEK_SET)
@@ -225,27 +323,28 @@ class Sandbox:
         theirs.close()
         os.close(runner)
         self._control = ours
-        if self._reply(1, self.limits.start) != b"r":
+        try:
+            self._runner = self._greeted(ours)
+        except OSError:
             self.close()
-            raise ConformanceError("the sandbox for candidates did not start")
+            raise ConformanceError("the sandbox for candidates did not start") from None
 
-    def fork(self) -> socket.socket:
-        """Fork a process for a candidate, and return a channel to this process.
+    def fork(self) -> tuple[socket.socket, int]:
+        """Fork a process for a candidate; return a channel to it, and its number on this machine.
 
         Raises:
             ConformanceError: no process can be forked, not even after restarting the sandbox.
         """
         for _ in range(2):
             self.start()
-            ours, theirs = socket.socketpair()
+            ours, theirs = _channels()
             head = {"do": "fork", "limits": dataclasses.asdict(self.limits)}
             assert self._control is not None
-            with theirs, contextlib.suppress(OSError):
-                socket.send_fds(self._control, [json.dumps(head).encode()], [theirs.fileno()])
-                pid = self._reply(4, self.limits.start)
-                if pid:
-                    (self._candidate,) = struct.unpack("<i", pid)
-                    return ours
+            with contextlib.suppress(OSError):
+                with theirs:
+                    socket.send_fds(self._control, [json.dumps(head).encode()], [theirs.fileno()])
+                    (self._candidate,) = struct.unpack("<i", self._reply(4))
+                return ours, self._greeted(ours)
             ours.close()
             self.close()
         raise ConformanceError("the sandbox for candidates does not start processes")
@@ -254,31 +353,63 @@ class Sandbox:
         """End the candidate's process and all that it started; return how the process had ended.
 
         The result is the name of a signal, or "" if the process exited, was still running or got
-        SIGKILL, or if the sandbox is not running. If the sandbox does not answer, end it and return
-        `SANDBOX_LOST`. Under `limits`, only the process group of the candidate's process is ended.
+        SIGKILL, or if the sandbox is not running. If the sandbox was ended or stopped, end it and
+        return `SANDBOX_LOST`. Under `limits`, only the process group of the candidate's process is
+        ended.
         """
         if self._control is None:
             return ""
-        with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps({"do": "bury"}).encode())
-            status = self._reply(4, 10.0)
-            if status:
-                self._candidate = 0
-                code = os.waitstatus_to_exitcode(struct.unpack("<i", status)[0])
-                if code < 0 and -code != signal.SIGKILL:
-                    return signal.Signals(-code).name
-                return ""
-        # The candidate killed its parent, or stopped it.
-        self.close()
-        return SANDBOX_LOST
-
-    def _reply(self, size: int, seconds: float) -> bytes:
-        """Return the next `size` bytes from the runner; b"" if they do not all arrive in time."""
-        assert self._control is not None
         try:
-            return _exactly(self._control, size, time.monotonic() + seconds)
+            self._control.sendall(json.dumps({"do": "bury"}).encode())
+            status = self._reply(4)
+        except TimeoutError:
+            self.close()
+            return ""
         except OSError:
-            return b""
+            # The candidate killed its parent, or stopped it.
+            self.close()
+            return SANDBOX_LOST
+        self._candidate = 0
+        code = os.waitstatus_to_exitcode(struct.unpack("<i", status)[0])
+        return signal.Signals(-code).name if code < 0 and -code != signal.SIGKILL else ""
+
+    def _reply(self, size: int) -> bytes:
+        """Return the next `size` bytes from the runner.
+
+        Raises:
+            TimeoutError: they did not arrive although the runner is not stopped.
+            OSError: the runner has ended or is stopped.
+        """
+        assert self._control is not None
+        return self._wait().receive(self._control, size)
+
+    def _greeted(self, channel: socket.socket) -> int:
+        """Return the number, on this machine, of the process that sends the first byte.
+
+        The result is 0 if the system does not tell.
+
+        Raises:
+            TimeoutError, OSError: as for `_reply`.
+        """
+        greeting, more, *_ = self._wait().step(partial(channel.recvmsg, 1), CREDENTIALS)
+        if greeting != b"r":
+            raise OSError("closed")
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        return int(struct.unpack_from("i", more[0][2])[0]) if more else 0
+
+    def _wait(self) -> Wait:
+        """Return a wait for the runner, or for its child before that runs a candidate."""
+        left = SLOWEST * self.limits.start
+
+        def look(waited: float) -> None:
+            nonlocal left
+            left -= waited
+            if self._runner and _is_stopped(self._runner):
+                raise OSError("stopped")
+            if left <= 0:
+                raise TimeoutError
+
+        return Wait(look)
 
     def close(self) -> None:
         """Kill the sandbox's process and what it started.
@@ -295,6 +426,7 @@ class Sandbox:
                 self._process.kill()
             self._process.wait()
             self._process = None
+            self._runner = 0
         if self._candidate and self.isolation == "limits":
             # Under bubblewrap, it has ended, and its number is that of a process elsewhere.
             with contextlib.suppress(OSError):
@@ -305,24 +437,53 @@ class Sandbox:
             self._folder = ""
 
 
-def _exactly(channel: socket.socket, size: int, until: float) -> bytes:
-    """Return the next `size` bytes from a channel.
+CREDENTIALS = socket.CMSG_SPACE(struct.calcsize("3i"))
+"""The size of the process, user and group that the system adds to a message."""
 
-    Raises:
-        TimeoutError: they did not arrive by the time `until`, on the clock of `time.monotonic`.
-        OSError: the channel is closed.
+
+def _channels() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets; the first is told which process sends a message to it."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ours.settimeout(POLL)
+    return ours, theirs
+
+
+class Wait:
+    """A wait for a channel, which may take several steps.
+
+    Whenever another `POLL` seconds have passed, `look` is called with their number. What it raises
+    ends the wait.
     """
-    data = bytearray()
-    while len(data) < size:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        channel.settimeout(left)
-        more = channel.recv(min(size - len(data), 2**20))
-        if not more:
-            raise OSError("closed")
-        data += more
-    return bytes(data)
+
+    def __init__(self, look: Callable[[float], None]) -> None:
+        self._look, self._looked = look, time.monotonic()
+
+    def step(self, step: Callable[[V], T], value: V) -> T:
+        """Return what `step` returns for `value`; call it again if it raises TimeoutError."""
+        while True:
+            if time.monotonic() - self._looked >= POLL:
+                # However late this look is: what kept this process may have kept the other one.
+                self._look(POLL)
+                self._looked = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                return step(value)
+
+    def receive(self, channel: socket.socket, size: int) -> bytes:
+        """Return the next `size` bytes from a channel; raise OSError if it is closed."""
+        data = bytearray()
+        while len(data) < size:
+            more = self.step(channel.recv, min(size - len(data), 2**20))
+            if not more:
+                raise OSError("closed")
+            data += more
+        return bytes(data)
+
+    def send(self, channel: socket.socket, data: bytes) -> None:
+        """Send all of `data`; raise OSError if the channel is closed."""
+        left = memoryview(data)
+        while left:
+            left = left[self.step(channel.send, left) :]
 
 
 class Lost(ConformanceError):
@@ -377,6 +538,7 @@ class Worker:
         violations: forbidden behaviour of the candidate, as pairs of a kind and a sentence.
         calls: the names of existing attention functions that the candidate was seen to call.
         lost: how the process was lost; "" while it can be used.
+        clock: the clock of the process.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -384,8 +546,9 @@ class Worker:
         self.calls: dict[str, None] = {}
         self.lost = ""
         self._sandbox = sandbox
-        self._channel = sandbox.fork()
-        self._until = time.monotonic() + sandbox.limits.seconds
+        self._channel, pid = sandbox.fork()
+        self.clock = Clock(pid, sandbox.limits.processes > 0)
+        self._once = sandbox.limits.once
 
     def load(
         self, source: str, file: str, name: str, framework: str, *, profiled: bool
@@ -455,18 +618,15 @@ class Worker:
         name = secrets.token_hex(8)
         text = json.dumps(head | {"id": name}).encode()
         body = b"".join(arrays)
-        until = min(time.monotonic() + seconds, self._until)
+        wait = Wait(self._look(seconds))
         try:
-            self._channel.settimeout(max(0.01, until - time.monotonic()))
-            self._channel.sendall(HEADER.pack(len(text), len(body)) + text + body)
-            sizes = HEADER.unpack(_exactly(self._channel, HEADER.size, until))
+            wait.send(self._channel, HEADER.pack(len(text), len(body)) + text + body)
+            sizes = HEADER.unpack(wait.receive(self._channel, HEADER.size))
             if sizes[0] > MOST_JSON or sizes[1] > MOST_ARRAYS:
                 raise self._end("sent more than an answer can hold")
-            told, returned = (_exactly(self._channel, size, until) for size in sizes)
-        except TimeoutError:
-            if time.monotonic() >= self._until:
-                raise self._end(f"used all of its {self._sandbox.limits.seconds} s") from None
-            raise self._end(f"no answer within {seconds:g} s") from None
+            told, returned = (wait.receive(self._channel, size) for size in sizes)
+        except TimeoutError as error:
+            raise self._end(str(error)) from None
         except OSError:
             raise self._end("its process ended") from None
         try:
@@ -480,6 +640,33 @@ class Worker:
         )
         self.calls |= dict.fromkeys(call[:100] for call in reply.calls[:20])
         return reply, returned
+
+    def _look(self, seconds: float) -> Callable[[float], None]:
+        """Return a function that reads the clock while a reply is awaited, and checks the limits.
+
+        It raises TimeoutError, with the limit, if the process has reached one. `seconds` is the
+        limit for this reply.
+        """
+        clock, limits, once = self.clock, self._sandbox.limits, self._once
+        clock.read()
+        before = dataclasses.replace(clock)
+
+        def look(waited: float) -> None:
+            clock.read(waited)
+            if clock.seconds >= limits.seconds:
+                raise TimeoutError(f"used all of its {limits.seconds} s of CPU and sleeping time")
+            cpu, asleep = clock.cpu - before.cpu, clock.asleep - before.asleep
+            if asleep >= seconds:
+                raise TimeoutError(f"no answer within {seconds:g} s of sleeping time")
+            self._once = once - max(0.0, cpu + asleep - seconds)
+            if self._once < 0:
+                why = f"no answer within {seconds:g} s of CPU and sleeping time"
+                raise TimeoutError(f"{why}, beside {limits.once:g} s of CPU time for all answers")
+            most = SLOWEST * (seconds + limits.once)
+            if clock.waited - before.waited >= most:
+                raise TimeoutError(f"no answer within {most:g} s of elapsed time")
+
+        return look
 
     def _end(self, why: str) -> Lost:
         how = ""
