@@ -104,6 +104,10 @@ class Exact:
         """
         return weights
 
+    def reordered(self, axes: str, left: Array, right: Array) -> Array | float:
+        """Return how much a contraction changes if its terms are added in another order: here, 0."""
+        return 0.0
+
     def lift(self, values: Array) -> Array:
         """Return an input with the axis of samples, if this arithmetic has one: here, unchanged."""
         return values
@@ -210,12 +214,13 @@ class Noisy(Exact):
             return projected_by_identity(axes, left, right)
         squares = contract(axes, _first(left, axes, 0) ** 2, _first(right, axes, 1) ** 2)
         terms = _terms(axes, left, right)
-        return self._accumulated(contract(axes, left, right), squares, terms, kind)
+        return self._accumulated(axes, contract(axes, left, right), squares, terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
         """Return the sum over some axes with the noise of accumulating and rounding it."""
         squares = np.einsum(axes, values[:1] ** 2)
-        return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
+        terms = _terms(axes, values)
+        return self._accumulated(axes, np.einsum(axes, values), squares, terms, kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
         """Return the weights with each row scaled by 1 + u·|log_total|·ξ, with random ξ in [-1, 1].
@@ -228,26 +233,32 @@ class Noisy(Exact):
         error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
         return weights * (1.0 + error * self._uniform(error.shape))
 
+    def reordered(self, axes: str, left: Array, right: Array) -> Array | float:
+        """Return the difference of two sums of the same terms that round differently.
+
+        The sums are those of an accumulator that is no less accurate than float32: only kernels
+        form them again, and their accumulators are.
+        """
+        squares = contract(axes, _first(left, axes, 0) ** 2, _first(right, axes, 1) ** 2)
+        exact = contract(axes, _first(left, axes, 0), _first(right, axes, 1))
+        spread = _spread(axes, exact, squares, _terms(axes, left, right))
+        roundoff = _column(self._roundoff["angle"], exact.ndim)
+        shape = np.broadcast_shapes(roundoff.shape, exact.shape)
+        return self._uniform(shape) * roundoff * np.sqrt(2 * spread)
+
     def lift(self, values: Array) -> Array:
         """Return an input with a leading axis of size 1, because it is the same in all samples."""
         return values[None]
 
-    def _accumulated(self, exact: Array, squares: Array, terms: int, kind: Kind) -> Array:
-        """Return `exact` with the noise of summing its n terms one by one and rounding the sum.
+    def _accumulated(
+        self, axes: str, exact: Array, squares: Array, terms: int, kind: Kind
+    ) -> Array:
+        """Return `exact` with the noise of summing its terms one by one and rounding the sum.
 
-        Each partial sum is rounded, and may underflow. For terms with mean S/n and mean square Q/n,
-        the k-th partial sum has the mean square k(Q/n - S²/n²) + k²S²/n²; the total over all k is
-        nQ/2 + (n/3 - 1/2)S². Q and S are taken from one sample, because they hardly differ between
-        samples.
-
-        If m terms are equal, each is rounded like the one before it, until the sum has doubled.
-        Their errors then add up to m/2 times the rounding error of the sum, instead of partly
-        cancelling.
+        Each partial sum is rounded, and may underflow. Sums and squares are taken from one sample,
+        because they hardly differ between samples.
         """
-        spread = max(terms / 2, 1.0) * squares
-        spread += max(terms / 3 - 0.5, 0.0) * exact[:1] ** 2
-        if 0 < self._equal <= terms:
-            spread += (self._equal / 2 * exact[:1]) ** 2
+        spread = _spread(axes, exact[:1], squares, terms, self._equal)
         roundoff = _column(self._roundoff["accumulator"], exact.ndim)
         shape = np.broadcast_shapes(roundoff.shape, exact.shape)
         noise = self._uniform(shape) * roundoff
@@ -305,6 +316,7 @@ class Amplified(Exact):
         """
         self._dtype, self._seed, self._wide, self._reach = dtype, seed, wide, reach
         self._spreads: list[Array] = []
+        self._equal = 0
 
     def begin(self, accuracy: AccuracyClass, number: int, samples: int) -> None:
         """Begin a sample of an accuracy class; sample 0 of each class has to come first.
@@ -361,47 +373,72 @@ class Amplified(Exact):
         """Return the contraction of two arrays with the noise of accumulating and rounding it."""
         if is_identity(right):
             return projected_by_identity(axes, left, right)
-        return self._accumulated(
-            contract(axes, left, right),
-            lambda: contract(axes, left**2, right**2),
-            _terms(axes, left, right),
-            kind,
-        )
+        exact = contract(axes, left, right)
+        terms = _terms(axes, left, right)
+        return self._accumulated(exact, lambda: self._spread(axes, exact, left, right), terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
         """Return the sum over some axes with the noise of accumulating and rounding it."""
-        terms = _terms(axes, values)
-        return self._accumulated(
-            np.einsum(axes, values), lambda: np.einsum(axes, values**2), terms, kind
-        )
+        exact, terms = np.einsum(axes, values), _terms(axes, values)
+        return self._accumulated(exact, lambda: self._spread(axes, exact, values), terms, kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
         """Return the weights with each row scaled by 1 + u·|log_total|·ξ, as `Noisy` does."""
         return weights * (1 + self._times_noise(log_total, self._roundoff["accumulator"]))
 
-    def _accumulated(
-        self, exact: Array, squares: Callable[[], Array], terms: int, kind: Kind
-    ) -> Array:
-        """Return the sum `exact` with the noise of accumulating its terms and then rounding it.
+    def reordered(self, axes: str, left: Array, right: Array) -> Array:
+        """Return the difference of two sums of the same terms that round differently."""
 
-        The scale of the noise is computed as in `Noisy`, but only with the first sample of a class,
-        because samples differ only in noise.
+        def spread() -> Array:
+            return self._spread(axes, contract(axes, left, right), left, right)
+
+        twice = 2 * self._roundoff["angle"] ** 2
+        return self._times_noise(self._scale(spread, lambda squares: squares * twice), 1.0)
+
+    def among_equals(self, terms: int) -> Amplified:
+        """Return this arithmetic, from now on for sums in which `terms` terms may be equal."""
+        self._equal = terms
+        return self
+
+    def _spread(self, axes: str, exact: Array, *operands: Array) -> Array:
+        """Return the sum of the squared partial sums of a sum `exact`, as `_spread` does."""
+        squared = [operand**2 for operand in operands]
+        squares = np.einsum(axes, *squared) if len(squared) == 1 else contract(axes, *squared)
+        return _spread(axes, exact, squares, _terms(axes, *operands), self._equal)
+
+    def _accumulated(
+        self, exact: Array, spread: Callable[[], Array], terms: int, kind: Kind
+    ) -> Array:
+        """Return the sum `exact` with the noise of accumulating its terms and then rounding it."""
+
+        def variance(squares: Array) -> Array:
+            roundoff, underflow = self._roundoff, self._underflow
+            found = squares * roundoff["accumulator"] ** 2
+            found += (exact * roundoff[kind]) ** 2
+            lost = underflow["accumulator"] ** 2 * terms + underflow[kind] ** 2
+            found += lost * (exact != 0)
+            return found
+
+        noise = self._times_noise(self._scale(spread, variance), 1.0)
+        noise += exact
+        return noise
+
+    def _scale(self, spread: Callable[[], Array], variance: Callable[[Array], Array]) -> Array:
+        """Return the scale of the noise of a sum, by its place in the order of all sums.
+
+        It is computed only with the first sample of a class, because samples differ only in noise.
+
+        Args:
+            spread: returns the sum of the squared partial sums, which is the same in all classes.
+            variance: returns the square of the scale, from that sum.
         """
         place, self._place = self._place, self._place + 1
         if place == len(self._spreads):
-            spread = squares() * max(terms / 2, 1.0)
-            spread += max(terms / 3 - 0.5, 0.0) * exact**2
-            self._spreads.append(spread)
+            self._spreads.append(spread())
         if place == len(self._scales):
-            roundoff, underflow = self._roundoff, self._underflow
-            variance = self._spreads[place] * roundoff["accumulator"] ** 2
-            variance += (exact * roundoff[kind]) ** 2
-            lost = underflow["accumulator"] ** 2 * terms + underflow[kind] ** 2
-            variance += lost * (exact != 0)
-            self._scales.append(np.sqrt(variance, out=variance))
-        noise = self._times_noise(self._scales[place], 1.0)
-        noise += exact
-        return noise
+            found = variance(self._spreads[place])
+            self._scales.append(np.sqrt(found, out=found))
+        return self._scales[place]
 
     def _times_noise(self, values: Array, scale: float) -> Array:
         """Return values · scale · noise, computed in parts that fit into caches."""
@@ -563,6 +600,35 @@ def _first(operand: Array, axes: str, position: int) -> Array:
     The operand is the one at `position` in `axes`, which are in einsum's notation.
     """
     return operand[:1] if axes.split("->")[0].split(",")[position].startswith("...") else operand
+
+
+def _spread(axes: str, exact: Array, squares: Array, terms: int, equal: int = 0) -> Array:
+    """Return the sum of the squares of the partial sums of n terms that are added one by one.
+
+    For terms with mean S/n and mean square Q/n, the k-th partial sum has the mean square
+    k(Q/n - S²/n²) + k²S²/n²; the total over all k is nQ/2 + (n/3 - 1/2)S².
+
+    If m terms are equal, each is rounded like the one before it, until the sum has doubled. Their
+    errors then add up to m/2 times the rounding error of the sum, instead of partly cancelling.
+
+    Args:
+        axes: the axes of the sum, in einsum's notation.
+        exact: the sum S.
+        squares: the sum Q of the squares of its terms.
+        terms: the number n of its terms.
+        equal: the number m of its terms that are equal if it is a sum over tokens.
+    """
+    spread = max(terms / 2, 1.0) * squares
+    spread += max(terms / 3 - 0.5, 0.0) * exact**2
+    if 0 < equal <= terms and _over_tokens(axes):
+        spread += (equal / 2 * exact) ** 2
+    return spread
+
+
+def _over_tokens(axes: str) -> bool:
+    """Return whether a contraction sums over queries or keys, not only over components."""
+    inputs, output = axes.split("->")
+    return any(axis in inputs and axis not in output for axis in "qk")
 
 
 def _terms(axes: str, *operands: Array) -> int:

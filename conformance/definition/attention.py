@@ -327,6 +327,10 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
 
     # Recompute the weights with new noise, as fused kernels do in the backward pass.
     attention = hold.recomputed(results.softmax, results.log_total)
+    if results.hidden is None:
+        # Products in other tiles or of a transposed matrix are added in another order.
+        again = hold.reordered("...bhqd,...bhkd->...bhqk", results.q, results.k)
+        attention = attention * (1.0 + problem.logit_scale * again)
     d_context = hold.contract("...bqe,hde->...bhqd", d_output, weights.output, "tensor")
     d_v = hold.contract("...bhqk,...bhqd->...bhkd", attention, d_context, "tensor")
     d_weights = hold.contract("...bhqd,...bhkd->...bhqk", d_context, results.v, "probability")

@@ -211,6 +211,36 @@ class SplitKeys(Attention):
         return [(0, self.keys)]
 
 
+class LogitsAgain(Attention):
+    """Tiles, and gradients from logits that are made again, with sums in eight lanes."""
+
+    tile = 32
+
+    def weights_again(self) -> Array:
+        if self.weights is None:
+            scores = _summed("bhqd,bhkd->bhqk", self.q, self.all_k, self.wide, lanes=8)
+            if "score" in self.own:
+                scores = self.scores
+            logits = self.hide(self.biased(self.scaled(scores)))
+            return np.exp(logits - self.log_total)
+        return super().weights_again()
+
+
+class RunningAverage(Attention):
+    """One key after the other, merged by the log-normaliser: the context is always normalised."""
+
+    def fused(self, logits: Array, v: Array) -> tuple[Array, Array]:
+        log_total = np.full((*logits.shape[:-1], 1), -np.inf, self.wide)
+        context = np.zeros((*logits.shape[:-1], v.shape[-1]), self.wide)
+        for key in range(self.keys):
+            logit = logits[..., key : key + 1]
+            merged = np.logaddexp(log_total, logit)
+            safe = np.where(np.isfinite(merged), merged, self.wide(0))
+            context = context * np.exp(log_total - safe) + np.exp(logit - safe) * v[:, :, None, key]
+            log_total = merged
+        return context, np.where(np.isfinite(log_total), log_total, self.wide(0))
+
+
 class StoredOutput(Attention):
     """The row term of the softmax's derivative from the context as it was stored."""
 
@@ -299,6 +329,7 @@ FUSED: tuple[type[Attention], ...] = (
     NaturalNormaliser,
     StoredPowers,
     SplitKeys,
+    LogitsAgain,
 )
 """Those that go over the keys in tiles, and make the weights again for the gradients."""
 
