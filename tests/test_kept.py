@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conformance.cases.catalogue import find_cases
-from conformance.definition.expectation import expect
+from conformance.definition.expectation import ROW_SUMS, expect
 from conformance.running import kept
 
 
@@ -190,7 +190,7 @@ def test_what_has_no_gradients_is_kept_without_them(folder, computed, dtype):
     every, forward = kept.expectation(problem), kept.expectation(problem, gradients=False)
     assert_same(kept.expectation(problem, gradients=False), forward)
     assert computed == [problem, problem]
-    assert list(forward.arrays) == ["output", "weights"]
+    assert list(forward.arrays) == ["output", "weights", ROW_SUMS]
     for ours, theirs in (
         (forward.arrays, every.arrays),
         *zip(forward.noise.values(), every.noise.values(), strict=True),

@@ -541,7 +541,7 @@ def test_the_forward_pass_alone_has_the_same_noise(monkeypatch, case, large):
     assert expectation._is_large(problem) == large
     monkeypatch.setattr(expectation, "MOST_ELEMENTS", 5 * np.prod(problem.shape.logits))
     every, alone = expect(problem), expect(problem, gradients=False)
-    assert list(alone.arrays) == ["output", "weights"]
+    assert list(alone.arrays) == ["output", "weights", expectation.ROW_SUMS]
     for name in alone.arrays:
         np.testing.assert_array_equal(alone.arrays[name], every.arrays[name])
         np.testing.assert_array_equal(alone.sigma[name], every.sigma[name])

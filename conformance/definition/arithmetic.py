@@ -105,7 +105,7 @@ class Exact:
         return weights
 
     def reordered(self, axes: str, left: Array, right: Array) -> Array | float:
-        """Return how much a contraction changes if its terms are added in another order: here, 0."""
+        """Return the difference of two sums of the same terms that round differently: here, 0."""
         return 0.0
 
     def lift(self, values: Array) -> Array:

@@ -6,6 +6,9 @@ to the problem's dtype, u·|x|/√3. In float64, σ is √2 times as large, beca
 rounded to float64 too. An element that is 0 in all evaluations, such as the weight of a blocked
 key, has σ = 0: it must be exact.
 
+The sums of the rows of weights have a σ of their own: errors that all weights of a row have in
+common, such as that of their normaliser, do not average out in the sum.
+
 An element conforms to an accuracy class if its error is at most LIMIT times the σ of that class, or
 at most the underflow of the dtype.
 """
@@ -24,6 +27,9 @@ from conformance.definition.arithmetic import Amplified, Exact, Noisy, classes_o
 from conformance.definition.attention import backward, forward
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import ARRAY_NAMES, Answer, Problem
+
+ROW_SUMS = "row sums"
+"""The name of the sums of the weights of each query, `[batch heads query]`, in an expectation."""
 
 MOST_ELEMENTS = 2**20
 """The most logits, over several samples, to compute at once: larger arrays do not fit in caches."""
@@ -57,7 +63,7 @@ class Expectation:
     """The reference answer with its noise.
 
     Attributes:
-        arrays: "output", "weights", "gradient.query", ... in float64.
+        arrays: "output", "weights", `ROW_SUMS`, "gradient.query", ... in float64.
         noise: σ of each element, by accuracy class and then by array name. Classes are ordered
             from the most accurate to the least.
         underflow: the absolute error that underflow causes in any element of the dtype.
@@ -105,6 +111,13 @@ def _solved(problem: Problem, hold: Exact, gradients: bool) -> Answer:
     return Answer(results.output, results.weights, every)
 
 
+def _with_sums(answer: Answer) -> dict[str, Array]:
+    """Return all arrays of an answer with weights, and the sums of the rows of these."""
+    assert answer.weights is not None
+    sums = np.einsum("...k->...", answer.weights)
+    return {"output": answer.output, "weights": answer.weights, ROW_SUMS: sums, **answer.arrays()}
+
+
 def expect(
     problem: Problem, times: int = 1, samples: int | None = None, *, gradients: bool = True
 ) -> Expectation:
@@ -121,7 +134,7 @@ def expect(
         gradients: whether gradients are included, which take two thirds of the time. The output and
             the weights do not depend on this.
     """
-    exact = solve(problem, gradients=gradients).arrays()
+    exact = _with_sums(solve(problem, gradients=gradients))
     squares: dict[str, dict[str, Array]] = {}
     for repetition in range(times):
         for accuracy, arrays in _squares(
@@ -135,8 +148,11 @@ def expect(
         final = problem.format.roundoff**2 / 3 * values**2
         for accuracy, arrays in squares.items():
             square = arrays[name] / times if times > 1 else arrays[name]
-            row = np.add.reduce(square, axis=-1, keepdims=True) / square.shape[-1]
+            row = np.add.reduce(square, axis=-1, keepdims=True) / max(1, square.shape[-1])
             variance = (square + row) / 2 + final
+            if name == ROW_SUMS:
+                # The single weight of a row has no noise, but may be rounded once.
+                variance = np.maximum(variance, problem.format.roundoff**2)
             if problem.dtype == "float64":
                 # The reference has rounding errors of the same size as the implementation.
                 variance *= 2
@@ -169,9 +185,9 @@ def _squares(
     logits = math.prod(problem.shape.logits)
     at_once = max(1, MOST_ELEMENTS // max(1, logits))
     # The parts share a generator, so the noise of a part depends on the parts before it.
-    gradients = len(exact) > 2 or at_once < sum(noisy.counts)
+    gradients = _has_gradients(exact) or at_once < sum(noisy.counts)
     for part, members in noisy.parts(at_once):
-        samples = _solved(problem, part, gradients).arrays()
+        samples = _with_sums(_solved(problem, part, gradients))
         for name, values in exact.items():
             error = samples.pop(name) - values
             error *= error
@@ -182,6 +198,10 @@ def _squares(
         item.name: {name: each / count for name, each in squares[item.name].items()}
         for item, count in zip(noisy.classes, noisy.counts, strict=True)
     }
+
+
+def _has_gradients(arrays: Mapping[str, Array]) -> bool:
+    return any(name.startswith("gradient.") for name in arrays)
 
 
 def _squares_of_large(
@@ -200,6 +220,7 @@ def _squares_of_large(
     ).replace(**given, **_features_as(problem, wide))
     noisy = Amplified(problem.format, seed, wide, reach)
     classes = classes_of(problem.format)
+    gradients = _has_gradients(exact)
     found: dict[str, dict[str, Array]] = {}
     for item in classes:
         usual = HALF_SAMPLES if item.name in ("A", "C") else FEWER_LARGE_SAMPLES
@@ -207,7 +228,7 @@ def _squares_of_large(
         sums = {name: np.zeros(values.shape) for name, values in exact.items()}
         for sample in range(count):
             noisy.begin(item, sample, count)
-            for name, values in _solved(narrow, noisy, len(exact) > 2).arrays().items():
+            for name, values in _with_sums(_solved(narrow, noisy, gradients)).items():
                 error = values - exact[name]
                 error *= error
                 sums[name] += error

@@ -23,7 +23,7 @@ from conformance.adapter.base import Adapter, Call, Mode, SideEffects
 from conformance.cases.case import Case
 from conformance.definition.attention import heads_alone
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.expectation import Expectation, expect, expect_carefully
+from conformance.definition.expectation import ROW_SUMS, Expectation, expect, expect_carefully
 from conformance.definition.problem import Answer, Problem, check_shape
 from conformance.errors import ConformanceError, Unsupported, WrongShape
 from conformance.text import text_of
@@ -426,14 +426,17 @@ def averaged_over_heads(expectation: Expectation) -> Expectation:
     def averaged(per_head: Array) -> Array:
         return np.sqrt((per_head**2).sum(axis=1)) / per_head.shape[1]
 
-    arrays = {**expectation.arrays, "weights": expectation.arrays["weights"].mean(axis=1)}
+    names = ("weights", ROW_SUMS)
+    means = {name: expectation.arrays[name].mean(axis=1) for name in names}
     noise = {
-        name: {**sigmas, "weights": averaged(sigmas["weights"])}
-        for name, sigmas in expectation.noise.items()
+        accuracy: {**sigmas, **{name: averaged(sigmas[name]) for name in names}}
+        for accuracy, sigmas in expectation.noise.items()
     }
 
     def careful() -> Expectation | None:
         again = expectation.careful()
         return None if again is None else averaged_over_heads(again)
 
-    return replace(expectation, arrays=arrays, noise=noise, careful=careful)
+    return replace(
+        expectation, arrays={**expectation.arrays, **means}, noise=noise, careful=careful
+    )
