@@ -341,12 +341,12 @@ def test_sigma_in_float64_holds_the_rounding_of_the_reference(tiles):
 
 
 def test_sigma_of_large_problems_can_be_estimated_again():
-    """8.19σ of torch's value gradient, where 10 samples gave 0.6 of the careful σ."""
+    """The smallest of 66,048 σ, of which 10 samples gave 0.45: a correct element may exceed 8σ."""
     problem = heads_alone(find_cases("plain/no-mask/self.d128v64t128x128")[0].problem("float32"))
     careful = expect_carefully(problem)
-    element = (0, 113, 126)
+    element = (1, 99, 124)
     ratio = [e.sigma["gradient.value"][element] for e in (expect(problem), careful)]
-    assert 1.5 < ratio[1] / ratio[0] < 2
+    assert 1.5 < ratio[1] / ratio[0] < 3
     assert expect_carefully(find_cases("plain/no-mask/cross")[0].problem("float32")) is None
 
 

@@ -155,6 +155,7 @@ class Noisy(Exact):
         self._underflow["angle"] = np.full(sum(self.counts), wide)
         self._equal = 0
         self._random = np.random.Generator(np.random.SFC64(seed))
+        self._reordering = np.random.Generator(np.random.SFC64([seed, 1]))
 
     def parts(self, most: int) -> Iterator[tuple[Noisy, dict[str, slice]]]:
         """Yield this arithmetic in parts of at most `most` samples, which fit into caches.
@@ -244,7 +245,7 @@ class Noisy(Exact):
         spread = _spread(axes, exact, squares, _terms(axes, left, right))
         roundoff = _column(self._roundoff["angle"], exact.ndim)
         shape = np.broadcast_shapes(roundoff.shape, exact.shape)
-        return self._uniform(shape) * roundoff * np.sqrt(2 * spread)
+        return self._uniform(shape, self._reordering) * roundoff * np.sqrt(2 * spread)
 
     def lift(self, values: Array) -> Array:
         """Return an input with a leading axis of size 1, because it is the same in all samples."""
@@ -269,19 +270,21 @@ class Noisy(Exact):
         noise += exact
         return self(noise, kind)
 
-    def _uniform(self, shape: tuple[int, ...]) -> Array:
+    def _uniform(self, shape: tuple[int, ...], random: np.random.Generator | None = None) -> Array:
         """Return uniform noise in [-1, 1], which callers must not change.
 
         It is a slice of the pool at a random offset. If it would be larger than half of the pool,
-        one slice is taken for each sample, or else fresh noise is drawn.
+        one slice is taken for each sample, or else fresh noise is drawn. `random` is the generator
+        to draw from, if not the usual one.
         """
+        random = random or self._random
         size = math.prod(shape)
         pool = _pool()
         if size > pool.size // 2:
             if len(shape) > 1 and shape[0] > 1:
-                return np.stack([self._uniform(shape[1:]) for _ in range(shape[0])])
-            return self._random.uniform(-1.0, 1.0, shape)
-        start = int(self._random.integers(pool.size - size))
+                return np.stack([self._uniform(shape[1:], random) for _ in range(shape[0])])
+            return random.uniform(-1.0, 1.0, shape)
+        start = int(random.integers(pool.size - size))
         return pool[start : start + size].reshape(shape)
 
 
@@ -350,7 +353,9 @@ class Amplified(Exact):
         }
         # Samples of a class differ only in their pools.
         self._pool = _stratified(samples, np.dtype(self._wide).name)[number]
-        self._random = np.random.Generator(np.random.SFC64([self._seed, CLASSES.index(accuracy)]))
+        place = CLASSES.index(accuracy)
+        self._random = np.random.Generator(np.random.SFC64([self._seed, place]))
+        self._reordering = np.random.Generator(np.random.SFC64([self._seed, place, 1]))
         if number == 0:
             self._scales: list[Array] = []
         self._place = 0
@@ -393,7 +398,8 @@ class Amplified(Exact):
             return self._spread(axes, contract(axes, left, right), left, right)
 
         twice = 2 * self._roundoff["angle"] ** 2
-        return self._times_noise(self._scale(spread, lambda squares: squares * twice), 1.0)
+        scale = self._scale(spread, lambda squares: squares * twice)
+        return self._times_noise(scale, 1.0, self._reordering)
 
     def among_equals(self, terms: int) -> Amplified:
         """Return this arithmetic, from now on for sums in which `terms` terms may be equal."""
@@ -440,11 +446,17 @@ class Amplified(Exact):
             self._scales.append(np.sqrt(found, out=found))
         return self._scales[place]
 
-    def _times_noise(self, values: Array, scale: float) -> Array:
-        """Return values · scale · noise, computed in parts that fit into caches."""
+    def _times_noise(
+        self, values: Array, scale: float, random: np.random.Generator | None = None
+    ) -> Array:
+        """Return values · scale · noise, computed in parts that fit into caches.
+
+        `random` is the generator to draw from, if not the usual one.
+        """
+        random = random or self._random
         flat = np.ascontiguousarray(values).reshape(-1)
         product = np.empty_like(flat)
-        starts = self._random.integers(self._pool.size - _AT_ONCE, size=-(-flat.size // _AT_ONCE))
+        starts = random.integers(self._pool.size - _AT_ONCE, size=-(-flat.size // _AT_ONCE))
         for part, start in enumerate(starts.tolist()):
             span = slice(part * _AT_ONCE, (part + 1) * _AT_ONCE)
             taken, into = flat[span], product[span]
