@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from contextlib import contextmanager
 
 import numpy as np
@@ -199,6 +201,28 @@ def test_gradients_are_repeated_where_there_is_a_graph(bridge, repeats):
     else:
         with pytest.raises(Unsupported, match="derivatives of numpy are functions, not graphs"):
             bridge.evaluate(request)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_gradients_of_a_compiled_function_are_asked_for_twice():
+    """By default, what it compiles gives away the buffers of a graph in the first backward pass."""
+    torch = pytest.importorskip("torch")
+    from torch._functorch import config
+
+    @torch.compile
+    def weighted(logits, value):
+        return torch.softmax(logits, dim=-1) @ value
+
+    @attention_function("torch")
+    def compiled(query, key, value):
+        return weighted(query @ key.mT / math.sqrt(query.shape[-1]), value)
+
+    before = config.donated_buffer
+    once = compiled.run(PROBLEM, Call()).arrays()
+    twice = compiled.run(PROBLEM, Call(backwards=2)).arrays()
+    assert config.donated_buffer == before
+    for name, array in once.items():
+        np.testing.assert_array_equal(array, twice[name])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bool", "int32"])

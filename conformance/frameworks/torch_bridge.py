@@ -10,7 +10,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from typing import Any
 
@@ -114,6 +114,10 @@ class Torch(Framework):
         return torch.no_grad()
 
     def differentiate(self, request: Request) -> Evaluated:
+        with _graphs_that_last():
+            return self._differentiated(request)
+
+    def _differentiated(self, request: Request) -> Evaluated:
         variables, cotangent = request.variables, request.cotangent
         constants = {name: _frozen(tensor) for name, tensor in request.constants.items()}
         for tensor in variables.values():
@@ -164,6 +168,21 @@ class Torch(Framework):
         if torch.cuda.is_available():
             models["gpu"] = torch.cuda.get_device_name()
         return models
+
+
+def _graphs_that_last() -> AbstractContextManager[Any]:
+    """Return a context in which functions that are compiled keep what a graph has saved.
+
+    By default, functions that `torch.compile` compiles overwrite it in the backward pass, and a
+    second pass through the same graph is an error, whose text recommends this setting. It is read
+    when a function is compiled, so it has to be set in the first call. It changes no number.
+    """
+    try:
+        config = importlib.import_module("torch._functorch.config")
+        return config.patch(donated_buffer=False)
+    except (ImportError, AttributeError):
+        # Versions of PyTorch without this setting keep what a graph has saved.
+        return nullcontext()
 
 
 def _frozen(tensor: Any) -> Any:
