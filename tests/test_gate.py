@@ -9,6 +9,7 @@ import pytest
 
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
 from conformance.records.findings import (
+    INFINITE,
     NOTHING,
     RUN,
     CaseResult,
@@ -754,6 +755,32 @@ def test_an_update_writes_no_number_that_was_fitted(mended):
     assert found.holds, edited
     assert edited.count("[[known]]") == 1
     assert 'cause = "gradient.factor"\narguments = {arrays = ["array.key"]}' in edited
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bound"),
+    [((8.9, 12.6), "60"), ((9.0, 2.1e15), "9e15"), ((8.0, 245.0), "1000"), ((3.1e4, 9), "2e5")],
+)
+def test_an_update_bounds_a_deviation_without_a_cause(mended, judged, sizes, bound):
+    """By four times what was measured; otherwise it would excuse every other mistake."""
+    made = Made()
+    for size, case in zip(sizes, (SELF, CROSS), strict=True):
+        made.say("deviates", requirement=GRADIENT, case=case, figures=off(size))
+    edited, found = mended("", made)
+    assert found.holds, edited
+    assert f"within = {bound}\n" in edited
+    made.say("deviates", requirement=GRADIENT, case=SELF, figures=off(1.1 * float(bound)))
+    assert not judged(edited, made).holds
+
+
+def test_an_update_does_not_bound_what_has_no_size_or_a_cause(mended):
+    made = Made().say("deviates", requirement=GRADIENT, figures=off(INFINITE))
+    made.say("deviates", requirement=KEYS, figures=off(20.0))
+    made.say("deviates", requirement=OUTPUT, figures=off(30.0), cause=COARSE)
+    edited, found = mended("", made)
+    assert found.holds, edited
+    assert edited.count("within = ") == 1
+    assert "within = 80\n" in edited
 
 
 def test_an_update_writes_one_entry_for_what_is_named_in_many_ways(mended):

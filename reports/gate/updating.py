@@ -9,6 +9,7 @@ tomlkit preserves comments and formatting.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -21,7 +22,7 @@ import tomlkit
 from tomlkit import TOMLDocument
 
 from conformance.errors import BrokenBaseline, ConformanceError
-from conformance.records.findings import NOTHING, Phrase, without_place
+from conformance.records.findings import INFINITE, NOTHING, Phrase, without_place
 from conformance.records.record import replace_file
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.coverage import counts_after
@@ -42,6 +43,10 @@ MOST_CAUSES = 2
 """The most causes that entries name for a requirement. If its findings have more, these depend on
 the case, and entries for measured findings name none."""
 
+MARGIN = 4.0
+"""The factor by which an error may exceed the largest measured one, because the size of rounding
+errors depends on the machine."""
+
 WIDTH = 100
 """The length beyond which a list is written on several lines."""
 
@@ -49,13 +54,15 @@ WIDTH = 100
 class Kind(NamedTuple):
     """What an entry asserts about findings: their verdict, cause and part of an error's text.
 
-    `apart` is a requirement whose findings need an entry of their own, or "".
+    `apart` is a requirement whose findings need an entry of their own, or "". `bounded` is whether
+    the entry bounds the size of their errors.
     """
 
     verdict: str
     cause: Phrase
     raises: str
     apart: str = ""
+    bounded: bool = False
 
 
 class Where(NamedTuple):
@@ -134,7 +141,9 @@ def _kinds(cells: Sequence[Located]) -> dict[Kind, list[Located]]:
         cause = NOTHING if several and finding.figures else _cause(cell)
         # Without a cause and figures, each requirement needs a separate reason.
         apart = "" if cause or finding.figures else finding.requirement
-        return Kind(finding.verdict, cause, "", apart)
+        # A cause says by itself how large the error is; a NaN has no size.
+        bounded = not cause and finding.figures and finding.figures.max_ratio < INFINITE
+        return Kind(finding.verdict, cause, "", apart, bool(bounded))
 
     return by_key(cells, kind)
 
@@ -143,6 +152,20 @@ def _cause(cell: Located) -> Phrase:
     """Return the cause of a finding without the argument that differs from case to case."""
     cause = cell.finding.cause
     return Phrase(cause.id, {k: v for k, v in cause.arguments.items() if k != FITTED})
+
+
+def _bound(cells: Iterable[Located]) -> str:
+    """Return the bound in σ of an entry for these findings, as a number in TOML.
+
+    It is `MARGIN` times the largest error of the findings, rounded up to one digit.
+    """
+    figures = [cell.finding.figures for cell in cells]
+    largest = MARGIN * max(each.max_ratio for each in figures if each is not None)
+    exponent = math.floor(math.log10(largest))
+    digit = math.ceil(largest / 10.0**exponent)
+    if digit == 10:
+        digit, exponent = 1, exponent + 1
+    return str(digit * 10**exponent) if 0 <= exponent < 4 else f"{digit}e{exponent}"
 
 
 def _text(cell: Located) -> str:
@@ -402,6 +425,8 @@ class _Edit:
             _set(document, "verdict", draft.kind.verdict)
             _set(document, "cause", cause.id if is_id else say(cause))
             _set(document, "arguments", _toml(cause.arguments) if is_id else None)
+            if draft.kind.bounded:
+                _set(document, "within", tomlkit.value(_bound(draft.cells)))
             _set(document, "raises", draft.kind.raises)
             _set(document, "reason", self.reason or TODO)
             self.new.append(document)
