@@ -14,11 +14,13 @@ Easy to miss in a port, in the order of the code below:
 - `tl.dot` rounds float32 to TensorFloat-32 unless `input_precision` is set.
 - A Python float that is passed to a kernel becomes a float32; a constexpr keeps its precision.
 - A fully masked row has no softmax. Here its context is 0, and so are its gradients.
+- A row that is filled with −1e9 does have one, whose sum of weights the log-sum-exp loses to
+  rounding: the gradient would then be that of the values' sum, where the context is their mean.
 - The gradients of a key/value head are sums over the query heads that share it.
 - The gradient of an additive mask is that of the final logits, without scale and soft cap.
 
 The algorithm is from Dao et al. 2022 (arXiv:2205.14135) and Dao 2023 (arXiv:2307.08691): logits are
-never stored; the backward pass recomputes them, and the weights from each row's log-sum-exp.
+never stored; the backward pass recomputes them, and the weights from each row's maximum and sum.
 
 Without a GPU the kernels run in Triton's interpreter, if TRITON_INTERPRET=1 is set before triton is
 first imported. The interpreter multiplies the bits of bfloat16 as if they were integers, so
@@ -126,14 +128,17 @@ def rows_of(
 
 @triton.jit
 def forward_kernel(
-    query, key, value, mask, sinks, context, logsumexp,
+    query, key, value, mask, sinks, context, maxima, totals,
     heads, group, query_length, key_length, head_size, value_size,
     mask_batch, mask_head, mask_row, mask_column,
     SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
     AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
     TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the context and logsumexp of one tile of queries of one head, over all keys."""
+    """Compute the context of one tile of queries of one head, over all keys.
+
+    Also store each row's maximum, and the sum of its exponentials relative to it.
+    """
     first_row = tl.program_id(0) * TILE
     head = tl.program_id(1).to(tl.int64)  # Counted over the batch; offsets may exceed 32 bits.
     tile = tl.arange(0, TILE).to(tl.int64)
@@ -180,14 +185,15 @@ def forward_kernel(
     total = tl.where(empty, 1.0, total)
     result = (result / total[:, None]).to(context.dtype.element_ty)
     tl.store(context + row * value_size + v_axis, result, in_rows & (v_axis < value_size))
-    # +∞ makes every weight 0 when the backward pass subtracts it.
-    total = tl.where(empty, INFINITY, maximum + tl.log(total))
-    tl.store(logsumexp + query_at + rows, total, rows < query_length)
+    # 0 and +∞ make every weight 0 when the backward pass subtracts the former and divides by the
+    # latter.
+    tl.store(maxima + query_at + rows, tl.where(empty, 0.0, maximum), rows < query_length)
+    tl.store(totals + query_at + rows, tl.where(empty, INFINITY, total), rows < query_length)
 
 
 @triton.jit
 def backward_query_kernel(
-    query, key, value, mask, cotangent, logsumexp, inner, query_gradient, mask_gradient,
+    query, key, value, mask, cotangent, maxima, totals, inner, query_gradient, mask_gradient,
     heads, group, query_length, key_length, head_size, value_size,
     mask_batch, mask_head, mask_row, mask_column,
     SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
@@ -214,7 +220,8 @@ def backward_query_kernel(
     row, in_rows = rows[:, None], rows[:, None] < query_length
     q = tl.load(query + row * head_size + q_axis, in_rows & (q_axis < head_size), 0.0)
     dout = tl.load(cotangent + row * value_size + v_axis, in_rows & (v_axis < value_size), 0.0)
-    sums = tl.load(logsumexp + query_at + row, in_rows, 0.0)
+    maximum = tl.load(maxima + query_at + row, in_rows, 0.0)
+    total = tl.load(totals + query_at + row, in_rows, 1.0)
     inners = tl.load(inner + query_at + row, in_rows, 0.0)
     dq = tl.full([TILE, HEAD], 0.0, SUM)
     start, end = columns_of(first_row, key_length, CAUSAL, BEFORE, AFTER, TILE)
@@ -227,7 +234,7 @@ def backward_query_kernel(
             q, k, rows, columns, query_length, key_length, mask, mask_row, mask_column,
             SCALE, CAP, CAUSAL, BEFORE, AFTER, MASK, SUM,
         )  # fmt: skip
-        weights = tl.exp(logits - sums)
+        weights = tl.exp(logits - maximum) / total
         dweights = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=SUM)
         dlogits = weights * (dweights - inners)
         if BIAS:
@@ -241,7 +248,7 @@ def backward_query_kernel(
 
 @triton.jit
 def backward_key_kernel(
-    query, key, value, mask, cotangent, logsumexp, inner, key_gradient, value_gradient,
+    query, key, value, mask, cotangent, maxima, totals, inner, key_gradient, value_gradient,
     heads, group, query_length, key_length, head_size, value_size,
     mask_batch, mask_head, mask_row, mask_column,
     SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
@@ -280,13 +287,14 @@ def backward_key_kernel(
             q = tl.load(its_query + row * head_size + q_axis, in_rows & (q_axis < head_size), 0.0)
             at = its_cotangent + row * value_size + v_axis
             dout = tl.load(at, in_rows & (v_axis < value_size), 0.0)
-            sums = tl.load(logsumexp + query_at + row, in_rows, 0.0)
+            maximum = tl.load(maxima + query_at + row, in_rows, 0.0)
+            total = tl.load(totals + query_at + row, in_rows, 1.0)
             inners = tl.load(inner + query_at + row, in_rows, 0.0)
             logits, slope = logits_of(
                 q, k, rows, columns, query_length, key_length, its_mask, mask_row, mask_column,
                 SCALE, CAP, CAUSAL, BEFORE, AFTER, MASK, SUM,
             )  # fmt: skip
-            weights = tl.exp(logits - sums)
+            weights = tl.exp(logits - maximum) / total
             dweights = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=SUM)
             dlogits = weights * (dweights - inners) * slope
             of_value, of_key = tl.trans(weights).to(dout.dtype), tl.trans(dlogits).to(q.dtype)
@@ -334,14 +342,14 @@ class FlashAttention(torch.autograd.Function):
         batch, heads, length, _ = query.shape
         context = query.new_empty(batch, heads, length, value.shape[-1])
         sums = torch.float64 if query.dtype == torch.float64 else torch.float32
-        logsumexp = query.new_empty(batch, heads, length, dtype=sums)
+        maxima, totals = query.new_empty(2, batch, heads, length, dtype=sums)
         arguments, constants = _described(query, key, value, mask, options)
         grid = (triton.cdiv(length, TILE), batch * heads)
         given = (query, key, value, _pointed(mask, query), query if sinks is None else sinks)
         forward_kernel[grid](
-            *given, context, logsumexp, *arguments, **constants, SINK=sinks is not None
+            *given, context, maxima, totals, *arguments, **constants, SINK=sinks is not None
         )
-        ctx.save_for_backward(query, key, value, mask, sinks, context, logsumexp)
+        ctx.save_for_backward(query, key, value, mask, sinks, context, maxima, totals)
         ctx.options = options
         return context
 
@@ -352,17 +360,17 @@ class FlashAttention(torch.autograd.Function):
         The gradient is None for options, for missing sinks, and for a mask that is missing or needs
         no gradient.
         """
-        query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
+        query, key, value, mask, sinks, context, maxima, totals = ctx.saved_tensors
         (cotangent,) = cotangents
         # This is Σ weights · gradient of weights, which equals Σ context · gradient of context.
-        inner = (context.to(logsumexp.dtype) * cotangent.to(logsumexp.dtype)).sum(-1)
+        inner = (context.to(totals.dtype) * cotangent.to(totals.dtype)).sum(-1)
         cotangent = cotangent.contiguous()
         arguments, constants = _described(query, key, value, mask, ctx.options)
-        given = (query, key, value, _pointed(mask, query), cotangent, logsumexp, inner)
+        given = (query, key, value, _pointed(mask, query), cotangent, maxima, totals, inner)
         batch, heads, length, _ = query.shape
         bias = ctx.needs_input_grad[3]
         dquery, dkey, dvalue = (torch.empty_like(array) for array in (query, key, value))
-        dmask = logsumexp.new_zeros(batch, heads, length, key.shape[2]) if bias else dquery
+        dmask = totals.new_zeros(batch, heads, length, key.shape[2]) if bias else dquery
         grid = (triton.cdiv(length, TILE), batch * heads)
         backward_query_kernel[grid](*given, dquery, dmask, *arguments, **constants, BIAS=bias)
         grid = (triton.cdiv(key.shape[2], TILE), batch * key.shape[1])
@@ -371,7 +379,7 @@ class FlashAttention(torch.autograd.Function):
         dsinks = None
         if sinks is not None:
             # A sink has no value, so the gradient of its weight is 0, less the row's inner product.
-            of_sink = torch.exp(sinks.to(logsumexp.dtype)[:, None] - logsumexp)
+            of_sink = torch.exp(sinks.to(totals.dtype)[:, None] - maxima) / totals
             dsinks = -(of_sink * inner).sum((0, 2)).to(sinks.dtype)
         return dquery, dkey, dvalue, summed, dsinks, None
 

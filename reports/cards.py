@@ -135,10 +135,13 @@ def _is_infinite(subject: Phrase) -> bool:
 
 # The table of all cards
 
+_WRONG_GRADIENTS = ("gradients.sum-unlike", "gradients.unlike", "gradients.nan-beside-finite")
+"""Gradients of a fully masked query that are not those of its output."""
+
 _ALARMING = {
     "row.nan",
     "gradients.nan",
-    "gradients.sum-unlike",
+    *_WRONG_GRADIENTS,
     "leak.reaches",
     "leak.visible-reaches-none",
     "leak.visible-reaches-some",
@@ -287,13 +290,25 @@ def _nan(*inputs: str) -> Callable[[Card], list[Shown]]:
     return taking("leak", value=_furthest, number=["number.nan"], input=inputs)
 
 
+def _gradients_of_masked(card: Card) -> list[Shown]:
+    """Find in a card where the gradients of fully masked queries are finite.
+
+    Gradients that are not those of the query's output come first, with the masks that have them,
+    including those that add large finite numbers. They take the place of "finite".
+    """
+    judged = taking("fully-masked.gradients-alone", "fully-masked.gradients-elsewhere", named=True)
+    wrong = [item for item in judged(card) if item.phrase.id in _WRONG_GRADIENTS]
+    usual = taking("fully-masked.gradients", fits=_is_infinite)(card)
+    return wrong + [item for item in usual if not wrong or item.phrase.id != "gradients.finite"]
+
+
 GLANCES = (
     Glance("True in a mask", _form("form.bool")),
     Glance("0 and 1, as floats", _form("form.zero-one(dtype=float32)")),
     Glance("0 and 1, as integers", _form("form.zero-one(dtype=int32)")),
     Glance("0 and −inf", _form("form.zero-infinite(dtype=float32)")),
     Glance("A fully masked query gets", taking("fully-masked.output", fits=_is_infinite)),
-    Glance("… and gradients", taking("fully-masked.gradients", fits=_is_infinite)),
+    Glance("… and gradients", _gradients_of_masked),
     Glance(
         "Causal flag, fewer queries than keys",
         taking("causal.no-flag", "causal.alone", lengths=["", _FEWER]),

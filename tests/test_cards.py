@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from records import entry, held, render_html
@@ -13,7 +14,8 @@ from records import entry, held, render_html
 from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.experiments import EXPERIMENTS, TOPICS
-from conformance.records.findings import CaseResult, Finding
+from conformance.records import findings
+from conformance.records.findings import CaseResult, Finding, Phrase
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
 from conformance.reports.cards import GLANCES
@@ -161,6 +163,26 @@ def test_the_table_leaves_out_large_finite_numbers():
     )
     assert cell(found, "A fully masked query gets") == [("NaN", "")]
     assert cell(found, "… and gradients") == [("NaN: keys", "")]
+
+
+def test_the_table_says_that_finite_gradients_are_not_those_of_the_output():
+    forms = [Phrase("form.bool"), Phrase("form.zero-large", {"dtype": "float32", "large": "1e9"})]
+    sums = [
+        Phrase("gradients.sum", {"sum": 0.0}),
+        Phrase("gradients.sum-unlike", {"sum": 5.0, "expected": 1.0}),
+    ]
+    entries = []
+    for form, value in zip(forms, sums, strict=True):
+        about = {"argument": "mask", "form": form}
+        finite = Phrase("gradients.finite")
+        entries.append(findings.Entry(Phrase("fully-masked.gradients", about), finite))
+        entries.append(findings.Entry(Phrase("fully-masked.gradients-alone", about), value))
+    found = card(msgspec.structs.replace(result("masked-rows"), entries=entries))
+    wrong = ("Σ dV = 5, not 1 as in the output", "mask float32 0/−1e9")
+    assert cell(found, "… and gradients") == [wrong]
+    right = [each for each in entries if each.value != sums[1]]
+    found = card(msgspec.structs.replace(result("masked-rows"), entries=right))
+    assert cell(found, "… and gradients") == [("finite", "")]
 
 
 def test_the_table_names_what_a_flag_stands_beside():

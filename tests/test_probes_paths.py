@@ -157,8 +157,13 @@ def test_joined_axes_in_another_order_than_declared_are_still_a_deviation():
 # The gradient of a fully masked query
 
 
+FIRST = np.float32([1, 0, 0, 0, 0])
+"""Weights that sum to 1, as equal ones do."""
+
+
 def finishing(forward, backward):
     """An attention in torch that has other weights of a fully masked query in its gradient."""
+    forward, backward = (np.float32(weights) for weights in (forward, backward))
     torch = pytest.importorskip("torch")
 
     @attention_function("torch", MASK)
@@ -170,7 +175,8 @@ def finishing(forward, backward):
             dead = ~mask.any(dim=-1, keepdim=True)
             logits = logits.masked_fill(~mask & ~dead, -torch.inf)
         weights = logits.softmax(-1)
-        shown, used = (torch.where(dead, fill, weights) @ value for fill in (forward, backward))
+        fills = (torch.as_tensor(fill) for fill in (forward, backward))
+        shown, used = (torch.where(dead, fill, weights) @ value for fill in fills)
         return used + (shown - used).detach()
 
     attend.name = "finishing"
@@ -185,13 +191,14 @@ def finishing(forward, backward):
         (0.2, 0.2, "Σ dV = 1, as in the output"),
         (0.2, 1.0, "Σ dV = 5, not 1 as in the output"),
         (0.2, 0.0, "Σ dV = 0, not 1 as in the output"),
+        (0.2, FIRST, "not those of the output: values"),
     ],
 )
 def test_the_gradient_of_a_fully_masked_query_has_a_value(forward, backward, value):
     found = values(finishing(forward, backward), "masked-rows")
     assert found["mask, bool: gradients"] == "finite"
     assert found["mask, bool: gradients if only the masked query has a cotangent"] == value
-    if forward == backward:
+    if np.all(forward == backward):
         other = found["mask, bool: gradients if only the masked query has none"]
         assert other == "those of the other queries"
 

@@ -61,6 +61,7 @@ KILLED_BY_EXPERIMENT = {
     "dropout.is-unbiased": ("dropout-not-rescaled", "dropout"),
     "call.reads-only-what-it-is-given": ("values-counted-by-keys", "bad-input"),
     "nan.reaches-the-output": ("nan-in-query-replaced", "leaks"),
+    "gradient.of-fully-masked-query": ("masked-row-in-backward-is-nan", "masked-rows"),
     "conventions.same-in-every-mode": ("evaluation-takes-one-mask", "pairs"),
     "conventions.same-in-every-dtype": ("masked-row-in-backward-of-float16", "masked-rows"),
     "conventions.same-for-shared-inputs": (
@@ -187,6 +188,8 @@ def test_an_experiment_kills_the_mutant_of_a_requirement_that_no_case_serves(req
     of_the_zoo, name = KILLED_BY_EXPERIMENT[requirement]
     assert not any(case_serves(requirement, case) for case in catalogue())
     also = {"mask.arguments-combine": {name}} if of_the_zoo == "evaluation-takes-one-mask" else {}
+    if of_the_zoo.startswith("masked-row-in-backward-of-"):
+        also = {"gradient.of-fully-masked-query": {name}}
     assert inquired(mutant(of_the_zoo), [experiment(name)]) == {requirement: {name}, **also}
 
 

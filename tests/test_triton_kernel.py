@@ -80,3 +80,15 @@ def test_sinks_are_one_for_each_head():
     heads = torch.zeros(1, 2, 3, 8)
     with pytest.raises(ValueError, match=r"sinks have the shape \[3\], not \[2\]"):
         kernel.flash_attention(heads, heads, heads, sinks=torch.zeros(3))
+
+
+@pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
+def test_a_row_that_is_filled_with_a_number_has_the_gradient_of_its_mean(number):
+    draw = torch.Generator().manual_seed(0)
+    query, key, value, cotangent = torch.randn(4, 1, 1, 40, 8, generator=draw)
+    mask = torch.zeros(40, 40)
+    mask[3], value.requires_grad = number, True
+    context = kernel.flash_attention(query, key, value, mask)
+    torch.testing.assert_close(context[0, 0, 3], value.mean(2)[0, 0])
+    (gradient,) = torch.autograd.grad(context[0, 0, 3], value, cotangent[0, 0, 3])
+    torch.testing.assert_close(gradient[0, 0], cotangent[0, 0, [3]].expand(40, 8) / 40)

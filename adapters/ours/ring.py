@@ -2,10 +2,11 @@
 
 You may copy this module. Easy to miss in a port, in the order of the code: the maximum and the sum
 of weights must be merged along with the values; a sink belongs to the softmax of a query once, not
-once per hop; whether a key is visible under causality or a window depends on positions in the whole
-sequence, which are not consecutive in zig-zag order; gradients of keys and values travel on with
-them until they are back on their own rank; the gradient of a tensor that all ranks share is summed
-over the ranks, once.
+once per hop; the maximum and the sum are both kept for the backward pass, because the log-sum-exp
+of a row that is filled with −1e9 loses the sum to rounding; whether a key is visible under
+causality or a window depends on positions in the whole sequence, which are not consecutive in
+zig-zag order; gradients of keys and values travel on with them until they are back on their own
+rank; the gradient of a tensor that all ranks share is summed over the ranks, once.
 """
 
 from __future__ import annotations
@@ -101,15 +102,15 @@ class Ring:
     def total(self, total: Tensor, factor: Tensor, powers: Tensor) -> Tensor:
         return total * factor + powers.sum(-1)
 
-    def result(self, state: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the context and the log-sum-exp of the logits of each query.
+    def result(self, state: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the context of each query, the maximum of its logits, and its sum of weights.
 
-        Both are 0 for a query that has neither a visible key nor a sink.
+        They are 0, 0 and 1 for a query that has neither a visible key nor a sink.
         """
         highest, total, values = state
         seen = total > 0
         total = total.masked_fill(~seen, 1.0)
-        return values / total[..., None], (highest + total.log()).masked_fill(~seen, 0.0)
+        return values / total[..., None], highest.masked_fill(~seen, 0.0), total
 
     def pass_on(self, tensors: list[Tensor], hop: int) -> list[Tensor]:
         """Send tensors to the next rank, and return those that the previous rank has sent.
@@ -164,7 +165,8 @@ class Ring:
         mask: Any,
         sinks: Any,
         context: Tensor,
-        logsum: Tensor,
+        highest: Tensor,
+        total: Tensor,
     ) -> tuple[Any, ...]:
         delta = self.delta(cotangent, context)
         by_query, by_key, by_value = (torch.zeros_like(t) for t in (query, key, value))
@@ -174,7 +176,7 @@ class Ring:
             source = self.source(hop)
             grouped_key, grouped_value = self.group(query, key), self.group(query, value)
             logits = self.logits(query, grouped_key, mask, source)
-            weights = (logits - logsum[..., None]).exp()
+            weights = (logits - highest[..., None]).exp() / total[..., None]
             by_logits = weights * (cotangent @ grouped_value.mT - delta[..., None])
             by_query += self.of_query(by_logits @ grouped_key * self.scale, hop)
             by_key += self.ungroup(key, by_logits.mT @ query * self.scale)
@@ -184,7 +186,8 @@ class Ring:
             key, value, by_key, by_value = self.travel(key, value, by_key, by_value, hop)
         by_sinks = None
         if sinks is not None:
-            by_sinks = -((sinks[:, None] - logsum).exp() * delta).sum((0, 2))
+            of_sinks = (sinks[:, None] - highest).exp() / total
+            by_sinks = -(of_sinks * delta).sum((0, 2))
             by_sinks = self.share(by_sinks)
         return by_query, by_key, by_value, by_mask, by_sinks
 
@@ -218,9 +221,9 @@ class _Attention(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         tensors = [query, *others]
         widened = [t if t is None or t.dtype == torch.bool else t.to(wide) for t in tensors]
-        output, logsum = ring.forward(*widened)
+        output, highest, total = ring.forward(*widened)
         context.ring, context.dtype = ring, query.dtype
-        context.save_for_backward(*widened, output, logsum)
+        context.save_for_backward(*widened, output, highest, total)
         return output.to(query.dtype)
 
     @staticmethod

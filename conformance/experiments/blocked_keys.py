@@ -33,6 +33,10 @@ NAN, ZEROS, UNIFORM = Phrase("row.nan"), Phrase("row.zeros"), Phrase("row.unifor
 OUTPUT_BIAS, MEAN = Phrase("row.output-bias"), Phrase("row.mean-of-values")
 FINITE = Phrase("gradients.finite")
 
+NEAR = 0.02
+"""The relative difference beyond which sums of weights count as different. In every dtype, it is
+larger than their rounding noise."""
+
 _SHOWN = {
     NAN: ("output[0, 0, :4]", "NaN"),
     ZEROS: ("abs(output).max()", "0.0: zeros"),
@@ -54,7 +58,7 @@ is printed."""
     every_mode=True,
     shared=True,
     every_dtype=True,
-    revision=3,
+    revision=4,
 )
 def masked_rows(lab: Laboratory) -> Iterator[Entry]:
     """Block all keys of one query with each mask argument, in each form that blocks keys.
@@ -168,16 +172,16 @@ def _by_cotangent(
     """Yield entries that describe the gradients of two losses: on a masked and on other queries.
 
     Each loss is the sum of the outputs of its queries: their cotangent is 1, and that of others 0.
-    The gradient of the values, summed over the keys, should equal the sum of the weights of these
-    queries. `blocked` `[batch query]` is True for masked queries, and `whole` is the answer with
-    the usual cotangent.
+    The gradients should be those of the output that was returned, whatever convention it follows.
+    `blocked` `[batch query]` is True for masked queries, and `whole` is the answer with the usual
+    cotangent.
     """
     problem = whole.problem
     alone = np.zeros(blocked.shape, bool)
     alone[ENTRY, QUERY] = True
-    shown = whole.applied[ENTRY, :, QUERY].sum(axis=-1).mean()
+    shown = whole.applied[ENTRY, :, QUERY]
     others = ~blocked
-    for name, rows, expected in (("alone", alone, shown), ("elsewhere", others, others.sum())):
+    for name, rows in (("alone", alone), ("elsewhere", others)):
         cotangent = np.broadcast_to(rows[..., None] * 1.0, problem.cotangent.shape)
         found = lab.ask(problem.replace(cotangent=cotangent), natives, gradients=True)
         subject = Phrase(f"fully-masked.gradients-{name}", about)
@@ -186,8 +190,30 @@ def _by_cotangent(
             continue
         value, evidence = _gradients(found, blocked)
         if value == FINITE:
-            value = _sum(found, float(expected), name)
+            expected = float(others.sum() if name == "elsewhere" else shown.sum(axis=-1).mean())
+            value = _sum(found, expected, name)
+            if value.id == "gradients.sum":
+                value = _unlike(lab, found, shown) or value
+            backward = numbers(_values_gradient(found).mean(axis=1))
+            evidence = f"sums of weights, by key: {backward} in the gradient of the values"
+            if name == "alone":
+                evidence += f", {numbers(shown.mean(axis=0))} in the output"
+        elif np.isfinite(shown).all():
+            value = Phrase("gradients.nan-beside-finite", value.arguments)
         yield Entry(subject, value, evidence)
+
+
+def _values_gradient(found: Seen) -> Array:
+    """Return, as `[key keys]`, the gradient of the values' indices, averaged over the heads.
+
+    If some queries have the cotangent 1 and the others 0, each column is the sum of these queries'
+    weights, as the backward pass has them.
+    """
+    shape = found.problem.shape
+    source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
+    # The features that hold the keys' indices get a gradient only through the values.
+    of_values = found.answer.gradients[source][..., : shape.key_length]
+    return np.asarray(of_values.sum(axis=0) / shape.heads)
 
 
 def _sum(found: Seen, expected: float, name: str) -> Phrase:
@@ -195,19 +221,43 @@ def _sum(found: Seen, expected: float, name: str) -> Phrase:
 
     `name` is "alone" if only the masked query has a cotangent, "elsewhere" if only others have.
     """
-    shape = found.problem.shape
-    source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
-    # The features that hold the keys' indices get a gradient only through the values.
-    of_values = found.answer.gradients[source][..., : shape.key_length]
-    sums = of_values.sum(axis=(0, 1)) / shape.heads
+    sums = _values_gradient(found).sum(axis=0)
     total = round(float(sums.mean()), 2) + 0.0
     if np.isnan(expected):
         return Phrase("gradients.sum-beside-nan", {"sum": total})
-    if np.abs(sums - expected).max() > 0.02 * max(expected, 1.0):
+    if np.abs(sums - expected).max() > NEAR * max(expected, 1.0):
         return Phrase("gradients.sum-unlike", {"sum": total, "expected": round(expected, 2) + 0.0})
     if name == "elsewhere":
         return Phrase("gradients.of-others")
     return Phrase("gradients.sum", {"sum": total})
+
+
+def _unlike(lab: Laboratory, found: Seen, shown: Array) -> Phrase | None:
+    """Return a phrase that says where gradients are not those of the masked query's output.
+
+    Only the masked query has a cotangent. `shown` `[heads key]` are its weights, which its output
+    shows. The result is None if all gradients fit, or if the output follows no known convention.
+    """
+    known = [_row(row, plain) for row, plain in zip(shown, _plain_rows(lab, found), strict=True)]
+    if SOMETHING_ELSE in known:
+        return None
+    places = []
+    of_values = _values_gradient(found)
+    mean = shown.mean(axis=0)
+    if np.abs(of_values - mean[:, None]).max() > NEAR * max(float(mean.max()), 1 / len(mean)):
+        places.append("values")
+    if not shown.any():
+        # Zeros depend on nothing; other weights may have lost the logits to rounding only.
+        for name, place in (("query", "masked-queries"), ("key", "keys"), ("value", "values")):
+            if np.any(found.answer.gradients.get(name, 0)):
+                places.append(place)
+    found_at = [Phrase(f"place.{place}") for place in dict.fromkeys(places)]
+    return Phrase("gradients.unlike", {"places": [*found_at]}) if found_at else None
+
+
+def _plain_rows(lab: Laboratory, found: Seen) -> Array:
+    """Return the weights `[heads key]` of the masked query without a mask."""
+    return np.asarray(lab.unmasked(found)[ENTRY, :, QUERY])
 
 
 def row_output(lab: Laboratory, found: Seen, entry: int = ENTRY, query: int = QUERY) -> Phrase:

@@ -78,6 +78,21 @@ def visible_nan(ex: Examination) -> None:
 
 
 @requirement(
+    "gradient.of-fully-masked-query",
+    "Whatever a fully masked query gets, its gradients are those of that output: 0 for zeros, and "
+    "equal shares for the mean of the values.",
+    why="A loss on such a query, or on all, trains the values with a multiple of their gradient, "
+    "and nothing in the output shows it.",
+)
+def of_fully_masked_query(ex: Examination) -> None:
+    """Block all keys of a query, in each way that a mask can, and ask for the gradients of a loss
+    on this query alone, and of one on the others. The weights that the gradient of the values
+    shows must be those that the output shows, and no gradient may be NaN beside a finite output. A
+    NaN in the output is a convention, which is not judged here. The experiment `masked-rows` does
+    this, not a case."""
+
+
+@requirement(
     "conventions.same-in-every-mode",
     "Conventions do not depend on the mode: what a mask means, how it combines with others, what a "
     "fully masked query or an empty axis gives.",
@@ -164,7 +179,8 @@ class Rule:
         subjects: the ids of the subjects whose entries count; empty for all entries.
         conforms: the ids of values that mean "conforms".
         deviates: the ids of values that mean "deviates", unless the entry agrees with a
-            declaration. Ids in neither list mean "unsupported".
+            declaration. Ids in no list mean "unsupported".
+        silent: the ids of values that are no evidence either way.
     """
 
     requirement: str
@@ -172,6 +188,7 @@ class Rule:
     subjects: tuple[str, ...]
     conforms: tuple[str, ...]
     deviates: tuple[str, ...]
+    silent: tuple[str, ...] = ()
 
     def verdict(self, entry: Entry) -> Verdict:
         """Return the verdict on an entry, which never deviates if it agrees with a declaration."""
@@ -229,6 +246,14 @@ _RULES = (
         conforms=("leak.visible-reaches-all",),
         deviates=("leak.visible-reaches-some", "leak.visible-reaches-none"),
     ),
+    Rule(
+        of_fully_masked_query.id,
+        "masked-rows",
+        subjects=("fully-masked.gradients-alone", "fully-masked.gradients-elsewhere"),
+        conforms=("gradients.sum", "gradients.of-others"),
+        deviates=("gradients.sum-unlike", "gradients.unlike", "gradients.nan-beside-finite"),
+        silent=("gradients.nan", "gradients.sum-beside-nan"),
+    ),
 )
 _WORST_FIRST: tuple[Verdict, ...] = ("deviates", "unsupported", "conforms")
 
@@ -245,6 +270,7 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
             for entry in entries
             if rule.experiment == experiment
             if entry.subject.id in rule.subjects or not rule.subjects
+            if entry.value.id not in rule.silent
         ]
         # If the suite could not pass the arguments, this is not evidence about the library.
         about = [pair for pair in about if pair[1].value.id != "cannot-be-asked"] or about

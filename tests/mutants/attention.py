@@ -240,7 +240,11 @@ class Attention:
         return powers / np.where(total > 0, total, self.wide(1))
 
     def fused(self, logits: Array, v: Array) -> tuple[Array, Array]:
-        """The context and the logarithm of the normaliser, tile by tile."""
+        """The context and the logarithm of the normaliser, tile by tile.
+
+        The logarithm is that of powers relative to the largest logit of the row, which is kept too:
+        the sum of the two loses the former where the latter is as large as −1e9.
+        """
         highest = np.full((*logits.shape[:-1], 1), -np.inf, self.wide)
         total = np.zeros_like(highest)
         context = np.zeros((*logits.shape[:-1], v.shape[-1]), self.wide)
@@ -256,11 +260,12 @@ class Attention:
             )
         peak = np.where(np.isfinite(highest), highest, self.wide(0))
         safe = np.where(total > 0, total, self.wide(1))
+        self.largest = peak
         return self.rescaled(context, safe), self.log_normaliser(peak, safe)
 
     def log_normaliser(self, peak: Array, total: Array) -> Array:
         """The logarithm of the normaliser, which is kept for the gradients."""
-        return peak + np.log(total)
+        return np.log(total)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """First key and the one behind the last, for each tile."""
@@ -362,7 +367,9 @@ class Attention:
 
     def weights_again(self) -> Array:
         """The weights: kept, or made again from the logarithm of the normaliser."""
-        return np.exp(self.logits - self.log_total) if self.weights is None else self.weights
+        if self.weights is not None:
+            return self.weights
+        return np.exp(self.logits - self.largest - self.log_total)
 
     def d_returned(self, d_weights: Array, of_weights: Array) -> Array:
         """Of the weights: what comes from the output, and what from those that are returned."""

@@ -302,11 +302,7 @@ _add(
     "stores the logarithm of the normaliser without the maximum",
     INPUTS,
     MODES,
-    weights_again=lambda a: (
-        np.exp(a.logits - a.log_total + Attention.peak(a, a.logits))
-        if a.weights is None
-        else a.weights
-    ),
+    weights_again=lambda a: np.exp(a.logits - a.log_total) if a.weights is None else a.weights,
 )
 _add(
     "fused-gradient-of-first-tile",
@@ -322,7 +318,7 @@ _add(
     INPUTS,
     MODES,
     row=lambda a, weights, d: (
-        Attention.row(a, weights, d) * np.exp(a.log_total - Attention.peak(a, a.logits))
+        Attention.row(a, weights, d) * np.exp(a.log_total)
         if a.weights is None
         else Attention.row(a, weights, d)
     ),

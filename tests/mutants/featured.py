@@ -312,6 +312,7 @@ class Featured(Attention):
         total = total + sink
         safe = np.where(total > 0, total, self.wide(1))
         self.sink_share = sink / safe
+        self.largest = peak
         return self.rescaled(context, safe), self.log_normaliser(peak, safe)
 
     def merged_sink(self, peak: Array, parts: int) -> Array:

@@ -27,6 +27,7 @@ from mutants.mutant import (
     MODES,
     NAN,
     OF_A_SUM,
+    OF_MASKED_QUERY,
     OUTPUT,
     REPEATS,
     REWRITTEN,
@@ -265,6 +266,40 @@ _add(
     SAME_IN_MODES,
     visible=_one_mask,
     case="probe/pairs",
+)
+_add(
+    "masked-row-in-backward",
+    "takes weights of 1 for a fully masked query in the backward pass",
+    OF_MASKED_QUERY,
+    weights_again=_backward_if(lambda a: True),
+    case="probe/masked-rows",
+)
+_add(
+    "masked-row-in-backward-is-nan",
+    "divides 0 by 0 for a fully masked query in the backward pass",
+    OF_MASKED_QUERY,
+    weights_again=lambda a: np.where(_lost(a), a.wide(np.nan), Attention.weights_again(a)),
+    case="probe/masked-rows",
+)
+_add(
+    "masked-row-in-backward-attends",
+    "takes the weights without a mask for a fully masked query in the backward pass, where the "
+    "forward pass takes equal ones",
+    OF_MASKED_QUERY,
+    softmax=lambda a, logits: np.where(_lost(a), a.wide(1 / a.keys), Attention.softmax(a, logits)),
+    weights_again=lambda a: np.where(
+        _lost(a), Attention.softmax(a, a.scaled(a.scores)), Attention.weights_again(a)
+    ),
+    case="probe/masked-rows",
+)
+_add(
+    "normaliser-lost-in-large-numbers",
+    "keeps the largest logit plus the logarithm of the normaliser, which is lost beside −1e9",
+    OF_MASKED_QUERY,
+    weights_again=lambda a: (
+        np.exp(a.logits - (a.largest + a.log_total)) if a.weights is None else a.weights
+    ),
+    case="probe/masked-rows",
 )
 _add(
     "masked-row-in-backward-of-float16",

@@ -108,6 +108,14 @@ scale-ignored-with-padding-and-mask, scale-on-number-mask-beside-bias | the requ
 later keys with large logits, and queries to which a mask leaves later keys only |
 | masked-row-in-backward-of-broadcast-mask | the requirement `conventions.same-in-every-layout` |
 
+Four more were seen by the same experiment, and judged by nothing:
+
+| mutants | what was missing |
+| --- | --- |
+| masked-row-in-backward, masked-row-in-backward-is-nan, masked-row-in-backward-attends, \
+normaliser-lost-in-large-numbers | the requirement `gradient.of-fully-masked-query`: what a fully \
+masked query gets is a convention, but its gradients are those of that output |
+
 Eighteen further defects were written from the adapter guide alone, by an author who had not seen
 the checks. Five were noticed at once. Twelve were noticed after the following was added, and are
 now among the mutants:

@@ -419,7 +419,7 @@ def _held(stage: str) -> Any:
 
 def _held_log_normaliser(a: Attention, logits: Array, v: Array) -> tuple[Array, Array]:
     context, log_total = Attention.fused(a, logits, v)
-    return context, a.hold(log_total)
+    return context, a.hold(a.largest + log_total) - a.largest
 
 
 def _held_sum(a: Attention, powers: Array) -> Array:
