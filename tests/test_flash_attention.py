@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from conformance import Unavailable
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.errors import Unsupported
-from conformance.running.session import Item, Session
+from conformance.running.session import Item, Session, plan
 
 torch = pytest.importorskip("torch")
 
@@ -20,7 +21,7 @@ def attended(q, k, v, scale, causal, window, softcap, slopes):
     """One sequence: `[length heads head]`, aligned at the end."""
     (queries, heads, size), keys = q.shape, k.shape[0]
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    logits = torch.einsum("qhd,khd->hqk", q, k).float() * (scale or size**-0.5)
+    logits = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * (scale or size**-0.5)
     if softcap > 0:
         logits = softcap * torch.tanh(logits / softcap)
     ahead = torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)
@@ -113,12 +114,12 @@ def stand_in(monkeypatch):
 NAMES = ("flash-attn", "flash-attn-varlen", "flash-attn-kvcache", "flash-attn-paged")
 
 
-def without_gpu(name):
-    """The adapter, as if its kernels ran here and in float32."""
+def without_gpu(name, **declared):
+    """The adapter, as if its kernels ran here and in float32, at the sizes of the catalogue."""
     kind = type(load(name))
     here = type(kind.__name__, (kind,), {
         "packages": (), "imports": (), "dtypes": ("float32",), "geometry": None,
-        "check_device": lambda self, device: None,
+        "check_device": lambda self, device: None, **declared,
     })()  # fmt: skip
     here.name = name
     return here
@@ -160,6 +161,23 @@ def test_the_functions_are_called_as_they_are_documented(name, stand_in):
         "flash-attn-paged": {"feature/key-lengths-causal/decoding", "plain/no-mask/cross"},
     }
     assert expected[name] <= supported
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cases_are_posed_at_the_declared_sizes(name, stand_in):
+    declared = load(name)
+    adapter = without_gpu(name, dtypes=declared.dtypes, geometry=declared.geometry)
+    cases = [*find_cases("causal/bottom-right/gqa"), *find_cases("plain/no-mask/cross")]
+    items = [*plan([adapter], cases, ("bfloat16", "float32"), "cpu")]
+    sizes = {item.asked.problem("bfloat16").shape.head_size for item in items}
+    assert sizes == {*declared.geometry.head_sizes}
+    session = Session()
+    told = defaultdict(set)
+    for item in items:
+        told[item.dtype].add(session.examine(item).verdict)
+    # A call with a cache needs queries that follow the cached keys.
+    cached = {"unsupported"} if name == "flash-attn-kvcache" else set()
+    assert told == {"bfloat16": {"conforms"} | cached, "float32": {"unsupported"}}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from conformance.adapter.base import Adapter
 from conformance.cases.case import FAMILIES, assembled, draw, rounded
 from conformance.definition.attention import heads_alone
 from conformance.definition.geometry import Geometry
-from conformance.definition.problem import Shape
+from conformance.definition.problem import Problem, Shape
 from conformance.errors import Unsupported
 from conformance.records.findings import Entry, Finding, Phrase, Verdict
 from conformance.requirements import agreement
@@ -468,6 +468,7 @@ def returned_weights(adapter: Adapter, returned: str) -> Phrase:
     why="Whoever chooses a model's sizes by the declaration is refused when it runs; and what is "
     "refused has not been checked.",
     every_case=True,
+    revision=2,
 )
 def taken(ex: Examination) -> Finding | None:
     """Check whether a case is refused only because of its sizes, although the adapter declares
@@ -475,7 +476,8 @@ def taken(ex: Examination) -> Finding | None:
     same sizes, without masks or other arguments. Refusing this call too is a deviation, unless the
     refusal seems to have another reason: in this dtype, the implementation accepts no shape of the
     same kind (for example, with shared key/value heads), although it accepts other shapes or
-    dtypes."""
+    dtypes. Nothing is found if declarations rule out such a call at any size, as they do if a cache
+    is the only declared way to pass keys."""
     geometry = ex.adapter.geometry
     if geometry is None or ex.case.grid is None:
         return None
@@ -489,6 +491,7 @@ def taken(ex: Examination) -> Finding | None:
         return None
     try:
         geometry.check(ex.case.shape)
+        ex.adapter.check_features(_plain(ex, ex.case.shape, ex.dtype))
     except Unsupported:
         return None
     if _takes(ex, ex.case.shape, ex.dtype) or not _is_for_its_size(ex, geometry):
@@ -551,11 +554,15 @@ def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
                 yield dataclasses.replace(own, heads=other.heads, kv_heads=other.kv_heads)
 
 
+def _plain(ex: Examination, shape: Shape, dtype: str) -> Problem:
+    """Return a problem of this shape without masks or other arguments."""
+    problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), dtype)
+    return heads_alone(problem) if ex.problem.heads_alone else problem
+
+
 def _takes(ex: Examination, shape: Shape, dtype: str) -> bool:
     def ask() -> bool:
-        problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), dtype)
-        if ex.problem.heads_alone:
-            problem = heads_alone(problem)
+        problem = _plain(ex, shape, dtype)
         try:
             ex.ask(problem, mode=dataclasses.replace(ex.mode, gradients=False))
         except (Unsupported, Raised):
