@@ -6,12 +6,15 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import sys
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mutants.miniatures import Correct
 
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records import record as records
@@ -45,7 +48,8 @@ from conformance.records.record import (
     read_arrays,
     read_journal,
 )
-from conformance.running.provenance import new_run_id, run_id
+from conformance.running import provenance
+from conformance.running.provenance import describe, header_of, new_run_id, run_id, toolkit
 
 HEADER = Header(
     schema=SCHEMA,
@@ -596,6 +600,123 @@ def test_a_record_belongs_to_the_run_begun_in_its_folder(tmp_path):
 def test_another_file_called_run_is_none_of_ours(tmp_path, content):
     (tmp_path / "run").write_bytes(content)
     assert run_id(tmp_path) != run_id(tmp_path)
+
+
+# What a GPU was
+
+
+PROPRIETARY = """NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15
+GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)
+"""
+OPEN = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (at)
+GCC version:  gcc version 13.3.0
+"""
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """The version of the driver, by what its file holds and what its command prints."""
+
+    def found(file, command):
+        monkeypatch.setattr(provenance, "DRIVER", tmp_path / "version")
+        if file is not None:
+            provenance.DRIVER.write_text(file)
+        if command is not None:
+            (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{command}\nEND\n")
+            (tmp_path / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        return provenance.driver()
+
+    provenance.driver.cache_clear()
+    yield found
+    provenance.driver.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("file", "command", "expected"),
+    [
+        (PROPRIETARY, None, "535.104.05"),
+        (OPEN, "1.2", "580.95.05"),
+        (None, "580.95.05\n580.95.05", "580.95.05"),
+        ("no driver tells this 12.3.0", "580.95.05", "580.95.05"),
+        (None, "NVIDIA-SMI has failed because it couldn't communicate with driver 535.1.", ""),
+        (None, None, ""),
+    ],
+)
+def test_the_driver_is_found_without_a_framework(driver, file, command, expected):
+    assert driver(file, command) == expected
+
+
+def test_a_command_that_hangs_is_no_driver(driver, monkeypatch):
+    def hang(*command, timeout, **options):
+        raise provenance.subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(provenance.subprocess, "run", hang)
+    assert driver(None, "580.95.05") == ""
+
+
+TORCH = SimpleNamespace(
+    version=SimpleNamespace(cuda="13.0", hip=None),
+    backends=SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91002)),
+)
+WITHOUT_CUDNN = SimpleNamespace(
+    version=SimpleNamespace(cuda=None, hip="6.4"),
+    backends=SimpleNamespace(cudnn=SimpleNamespace(version=lambda: None)),
+)
+JAX = SimpleNamespace(
+    cuda_versions=SimpleNamespace(
+        cuda_runtime_get_version=lambda: 12090, cudnn_get_version=lambda: 8907
+    )
+)
+TENSORFLOW = SimpleNamespace(
+    sysconfig=SimpleNamespace(get_build_info=lambda: {"cuda_version": "12.5.1"})
+)
+
+
+@pytest.mark.parametrize(
+    ("framework", "module", "stub", "expected"),
+    [
+        ("torch", "torch", TORCH, {"CUDA": "13.0", "cuDNN": "9.10.2"}),
+        ("torch", "torch", WITHOUT_CUDNN, {"ROCm": "6.4"}),
+        ("jax", "jax._src.lib", JAX, {"CUDA": "12.9", "cuDNN": "8.9.7"}),
+        # Without its plug-in for CUDA, JAX has no versions.
+        ("jax", "jax._src.lib", SimpleNamespace(cuda_versions=None), {}),
+        ("tensorflow", "tensorflow", TENSORFLOW, {"CUDA": "12.5.1"}),
+        ("numpy", "numpy", None, {}),
+    ],
+)
+def test_a_framework_says_what_it_runs_on(monkeypatch, framework, module, stub, expected):
+    if stub is not None:
+        monkeypatch.setitem(sys.modules, module, stub)
+    assert toolkit(framework) == expected
+
+
+class OnDevice(Correct):
+    """An implementation in the suite's own NumPy, whose GPU is a name."""
+
+    framework = "torch"
+
+    def prepare(self):
+        """Import nothing."""
+
+    def versions(self):
+        return {"torch": "2.11.0"}
+
+    def device_model(self, device):
+        return f"a {device}"
+
+
+@pytest.mark.parametrize(("device", "told"), [("gpu", "580.95.05"), ("cpu", "")])
+def test_a_header_says_what_a_gpu_was(driver, monkeypatch, device, told):
+    monkeypatch.setitem(sys.modules, "torch", TORCH)
+    assert driver(OPEN, None) == "580.95.05"
+    adapter = OnDevice()
+    described = describe([(adapter, "mine.py:OnDevice")], device)
+    made = header_of([adapter], described, [], device, "", command="run").provenance
+    assert (made.device_model, made.driver) == (f"a {device}", told)
+    versions = {name: made.packages.get(name, "") for name in ("CUDA", "cuDNN")}
+    assert versions == ({"CUDA": "13.0", "cuDNN": "9.10.2"} if told else {"CUDA": "", "cuDNN": ""})
+    assert described[0].toolkit == (versions if told else {})
 
 
 def test_results_are_immutable():

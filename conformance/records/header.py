@@ -122,6 +122,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
         digest: a digest of the code of its adapter and of the modules in the same project that the
             adapter imports.
         features: the declared features beyond masks; None in records older than this field.
+        toolkit: on a GPU, the versions of CUDA and cuDNN that its framework uses, as far as the
+            framework knows them; else {}.
     """
 
     name: str
@@ -149,6 +151,7 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     fully_masked_row: dict[str, str] = {}
     digest: str = ""
     features: list[FeatureInfo] | None = None
+    toolkit: dict[str, str] = {}
 
 
 class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -262,6 +265,8 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     """Environment variables that may change results, such as `OMP_NUM_THREADS`."""
     code: str = ""
     """A digest of that part of the suite's code on which all results depend."""
+    driver: str = ""
+    """The version of the GPU's driver, or "" on the CPU and where it is unknown."""
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -118,7 +118,16 @@ class Lock:
 
 # Reusing the results of earlier runs
 
-SETTING = ("code", "python", "platform", "machine", "environment", "device", "device_model")
+SETTING = (
+    "code",
+    "python",
+    "platform",
+    "machine",
+    "environment",
+    "device",
+    "device_model",
+    "driver",
+)
 """The fields of `Provenance` that must be equal for any result to be reused.
 
 The versions of `BASE_PACKAGES` must be equal, too.
@@ -413,7 +422,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
     made = [header.provenance for header in headers]
 
     def several(key: str) -> str:
-        return "; ".join(dict.fromkeys(getattr(each, key) for each in made))
+        return "; ".join(dict.fromkeys(filter(None, (getattr(each, key) for each in made))))
 
     packages = {name: version for each in made for name, version in each.packages.items()}
     ids = [case.id for case in every_case()]
@@ -436,6 +445,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
             platform=several("platform"),
             machine=several("machine"),
             device_model=several("device_model"),
+            driver=several("driver"),
         ),
     )
 

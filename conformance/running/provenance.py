@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import secrets
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -68,6 +69,9 @@ NUMERIC = ("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA
 HARMLESS = ("_DIR", "_FILE", "_LOG_LEVEL", "_PATH", "_SECS", "_BYTES")
 """The suffixes of such variables that cannot affect results."""
 
+DRIVER = Path("/proc/driver/nvidia/version")
+"""The file in which NVIDIA's driver tells its version; not every container has it."""
+
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
 """The form of a run id; a file named `run` with any other content is ignored."""
 
@@ -116,6 +120,8 @@ def header_of(
             of their run; None to make a new id.
     """
     packages = package_versions(("mha-conformance", *BASE_PACKAGES, "pytest"))
+    for one in described:
+        packages |= one.toolkit
     model = ""
     for adapter in adapters:
         try:
@@ -132,6 +138,7 @@ def header_of(
         packages=dict(sorted(packages.items())),
         command=command,
         selection=selection,
+        driver=driver() if device == "gpu" else "",
         **setting(),
     )
     return Header(
@@ -170,6 +177,73 @@ def environment() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name.startswith(NUMERIC) and not name.endswith(HARMLESS)
     }
+
+
+@cache
+def driver() -> str:
+    """Return the version of NVIDIA's driver, without any framework; "" if it is unknown."""
+    told = ""
+    with suppress(OSError):
+        told = DRIVER.read_text(encoding="utf-8")
+    if found := re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\b", told):
+        return found[1]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    # Without a driver, the command prints a sentence; with a broken one, it may hang.
+    with suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+        if found := re.match(r"\d+(\.\d+)+$", told, re.MULTILINE):
+            return found[0]
+    return ""
+
+
+def toolkit(framework: str) -> dict[str, str]:
+    """Return the versions of CUDA and cuDNN that an imported framework says it uses, by name.
+
+    What the framework does not know is left out.
+    """
+    ask = _TOOLKITS.get(framework)
+    told: dict[str, str] = {}
+    # JAX has no public name for this, and TensorFlow's keys differ between builds.
+    with suppress(Exception):
+        told = ask() if ask else {}
+    return {name: version for name, version in told.items() if version}
+
+
+def _torch_toolkit() -> dict[str, str]:
+    torch = sys.modules["torch"]
+    return {
+        "CUDA": torch.version.cuda or "",
+        "cuDNN": _cudnn(torch.backends.cudnn.version() or 0),
+        "ROCm": torch.version.hip or "",
+    }
+
+
+def _jax_toolkit() -> dict[str, str]:
+    versions = sys.modules["jax._src.lib"].cuda_versions
+    cuda = versions.cuda_runtime_get_version()
+    return {
+        "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "cuDNN": _cudnn(versions.cudnn_get_version()),
+    }
+
+
+def _tensorflow_toolkit() -> dict[str, str]:
+    built = sys.modules["tensorflow"].sysconfig.get_build_info()
+    return {"CUDA": built.get("cuda_version", ""), "cuDNN": built.get("cudnn_version", "")}
+
+
+_TOOLKITS = {
+    "torch": _torch_toolkit,
+    "jax": _jax_toolkit,
+    "tensorflow": _tensorflow_toolkit,
+}
+"""By framework, a function that asks it; it may raise any exception."""
+
+
+def _cudnn(number: int) -> str:
+    """Return cuDNN's version as text, such as "9.10.2" for 91002; "" for 0."""
+    major, rest = divmod(number, 10_000 if number >= 90_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}" if number else ""
 
 
 def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
@@ -226,6 +300,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
             FeatureInfo(type(one).__name__, list(one.says), list(one.names))
             for one in adapter.features
         ],
+        toolkit=toolkit(adapter.framework) if device == "gpu" and not reason else {},
     )
 
 
