@@ -7,6 +7,7 @@ A correct attention in NumPy (`tests/mutants/attention.py`) is given one error o
 one intermediate that it keeps in the dtype of the tensors, and examined on the cases of the level
 core in all its modes. It is a function, so the suite supplies the projections; in half precision it
 promises no accuracy, class A, or class A0, and is as accurate as it promises apart from its error.
+What promises A0 is a layer, because a function is given heads that are rounded to the dtype.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def attention(stages: Stages, promise: Promise) -> Function:
     if promise == "A0":
         stages = {name: _coarsely(stage) for name, stage in stages.items()}
     kind = type("Erroneous", (Wide if promise == "A0" else Attention,), dict(stages))
-    return Function("erroneous", kind, promise)
+    found = Function("erroneous", kind, promise)
+    found.projections_supplied = promise != "A0"
+    return found
 
 
 def weights_too_large(error: float) -> Stages:

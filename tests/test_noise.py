@@ -18,16 +18,24 @@ import pytest
 from mutants.honest import algorithms, drawn_recipe
 from problems import FULL, MODERN, by_torch, emptied, make, scale_of
 
+from conformance import MaskArgument, attention_function
 from conformance.adapter.base import Call
 from conformance.cases.catalogue import case_of, catalogue, find_cases
 from conformance.definition.arithmetic import CLASSES, SAMPLES, Exact, Noisy, classes_of
 from conformance.definition.attention import backward, equal_keys, forward, heads_alone
 from conformance.definition.comparison import accuracy_class, against
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT32, DType
-from conformance.definition.expectation import expect, expect_carefully, solve
+from conformance.definition.expectation import (
+    ROW_SUMS,
+    expect,
+    expect_carefully,
+    of_function,
+    solve,
+)
 from conformance.definition.problem import Answer, Positions
 from conformance.explore.drawing import Frame, Recipe
 from conformance.records.numbers import LIMIT, ratios
+from conformance.running.session import Session, plan
 
 TF32 = DType("tf32", 11, 2.0**-126, 2.0**-24)
 CLASS_NAMES = [item.name for item in CLASSES]
@@ -601,6 +609,104 @@ def test_a_gradient_that_is_rounded_before_the_suite_sums_it_is_class_a0(case_id
     axes = tuple(axis for axis in range(4) if shape[axis] == 1)
     summed = gradient.sum(axis=axes, keepdims=True)
     assert accuracy_class(expect(problem), {"gradient.attn_bias": summed}) == "A0"
+
+
+def promising_a0(torch):
+    """Functions that promise class A0, by name; only the last one stores what it should not."""
+
+    def weights(query, key, mask, wide):
+        logits = query.to(wide) @ key.to(wide).mT / math.sqrt(query.shape[-1])
+        return torch.softmax(logits.masked_fill(~mask, -math.inf), dim=-1)
+
+    class Fused(torch.autograd.Function):
+        """A kernel that saves its output for the gradients, as it was rounded."""
+
+        @staticmethod
+        def forward(ctx, query, key, value, mask, stores):
+            def held(values):
+                return (values.to(query.dtype) if stores else values).to(torch.float32)
+
+            p = weights(query, key, mask, torch.float32)
+            output = (held(p) @ value.float()).to(query.dtype)
+            ctx.save_for_backward(query, key, value, output, p)
+            ctx.held = held
+            return output
+
+        @staticmethod
+        def backward(ctx, d_output):
+            query, key, value, output, p = ctx.saved_tensors
+            d = d_output.float()
+            row = (d * output.float()).sum(dim=-1, keepdim=True)
+            d_logits = p * (d @ value.float().mT - row) / math.sqrt(query.shape[-1])
+            d_logits, p = ctx.held(d_logits), ctx.held(p)
+            found = d_logits @ key.float(), d_logits.mT @ query.float(), p.mT @ d
+            return *(each.to(query.dtype) for each in found), None, None
+
+    def every(query, mask):
+        return torch.ones((), dtype=torch.bool) if mask is None else mask
+
+    def in_format(wide):
+        def attend(query, key, value, mask=None):
+            p = weights(query, key, every(query, mask), wide)
+            return (p @ value.to(wide)).to(query.dtype)
+
+        return attend
+
+    def fused(*, stores):
+        def attend(query, key, value, mask=None):
+            return Fused.apply(query, key, value, every(query, mask), stores)
+
+        return attend
+
+    mask = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
+    functions = {
+        "float32": in_format(torch.float32),
+        "float64": in_format(torch.float64),
+        "fused": fused(stores=False),
+        "class A": fused(stores=True),
+    }
+    decorated = attention_function("torch", mask, accuracy="A0", dtypes=HALF)
+    return {name: decorated(function) for name, function in functions.items()}
+
+
+PROMISED = (
+    "plain/no-mask/cross",
+    "plain/no-mask/long",
+    "plain/no-mask/one-key",
+    "mask/per-batch/separate",
+    "logits/huge/cross",
+    "logits/low/separate",
+    "values/outliers/cross",
+    "mask/per-head/self.d64t32x32",
+)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "fused", "class A"])
+def test_functions_that_round_their_results_once_keep_the_promise_a0(name):
+    """They are given heads in the dtype, and cannot return anything else."""
+    adapter = promising_a0(pytest.importorskip("torch"))[name]
+    adapter.name = name
+    cases = [case for pattern in PROMISED for case in find_cases(pattern)]
+    assert len(cases) == len(PROMISED)
+    session = Session(explains=False)
+    found = {
+        (item.asked.id, item.dtype, finding.requirement)
+        for item in plan([adapter], cases, HALF, "cpu")
+        for finding in session.examine(item).findings
+        if finding.verdict not in ("conforms", "unsupported")
+    }
+    assert bool(found) == (name == "class A"), found
+
+
+def test_a_layer_that_promises_a0_rounds_nothing_in_between():
+    """Only functions are given and return heads in the dtype."""
+    problem = problem_of("plain/no-mask/cross", "bfloat16")
+    expectation, around = expect(problem), of_function(problem)
+    assert of_function(problem_of("plain/no-mask/cross", "float32")) is None
+    for array, sigma in around.items():
+        if array not in ("weights", ROW_SUMS, "gradient.weights.output_bias"):
+            assert rms(sigma) > 1.2 * rms(expectation.at_accuracy("A0").sigma[array]), array
+            assert rms(sigma) < 1.2 * rms(expectation.at_accuracy("A").sigma[array]), array
 
 
 def test_a_wrong_answer_is_in_no_class():

@@ -168,7 +168,7 @@ class Adapter(ABC):
         differentiable: whether the implementation has gradients.
         accuracy: the accuracy class promised in bfloat16 and float16, by which answers are judged:
             "A" if logits, statistics and sums are held in float32, "A0" if everything is, with
-            one final rounding; "" promises none.
+            one final rounding of the results, which are the gradients, too; "" promises none.
         mask_arguments, causal_flag: the arguments for masks, and the flag for a causal mask, see
             `conformance.adapter.arguments`.
         features: the arguments for windows, soft caps, sinks, lengths and the like, see

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -65,6 +65,14 @@ CLASSES = (
 """The accuracy classes, from most to least accurate; each rounds all that the one before it rounds.
 
 `conformance.records.numbers.ACCURACY` describes in words what each class rounds.
+"""
+
+
+AROUND_A_FUNCTION = AccuracyClass("A0", True, False, False, False)
+"""Class A0 as a function can keep it.
+
+The heads that it is given, what it returns, and the gradients of both are stored in the dtype;
+everything in between is as in A0. No answer is said to have reached this class.
 """
 
 
@@ -124,9 +132,22 @@ class Noisy(Exact):
     `classes`.
     """
 
-    def __init__(self, dtype: DType, seed: int, samples: int | None = None) -> None:
-        """Prepare the noise of a dtype; `samples` overrides the number of samples per class."""
-        self.classes = classes_of(dtype)
+    def __init__(
+        self,
+        dtype: DType,
+        seed: int,
+        samples: int | None = None,
+        classes: Sequence[AccuracyClass] = (),
+    ) -> None:
+        """Prepare the noise of a dtype.
+
+        Args:
+            dtype: the format in which implementations store intermediates.
+            seed: the seed of the noise.
+            samples: the number of samples of each class; None for the usual numbers.
+            classes: the accuracy classes; () for those that differ in the dtype.
+        """
+        self.classes = tuple(classes) or classes_of(dtype)
         decisive = ("A", self.classes[-1].name)
         usual = [SAMPLES if item.name in decisive else FEWER_SAMPLES for item in self.classes]
         self.counts = [samples] * len(usual) if samples else usual
@@ -147,7 +168,7 @@ class Noisy(Exact):
             for kind, stored in held.items()
         }
         # Results are returned in the dtype, so classes that do not round to it do so here.
-        half = len(self.classes) > 1
+        half = len(classes_of(dtype)) > 1
         rounds = np.repeat([half and not item.probabilities for item in self.classes], self.counts)
         self._roundoff["returned"] = rounds * dtype.roundoff
         self._underflow["returned"] = rounds * dtype.underflow
@@ -353,7 +374,7 @@ class Amplified(Exact):
         }
         # Samples of a class differ only in their pools.
         self._pool = _stratified(samples, np.dtype(self._wide).name)[number]
-        place = CLASSES.index(accuracy)
+        place = (*CLASSES, AROUND_A_FUNCTION).index(accuracy)
         self._random = np.random.Generator(np.random.SFC64([self._seed, place]))
         self._reordering = np.random.Generator(np.random.SFC64([self._seed, place, 1]))
         if number == 0:

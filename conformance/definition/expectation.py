@@ -17,13 +17,20 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from conformance.definition.arithmetic import Amplified, Exact, Noisy, classes_of
+from conformance.definition.arithmetic import (
+    AROUND_A_FUNCTION,
+    AccuracyClass,
+    Amplified,
+    Exact,
+    Noisy,
+    classes_of,
+)
 from conformance.definition.attention import backward, forward
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import ARRAY_NAMES, Answer, Problem
@@ -68,6 +75,8 @@ class Expectation:
             from the most accurate to the least.
         underflow: the absolute error that underflow causes in any element of the dtype.
         promised: the accuracy class that the implementation promises; "" for the least accurate.
+        of_function: σ of each element by array name, by which a function is judged that promises
+            A0; None if the σ of a class decides.
         careful: a function that returns the same expectation with σ estimated from more samples. It
             returns None if no better estimate is available.
     """
@@ -76,6 +85,7 @@ class Expectation:
     noise: Mapping[str, Mapping[str, Array]]
     underflow: float
     promised: str = ""
+    of_function: Mapping[str, Array] | None = None
     careful: Callable[[], Expectation | None] = field(default=lambda: None, compare=False)
 
     @property
@@ -84,6 +94,8 @@ class Expectation:
 
         If no class is promised, it is that of the least accurate class.
         """
+        if self.of_function is not None:
+            return self.of_function
         return self.noise[self.promised or list(self.noise)[-1]]
 
     def at_accuracy(self, promised: str) -> Expectation:
@@ -119,7 +131,12 @@ def _with_sums(answer: Answer) -> dict[str, Array]:
 
 
 def expect(
-    problem: Problem, times: int = 1, samples: int | None = None, *, gradients: bool = True
+    problem: Problem,
+    times: int = 1,
+    samples: int | None = None,
+    *,
+    gradients: bool = True,
+    classes: Sequence[AccuracyClass] = (),
 ) -> Expectation:
     """Return the reference answer of a problem with the noise of each accuracy class.
 
@@ -133,12 +150,13 @@ def expect(
             estimate; None for the usual numbers.
         gradients: whether gradients are included, which take two thirds of the time. The output and
             the weights do not depend on this.
+        classes: the accuracy classes; () for those that differ in the problem's dtype.
     """
     exact = _with_sums(solve(problem, gradients=gradients))
     squares: dict[str, dict[str, Array]] = {}
     for repetition in range(times):
         for accuracy, arrays in _squares(
-            problem, exact, _seed(problem) + repetition, samples
+            problem, exact, _seed(problem) + repetition, samples, classes
         ).items():
             summed = squares.setdefault(accuracy, {})
             for name, square in arrays.items():
@@ -163,6 +181,22 @@ def expect(
     return Expectation(exact, noise, problem.format.underflow)
 
 
+def of_function(
+    problem: Problem, times: int = 1, *, gradients: bool = True
+) -> Mapping[str, Array] | None:
+    """Return the σ of each element, by array name, for functions that promise class A0.
+
+    A function cannot hold in float32 what it is given and returns. Return None if the dtype has
+    only one class. The other arguments are those of `expect`.
+    """
+    if len(classes_of(problem.format)) == 1:
+        return None
+    (sigma,) = expect(
+        problem, times, gradients=gradients, classes=(AROUND_A_FUNCTION,)
+    ).noise.values()
+    return sigma
+
+
 def expect_carefully(problem: Problem, *, gradients: bool = True) -> Expectation | None:
     """Return the expectation with σ from `CAREFUL` times the samples; None for a small problem.
 
@@ -172,15 +206,19 @@ def expect_carefully(problem: Problem, *, gradients: bool = True) -> Expectation
 
 
 def _squares(
-    problem: Problem, exact: Mapping[str, Array], seed: int, number: int | None
+    problem: Problem,
+    exact: Mapping[str, Array],
+    seed: int,
+    number: int | None,
+    classes: Sequence[AccuracyClass],
 ) -> dict[str, dict[str, Array]]:
     """Return the mean square over samples of each element's noise, by class and array name.
 
     `number` is how many samples each class has, or None for the usual numbers.
     """
     if _is_large(problem):
-        return _squares_of_large(problem, exact, seed, number)
-    noisy = Noisy(problem.format, seed, number)
+        return _squares_of_large(problem, exact, seed, number, classes)
+    noisy = Noisy(problem.format, seed, number, classes)
     squares: dict[str, dict[str, Array]] = {item.name: {} for item in noisy.classes}
     logits = math.prod(problem.shape.logits)
     at_once = max(1, MOST_ELEMENTS // max(1, logits))
@@ -205,7 +243,11 @@ def _has_gradients(arrays: Mapping[str, Array]) -> bool:
 
 
 def _squares_of_large(
-    problem: Problem, exact: Mapping[str, Array], seed: int, number: int | None
+    problem: Problem,
+    exact: Mapping[str, Array],
+    seed: int,
+    number: int | None,
+    classes: Sequence[AccuracyClass],
 ) -> dict[str, dict[str, Array]]:
     """Return the same as `_squares`, but computed with amplified noise and from fewer samples.
 
@@ -219,7 +261,7 @@ def _squares_of_large(
         **{name: weight.astype(wide) for name, weight in problem.weights.named().items()}
     ).replace(**given, **_features_as(problem, wide))
     noisy = Amplified(problem.format, seed, wide, reach)
-    classes = classes_of(problem.format)
+    classes = tuple(classes) or classes_of(problem.format)
     gradients = _has_gradients(exact)
     found: dict[str, dict[str, Array]] = {}
     for item in classes:

@@ -463,7 +463,7 @@ class Judging:
             expected = self.expectations.get(
                 ("rewritten", item.asked.id, item.dtype, self.token),
                 partial(expect, item.asked.problem(item.dtype), gradients=False),
-            ).at_accuracy(self.adapter.accuracy)
+            )
             (compared,) = against(expected, {"output": answer.output})
             if not compared.fits:
                 self.violations[

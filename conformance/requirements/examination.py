@@ -23,7 +23,14 @@ from conformance.adapter.base import Adapter, Call, Mode, SideEffects
 from conformance.cases.case import Case
 from conformance.definition.attention import heads_alone
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.expectation import ROW_SUMS, Expectation, expect, expect_carefully
+from conformance.definition.expectation import (
+    CAREFUL,
+    ROW_SUMS,
+    Expectation,
+    expect,
+    expect_carefully,
+    of_function,
+)
 from conformance.definition.problem import Answer, Problem, check_shape
 from conformance.errors import ConformanceError, Unsupported, WrongShape
 from conformance.text import text_of
@@ -151,7 +158,8 @@ class Examination:
     def expectation(self) -> Expectation:
         """The expected answer to the case, with its rounding noise."""
         adapter, problem = self.adapter, partial(self.case.problem, self.dtype)
-        key = (self.case.id, self.dtype, adapter.has_gradients, adapter.accuracy)
+        promise = (adapter.accuracy, adapter.projections_supplied)
+        key = (self.case.id, self.dtype, adapter.has_gradients, *promise)
         return self.bench.expectations.get(key, lambda: self.expected("", problem))
 
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
@@ -162,18 +170,38 @@ class Examination:
         has the σ of the accuracy class that the adapter promises, or else of the least accurate
         class.
         """
-        gradients, accuracy, bench = self.adapter.has_gradients, self.adapter.accuracy, self.bench
+        gradients, bench = self.adapter.has_gradients, self.bench
         key = (self.case.id, self.dtype, variant, gradients)
         found = bench.expectations.get(key, lambda: bench.expect(problem(), gradients=gradients))
-        found = found.at_accuracy(accuracy)
 
         def careful() -> Expectation | None:
             again = bench.expectations.get(
                 (*key, "careful"), lambda: expect_carefully(problem(), gradients=gradients)
             )
-            return None if again is None else again.at_accuracy(accuracy)
+            return None if again is None else self._as_promised(again, problem, key, CAREFUL)
 
-        return replace(found, careful=careful)
+        return replace(self._as_promised(found, problem, key), careful=careful)
+
+    def _as_promised(
+        self,
+        found: Expectation,
+        problem: Callable[[], Problem],
+        key: tuple[Hashable, ...],
+        times: int = 1,
+    ) -> Expectation:
+        """Return an expectation with the σ by which the adapter's promise is judged.
+
+        `key` is that of the problem's expectations in the cache, and `times` says how often noisy
+        evaluations are repeated.
+        """
+        adapter = self.adapter
+        if not (adapter.accuracy == "A0" and adapter.projections_supplied):
+            return found.at_accuracy(adapter.accuracy)
+        sigma = self.bench.expectations.get(
+            (*key, "of a function", times),
+            lambda: of_function(problem(), times, gradients=adapter.has_gradients),
+        )
+        return replace(found.at_accuracy("A0"), of_function=sigma)
 
     @property
     def kernel_expectation(self) -> Expectation:
@@ -197,8 +225,9 @@ class Examination:
         weights = self.answer.weights
         if weights is None or weights.ndim != 3:
             return self.expectation
-        of_adapter = self.adapter.accuracy, self.adapter.has_gradients
-        key = (self.case.id, self.dtype, "averaged", *of_adapter)
+        adapter = self.adapter
+        promise = (adapter.accuracy, adapter.projections_supplied)
+        key = (self.case.id, self.dtype, "averaged", adapter.has_gradients, *promise)
         return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
 
     @cached_property
@@ -426,17 +455,22 @@ def averaged_over_heads(expectation: Expectation) -> Expectation:
     def averaged(per_head: Array) -> Array:
         return np.sqrt((per_head**2).sum(axis=1)) / per_head.shape[1]
 
+    def with_averages(sigmas: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {**sigmas, **{name: averaged(sigmas[name]) for name in names}}
+
     names = ("weights", ROW_SUMS)
     means = {name: expectation.arrays[name].mean(axis=1) for name in names}
-    noise = {
-        accuracy: {**sigmas, **{name: averaged(sigmas[name]) for name in names}}
-        for accuracy, sigmas in expectation.noise.items()
-    }
+    noise = {name: with_averages(sigmas) for name, sigmas in expectation.noise.items()}
+    of_functions = expectation.of_function
 
     def careful() -> Expectation | None:
         again = expectation.careful()
         return None if again is None else averaged_over_heads(again)
 
     return replace(
-        expectation, arrays={**expectation.arrays, **means}, noise=noise, careful=careful
+        expectation,
+        arrays={**expectation.arrays, **means},
+        noise=noise,
+        of_function=None if of_functions is None else with_averages(of_functions),
+        careful=careful,
     )
