@@ -16,6 +16,7 @@ from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cli import main
 from conformance.errors import ConformanceError, ExitCode
 from conformance.experiments import experiment
+from conformance.frameworks.base import changes, look, put_back
 from conformance.records.header import Header
 from conformance.records.record import (
     Journal,
@@ -315,6 +316,43 @@ def test_variables_that_may_change_numbers(monkeypatch):
     found = environment.__wrapped__()
     assert found.items() >= changes.items()
     assert not found.keys() & harmless.keys()
+
+
+def test_settings_that_decide_how_precisely_a_framework_computes():
+    torch = pytest.importorskip("torch")
+    adapter = load("torch-mha")
+    before = look(adapter.settings())
+    try:
+        for value in ("high", "highest"):
+            torch.set_float32_matmul_precision(value)
+            (described,) = describe([(adapter, "torch-mha")], "cpu")
+            assert described.settings["torch's float32 matmul precision"].startswith(value)
+            assert described.settings["whether cuDNN may use TF32"] == "True"
+    finally:
+        put_back(adapter.settings(), before)
+    (described,) = describe([(Correct(), "miniatures:Correct")], "cpu")
+    assert described.settings == {}
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_change_of_torchs_precision_is_noticed_and_undone(newer):
+    torch = pytest.importorskip("torch")
+    if newer and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has no fp32_precision")
+    settings = load("torch-mha").settings()
+    before = look(settings)
+    try:
+        if newer:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("high")
+        changed = changes(settings, before, look(settings))
+        assert any("precision" in line for line in changed)
+    finally:
+        put_back(settings, before)
+    assert look(settings) == before
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 # Digests

@@ -127,12 +127,15 @@ class Setting:
         get: returns the current value.
         put: restores a value.
         shown: whether messages include the values.
+        recorded: whether records include the value, because it decides how precisely a framework
+            computes.
     """
 
     name: str
     get: Callable[[], Any]
     put: Callable[[Any], Any]
     shown: bool = True
+    recorded: bool = False
 
 
 def look(settings: Sequence[Setting]) -> Values:

@@ -62,6 +62,7 @@ class Jax(Framework):
             f"jax.config.{name}",
             partial(getattr, jax.config, name),
             partial(jax.config.update, name),
+            recorded=name == "jax_default_matmul_precision",
         )
         for name in _SETTINGS
     )

@@ -31,6 +31,7 @@ class TensorFlow(Framework):
             "whether TensorFlow uses TensorFloat-32",
             tf.config.experimental.tensor_float_32_execution_enabled,
             tf.config.experimental.enable_tensor_float_32_execution,
+            recorded=True,
         ),
     )
 

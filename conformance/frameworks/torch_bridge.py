@@ -9,9 +9,9 @@ import itertools
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,35 @@ def _put_generator(state: bytes) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
+def _of_products() -> list[Any]:
+    """Return the places of `fp32_precision` for products on CUDA and in oneDNN, from torch 2.9."""
+    places = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    return [place for place in places if hasattr(place, "fp32_precision")]
+
+
+def _unless_mixed(get: Callable[[], Any]) -> Any:
+    """Return what `get` returns, or "mixed" if torch refuses to sum up several settings."""
+    try:
+        return get()
+    except RuntimeError:
+        return "mixed"
+
+
+def _matmul_precision() -> str:
+    """Return the precision of float32 products: in general, on CUDA and in oneDNN."""
+    general = _unless_mixed(torch.get_float32_matmul_precision)
+    return ", ".join([general, *(place.fp32_precision for place in _of_products())])
+
+
+def _put_matmul_precision(value: str) -> None:
+    general, *others = value.split(", ")
+    if general != "mixed":
+        # This changes the others too.
+        torch.set_float32_matmul_precision(general)
+    for place, precision in zip(_of_products(), others, strict=True):
+        place.fp32_precision = precision
+
+
 _SETTINGS = (
     Setting(
         "torch's random generator",
@@ -46,8 +75,15 @@ _SETTINGS = (
     Setting("whether torch records gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     Setting(
         "torch's float32 matmul precision",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
+        _matmul_precision,
+        _put_matmul_precision,
+        recorded=True,
+    ),
+    Setting(
+        "whether cuDNN may use TF32",
+        lambda: _unless_mixed(lambda: torch.backends.cudnn.allow_tf32),
+        partial(setattr, torch.backends.cudnn, "allow_tf32"),
+        recorded=True,
     ),
     Setting(
         "whether torch uses deterministic algorithms",

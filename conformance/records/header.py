@@ -124,6 +124,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
         features: the declared features beyond masks; None in records older than this field.
         toolkit: on a GPU, the versions of CUDA and cuDNN that its framework uses, as far as the
             framework knows them; else {}.
+        settings: the settings of its framework that decide how precisely it computes, such as
+            whether TF32 is allowed, by name.
     """
 
     name: str
@@ -152,6 +154,7 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
     features: list[FeatureInfo] | None = None
     toolkit: dict[str, str] = {}
+    settings: dict[str, str] = {}
 
 
 class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -259,11 +259,12 @@ _SAME = ("name", "title", "documentation", "framework", "custom_scale", "differe
 
 
 def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
-    reason, versions = "", {}
+    reason, versions, settings = "", {}, {}
     try:
         versions = adapter.versions()
         adapter.prepare()
         adapter.device_model(device)
+        settings = {each.name: str(each.get()) for each in adapter.settings() if each.recorded}
     except Unavailable as error:
         reason = str(error)
     except Exception as error:
@@ -301,6 +302,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
             for one in adapter.features
         ],
         toolkit=toolkit(adapter.framework) if device == "gpu" and not reason else {},
+        settings=settings,
     )
 
 
