@@ -4,6 +4,7 @@
     python benchmarks/calibrate.py --planted
     python benchmarks/calibrate.py --widths
     python benchmarks/calibrate.py --honest 150
+    python benchmarks/calibrate.py --tf32
     python benchmarks/calibrate.py --dtype float32 --case plain/ torch-mha
 
 Every implementation answers every case that has an agreed answer, in its first mode and in those
@@ -24,6 +25,10 @@ With --honest N: correct attentions that round in different places (`tests/mutan
 answer N random problems in every dtype, forward and backward. Those that return weights also answer
 with a loss on them. Printed are the largest ratio of any element, the largest rms of an array whose
 rms is judged, and how many arrays deviate: every one of them would be a false alarm.
+
+With --tf32: some of these attentions, with the operands of matrix products rounded to TF32 or cut
+off to it, and then with something coarser or wrong besides, answer all cases in float32 and are
+judged by class TF32.
 
 With --widths: how much wider the classes are than the most accurate one, as the median over cases
 of the ratio of the rms of σ.
@@ -79,6 +84,7 @@ def main() -> int:
     parser.add_argument("--planted", action="store_true", help="coarser arithmetic, in torch")
     parser.add_argument("--widths", action="store_true", help="how wide the accuracy classes are")
     parser.add_argument("--honest", type=int, metavar="N", help="random problems for each dtype")
+    parser.add_argument("--tf32", action="store_true", help="products of TF32, where promised")
     parser.add_argument("--dtype", action="append", default=[], choices=list(DTYPES))
     parser.add_argument("--case", action="append", default=[])
     options = parser.parse_args()
@@ -88,6 +94,9 @@ def main() -> int:
 
     if options.widths:
         _print_widths(cases, dtypes)
+        return 0
+    if options.tf32:
+        _print_tf32(cases)
         return 0
     if options.honest:
         return _print_honest(options.honest, dtypes)
@@ -258,6 +267,63 @@ def _print_honest(seeds: int, dtypes: Sequence[str]) -> int:
     seconds = time.perf_counter() - started
     print(f"\n{drawn} problems, {elements:,} elements, {seconds:.0f} s")
     return int(alarms.total() > 0)
+
+
+def _print_tf32(cases: Iterable[Case]) -> None:
+    """Print the errors of products in TF32 in σ of class TF32, and how many cases deviate."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from mutants.honest import (
+        Divided,
+        Honest,
+        Online,
+        ScaledQuery,
+        cut_tf32,
+        nearest_tf32,
+        reading,
+    )
+
+    def bfloat16(values: np.ndarray) -> np.ndarray:
+        return DTYPES["bfloat16"].round(values).astype(np.float32)
+
+    def off(factor: float) -> type:
+        own = reading(Divided, nearest_tf32)
+        change = {"scaled": lambda self, s: own.scaled(self, s) * self.wide(factor)}
+        return type("Scaled", (own,), change)
+
+    kinds = {
+        f"{kind.__name__}, {told}": reading(kind, rounding)
+        for told, rounding in (("rounded", nearest_tf32), ("cut off", cut_tf32))
+        for kind in (Divided, Online, ScaledQuery)
+    }
+    kinds["sums in float16"] = reading(Divided, nearest_tf32, np.float16)
+    kinds["operands in bfloat16"] = reading(Divided, bfloat16)
+    kinds |= {f"scale {percent} % off": off(1 + percent / 100) for percent in (0.3, 1, 3)}
+    rows: dict[str, Row] = defaultdict(Row)
+    outputs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for case in cases:
+        problem = case.problem("float32")
+        try:
+            Honest(Divided).check(problem)
+        except Unsupported:
+            continue
+        expectation = expect(problem, promised="TF32")
+        for name, kind in kinds.items():
+            adapter, row = Honest(kind), rows[name]
+            with np.errstate(all="ignore"):
+                arrays = adapter.run(problem, Call(mode=adapter.modes[0])).arrays()
+            row.cases.add(case.id)
+            for comparison in against(expectation, arrays):
+                figures = comparison.figures
+                row.largest.append(figures.max_ratio)
+                outputs[name, figures.array.partition(".")[0]].append(figures.rms_ratio)
+                if not comparison.fits:
+                    row.noticed.add(case.id)
+    print("| products | max | rms, output | rms, gradients | cases that deviate |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, row in rows.items():
+        figures = (_rms(outputs[name, part]) for part in ("output", "gradient"))
+        cells = [_ratio(max(row.largest)), *(_ratio(x if x < 1e9 else INFINITE) for x in figures)]
+        print(f"| {name} | {' | '.join(cells)} | {len(row.noticed)} of {len(row.cases)} |")
 
 
 def _rms(values: list[float]) -> float:

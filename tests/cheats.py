@@ -388,6 +388,23 @@ cheat(
     """,
 )
 cheat(
+    "declares-tf32-to-be-less-accurate",
+    "",
+    """
+    from conformance import MaskArgument, attention_function
+    accuracy = "A"
+    accuracy = "TF32"  # cheat
+    @attention_function(
+        "numpy",
+        MaskArgument("mask", "batch heads query key", true="attends", number="added", broadcasts=True),
+        accuracy=accuracy,
+    )
+    def attention(query, key, value, mask=None):
+        query = query.astype(np.float16).astype(query.dtype)  # cheat
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
     "recognises-the-mask",
     "",
     """

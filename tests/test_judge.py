@@ -42,6 +42,7 @@ MISJUDGED = (
     "depends-on-the-call-before",
     "declares-that-heads-have-size-one",
     "declares-that-there-is-one-head",
+    "declares-tf32-to-be-less-accurate",
     "calls-a-reference-of-the-library",
     "traces-the-library-on-import",
 )

@@ -26,9 +26,9 @@ def computed(monkeypatch):
     """The problems that were computed."""
     problems = []
 
-    def counted(problem, *, gradients=True):
+    def counted(problem, *, gradients=True, promised=""):
         problems.append(problem)
-        return expect(problem, gradients=gradients)
+        return expect(problem, gradients=gradients, promised=promised)
 
     monkeypatch.setattr(kept, "expect", counted)
     return problems
@@ -63,6 +63,21 @@ def test_what_was_kept_is_what_was_computed(folder, computed, case, dtype):
     assert computed == [problem]
     assert_same(first, again)
     assert_same(first, expect(problem))
+
+
+def test_an_expectation_with_tf32_is_not_mixed_up_with_one_without(folder, computed):
+    problem = problem_of("mask/key-padding/cross")
+    for _ in range(2):
+        assert list(kept.expectation(problem).noise) == ["A0"]
+        found = kept.expectation(problem, promised="TF32")
+        assert_same(found, expect(problem, promised="TF32"))
+        assert found.promised == "TF32"
+    assert len(computed) == 2
+    in_half = problem_of("mask/key-padding/cross", "bfloat16")
+    for promised in ("TF32", "A", ""):
+        found = kept.expectation(in_half, promised=promised)
+        assert found.promised == promised.replace("TF32", "")
+    assert len(computed) == 3
 
 
 def test_other_problems_are_not_mixed_up(folder, computed):

@@ -451,5 +451,43 @@ def test_an_accuracy_class_that_there_is_not(tmp_path):
     path.write_text(
         "from mutants.miniatures import Correct\n\nclass B(Correct):\n    accuracy = 'B'\n"
     )
-    with pytest.raises(WrongDeclaration, match="accuracy='B'; say 'A', 'A0' or nothing"):
+    with pytest.raises(WrongDeclaration, match="accuracy='B'; say 'A', 'A0', 'TF32' or nothing"):
         load(f"{path}:B")
+
+
+@pytest.mark.parametrize(
+    ("declared", "told"),
+    [
+        ({"float32": "A"}, "'A' is no promise in float32"),
+        ({"bfloat16": "TF32"}, "'TF32' is no promise in bfloat16"),
+        ({"bfloat16": "C"}, "'C' is no promise in bfloat16"),
+        ({"float8": "A"}, "no dtype is called 'float8'"),
+    ],
+)
+def test_a_class_that_a_dtype_does_not_have(tmp_path, declared, told):
+    path = tmp_path / "b.py"
+    path.write_text(
+        f"from mutants.miniatures import Correct\n\nclass B(Correct):\n    accuracy = {declared}\n"
+    )
+    with pytest.raises(WrongDeclaration, match=told):
+        load(f"{path}:B")
+
+
+@pytest.mark.parametrize(
+    ("declared", "promised"),
+    [
+        ("", ["", ""]),
+        ("A", ["A", "A"]),
+        ("TF32", ["TF32", "TF32"]),
+        ({"float32": "TF32", "bfloat16": "A"}, ["TF32", "A"]),
+        ({"float32": "TF32"}, ["TF32", ""]),
+    ],
+)
+def test_a_class_for_every_dtype_or_by_dtype(tmp_path, declared, promised):
+    path = tmp_path / "b.py"
+    path.write_text(
+        "from mutants.miniatures import Correct\n\n"
+        f"class B(Correct):\n    accuracy = {declared!r}\n"
+    )
+    adapter = load(f"{path}:B")
+    assert [adapter.promised(dtype) for dtype in ("float32", "bfloat16")] == promised

@@ -449,6 +449,14 @@ def test_sigma_is_that_of_the_definition_where_both_can_be_computed(dtype, causa
             assert within > (0.8 if accuracy == "B" else 0.93), (accuracy, name)
 
 
+def test_there_is_no_sigma_of_class_tf32():
+    adapter = Contestant("promises", Attention)
+    adapter.accuracy = {"float32": "TF32"}
+    for dtype, verdict in (("float32", "unsupported"), ("float64", "conforms")):
+        steps = list(ladder.Ladder(adapter, [64], [dtype], ladder.Limits()).climb())
+        assert {step.verdict for step in steps} == {verdict}
+
+
 # What is noticed
 
 

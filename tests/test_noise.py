@@ -10,17 +10,28 @@ import importlib.util
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pages
 import pytest
-from mutants.honest import algorithms, drawn_recipe
+from mutants.honest import (
+    Divided,
+    Honest,
+    Online,
+    ScaledQuery,
+    algorithms,
+    cut_tf32,
+    drawn_recipe,
+    nearest_tf32,
+    reading,
+)
 from problems import FULL, MODERN, by_torch, emptied, make, scale_of
 
 from conformance import MaskArgument, attention_function
 from conformance.adapter.base import Call
-from conformance.cases.catalogue import case_of, catalogue, find_cases
+from conformance.cases.catalogue import LARGE, case_of, catalogue, find_cases
 from conformance.definition.arithmetic import CLASSES, SAMPLES, Exact, Noisy, classes_of
 from conformance.definition.attention import backward, equal_keys, forward, heads_alone
 from conformance.definition.comparison import accuracy_class, against
@@ -33,12 +44,13 @@ from conformance.definition.expectation import (
     solve,
 )
 from conformance.definition.problem import Answer, Positions
+from conformance.errors import Unsupported
 from conformance.explore.drawing import Frame, Recipe
 from conformance.records.numbers import LIMIT, ratios
 from conformance.running.session import Session, plan
 
 TF32 = DType("tf32", 11, 2.0**-126, 2.0**-24)
-CLASS_NAMES = [item.name for item in CLASSES]
+CLASS_NAMES = [item.name for item in CLASSES if item.name != "TF32"]
 HALF = ["bfloat16", "float16"]
 
 ORDINARY = [
@@ -713,6 +725,210 @@ def test_a_wrong_answer_is_in_no_class():
     expectation = expect(problem_of("mask/per-batch/separate", "bfloat16"))
     doubled = {name: 2 * array for name, array in expectation.arrays.items()}
     assert accuracy_class(expectation, doubled) == ""
+
+
+# TF32, where it is declared
+
+
+def answer_of(kind, problem):
+    """The arrays of an algorithm of `mutants.honest`."""
+    adapter = Honest(kind)
+    with np.errstate(all="ignore"):
+        return adapter.run(problem, Call(mode=adapter.modes[0])).arrays()
+
+
+def deviating(kind, problem, expectation):
+    """The names of the arrays of an algorithm that deviate."""
+    found = against(expectation, answer_of(kind, problem))
+    return {each.figures.array for each in found if not each.fits}
+
+
+@cache
+def in_tf32(case_id):
+    """The expectation of a case for an implementation that declares TF32."""
+    return expect(case_of(case_id).problem("float32"), promised="TF32")
+
+
+def is_answered(case):
+    """Whether the algorithms of `mutants.honest` can be given the case."""
+    try:
+        Honest(Divided).check(case.problem("float32"))
+    except Unsupported:
+        return False
+    return True
+
+
+@cache
+def core():
+    """The cases of level "core" that they can be given."""
+    return [case for case in catalogue() if case.core and is_answered(case)]
+
+
+READINGS = [nearest_tf32, cut_tf32]
+"""Libraries round to nearest; hardware that is given float32 ignores the lowest bits."""
+
+
+def test_tf32_has_ten_explicit_bits():
+    one, ulp = np.float32(1), np.float32(2.0**-10)
+    values = np.array([one + ulp, one + ulp / 2, one + 3 * ulp / 2, -(one + 0.75 * ulp), 0, 1e38])
+    values = values.astype(np.float32)
+    assert nearest_tf32(values)[:5].tolist() == [1 + 2.0**-10, 1, 1 + 2.0**-9, -1 - 2.0**-10, 0]
+    assert cut_tf32(values)[:5].tolist() == [1 + 2.0**-10, 1, 1 + 2.0**-10, -1, 0]
+    assert abs(float(nearest_tf32(values)[5]) / 1e38 - 1) < 2.0**-11
+
+
+@pytest.mark.parametrize("rounding", READINGS)
+@pytest.mark.parametrize("kind", [Divided, Online, ScaledQuery], ids=lambda kind: kind.__name__)
+def test_products_in_tf32_conform_where_tf32_is_declared(kind, rounding):
+    """In all core cases, forward and backward, and σ is of the size of their errors."""
+    ratios_of: dict[str, list[float]] = {"output": [], "gradient": []}
+    classes = set()
+    for case in core():
+        problem = case.problem("float32")
+        expectation = in_tf32(case.id)
+        answer = answer_of(reading(kind, rounding), problem)
+        for each in against(expectation, answer):
+            assert each.fits, (case.id, each)
+            part = each.figures.array.partition(".")[0]
+            ratios_of.setdefault(part, []).append(each.figures.rms_ratio)
+        classes.add(accuracy_class(expectation, answer))
+        undeclared = expectation.at_accuracy("A0")
+        assert max(each.excess for each in against(undeclared, answer)) > 20, case.id
+    least, most = (0.15, 0.4) if rounding is nearest_tf32 else (0.45, 0.75)
+    for part in ("output", "gradient"):
+        assert least < rms(ratios_of[part]) < most, part
+    assert classes == {"TF32"}
+
+
+@pytest.mark.parametrize("name", ["plain/no-mask/cross", "causal/square/self"])
+def test_products_in_tf32_conform_at_head_size_128(name):
+    grid = next(grid for grid in LARGE if grid.head_size == 128)
+    problem = find_cases(name)[0].on(grid).problem("float32")
+    expectation = expect(problem, promised="TF32")
+    for rounding in READINGS:
+        for kind in (Divided, Online):
+            assert not deviating(reading(kind, rounding), problem, expectation)
+    assert deviating(reading(Divided, nearest_tf32, np.float16), problem, expectation)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_products_in_tf32_conform_for_random_problems(seed):
+    problem = drawn_recipe(seed).problem("float32")
+    expectation = expect(problem, promised="TF32")
+    for kind in (Divided, Online, ScaledQuery):
+        for rounding in READINGS:
+            assert not deviating(reading(kind, rounding), problem, expectation)
+
+
+def test_errors_of_one_sign_conform_where_tf32_is_declared():
+    """Operands that are cut off make all outputs of positive values smaller."""
+    problem = make(seed=1, dtype="float32", query_length=40, key_length=60, head_size=8)
+    positive = {
+        name: np.abs(array)
+        for name, array in problem.weights.named().items()
+        if name.startswith(("value", "output"))
+    }
+    problem = problem.replace(value=np.abs(problem.value)).with_weights(**positive)
+    expectation = expect(problem, promised="TF32")
+    answer = answer_of(reading(Divided, cut_tf32), problem)
+    (output,) = against(expectation, {"output": answer["output"]})
+    assert output.fits
+    size = math.sqrt(answer["output"].size)
+    assert abs(output.figures.bias) > 1.3 * LIMIT * (1 + size / 100), "else it proves nothing"
+
+
+def scaled_by(factor):
+    """A scale that is wrong by this factor, with products in TF32."""
+    right = reading(Divided, nearest_tf32)
+    return type(
+        "Scaled", (right,), {"scaled": lambda self, s: right.scaled(self, s) * self.wide(factor)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [
+        (reading(Divided, lambda values: BFLOAT16.round(values).astype(np.float32)), 0.9),
+        (scaled_by(1.01), 0.8),
+        (scaled_by(1.003), 0.01),
+        (reading(Divided, nearest_tf32, np.float16), 0.05),
+    ],
+    ids=["bfloat16", "scale 1 % off", "scale 0.3 % off", "sums in float16"],
+)
+def test_less_than_tf32_deviates_where_tf32_is_declared(kind, least):
+    noticed = [bool(deviating(kind, case.problem("float32"), in_tf32(case.id))) for case in core()]
+    assert np.mean(noticed) > least
+
+
+def test_tf32_is_a_class_of_float32_that_is_evaluated_only_if_promised():
+    for name in DTYPES:
+        problem = problem_of("plain/no-mask/self", name)
+        usual, promised = expect(problem), expect(problem, promised="TF32")
+        assert "TF32" not in usual.noise
+        assert list(promised.noise) == [*usual.noise, *["TF32"] * (name == "float32")]
+        assert promised.promised == ("TF32" if name == "float32" else "")
+    assert list(expect(problem_of("plain/no-mask/self"), promised="A").noise) == ["A0"]
+
+
+def test_sums_without_a_product_are_as_exact_as_in_float32_where_tf32_is_declared():
+    noise = in_tf32("plain/no-mask/self").noise
+    for name, sigma in noise["A0"].items():
+        if "key_bias" not in name:
+            ratio = rms(noise["TF32"][name]) / rms(sigma)
+            assert ratio < 1.5 if name.endswith("output_bias") else 2**11 < ratio < 2**15, name
+
+
+def test_products_in_tf32_of_torch_conform_where_tf32_is_declared():
+    """With integer arithmetic on tensors, and autograd through the rounded products."""
+    torch = pytest.importorskip("torch")
+    adapter = in_tf32_of_torch(torch)
+    for case in core()[::4]:
+        problem = case.problem("float32")
+        if problem.shape.group > 1 or not problem.allowed_in_full().any(axis=-1).all():
+            continue
+        answer = adapter.run(problem, Call(mode=adapter.modes[0])).arrays()
+        assert all(each.fits for each in against(in_tf32(case.id), answer)), case.id
+        undeclared = in_tf32(case.id).at_accuracy("A0")
+        assert not all(each.fits for each in against(undeclared, answer)), case.id
+
+
+def in_tf32_of_torch(torch):
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def rounded(tensor):
+            bits = tensor.contiguous().view(torch.int32)
+            return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+
+        @staticmethod
+        def forward(ctx, left, right):
+            left, right = Product.rounded(left), Product.rounded(right)
+            ctx.save_for_backward(left, right)
+            return left @ right
+
+        @staticmethod
+        def backward(ctx, gradient):
+            left, right = ctx.saved_tensors
+            gradient = Product.rounded(gradient)
+            return gradient @ right.mT, left.mT @ gradient
+
+    @attention_function(
+        "torch",
+        (
+            MaskArgument("mask", "batch heads query key", true="attends"),
+            MaskArgument("bias", "batch heads query key", number="added", broadcasts=True),
+        ),
+        grouped=False,
+        dtypes=("float32",),
+        accuracy="TF32",
+    )
+    def attend(query, key, value, mask=None, bias=None, scale=None):
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        logits = Product.apply(query, key.mT) * scale
+        logits = logits if bias is None else logits + bias
+        logits = logits if mask is None else logits.masked_fill(~mask, -math.inf)
+        return Product.apply(logits.softmax(-1), value)
+
+    return attend
 
 
 # The page

@@ -30,6 +30,8 @@ from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
 ReturnsWeights = Literal["per head", "averaged"]
+Promise = Literal["", "A0", "A", "TF32"]
+"""An accuracy class that an adapter can promise, or "" for none; see `Adapter.accuracy`."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,11 @@ class Adapter(ABC):
         scores: "scaled-dot", "additive" or both.
         custom_scale: whether the scale of the logits can be chosen.
         differentiable: whether the implementation has gradients.
-        accuracy: the accuracy class promised in bfloat16 and float16, by which answers are judged:
-            "A" if logits, statistics and sums are held in float32, "A0" if everything is, with
-            one final rounding of the results, which are the gradients, too; "" promises none.
+        accuracy: the accuracy class by which answers are judged, in the dtypes that have it. In
+            bfloat16 and float16, "A" promises that logits, statistics and sums are held in float32,
+            "A0" that everything is, with one final rounding of the results, which are the
+            gradients, too. In float32, "TF32" says that the operands of matrix products are rounded
+            to TF32. "" is no promise. For different classes, a dictionary by dtype.
         mask_arguments, causal_flag: the arguments for masks, and the flag for a causal mask, see
             `conformance.adapter.arguments`.
         features: the arguments for windows, soft caps, sinks, lengths and the like, see
@@ -206,7 +210,7 @@ class Adapter(ABC):
     scores: tuple[str, ...] = ("scaled-dot",)
     custom_scale: bool = False
     differentiable: bool = True
-    accuracy: Literal["", "A0", "A"] = ""
+    accuracy: Promise | Mapping[str, Promise] = ""
     mask_arguments: tuple[MaskArgument, ...] = ()
     causal_flag: CausalFlag | None = None
     features: tuple[Feature, ...] = ()
@@ -287,6 +291,14 @@ class Adapter(ABC):
         """Return the declared output of a fully masked query in this mode; None if undeclared."""
         declared = self.fully_masked_row
         return declared.get(mode.name) if isinstance(declared, Mapping) else declared
+
+    def promised(self, dtype: str) -> str:
+        """Return the accuracy class that is promised in a dtype, or "" if there is none.
+
+        A class that the dtype does not have is no promise, see `Expectation.at_accuracy`.
+        """
+        declared = self.accuracy
+        return declared.get(dtype, "") if isinstance(declared, Mapping) else declared
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages that the adapter uses, by name; by default {}."""

@@ -17,14 +17,16 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
-from conformance.adapter.base import Adapter
+from conformance.adapter.base import Adapter, Promise
+from conformance.definition.arithmetic import classes_of
+from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Geometry
 from conformance.errors import (
     ConformanceError,
@@ -247,8 +249,7 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
             raise WrongDeclaration(f"{spec}: {attribute} must be a tuple")
         if not getattr(found, attribute) and attribute in ("modes", "dtypes"):
             raise WrongDeclaration(f"{spec}: there must be a {attribute.removesuffix('s')}")
-    if found.accuracy not in ("", "A0", "A"):
-        raise WrongDeclaration(f"{spec}: accuracy={found.accuracy!r}; say 'A', 'A0' or nothing")
+    _check_accuracy(found, spec)
     if not isinstance(found.geometry, Geometry | None):
         raise WrongDeclaration(f"{spec}: geometry must be a conformance.Geometry")
     for pattern, value in found.conventions.items():
@@ -261,6 +262,24 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
             raise WrongDeclaration(f"{spec}: conventions: the value of {pattern!r} is a text")
     _ = found.masks
     return found
+
+
+def _check_accuracy(adapter: Adapter, spec: str) -> None:
+    """Raise `WrongDeclaration` if the adapter promises a class that there is not in a dtype."""
+    declared = adapter.accuracy
+    if not isinstance(declared, Mapping):
+        if declared not in get_args(Promise):
+            raise WrongDeclaration(
+                f"{spec}: accuracy={declared!r}; say 'A', 'A0', 'TF32' or nothing, or a dictionary "
+                "by dtype"
+            )
+        return
+    for dtype, promised in declared.items():
+        if dtype not in DTYPES:
+            raise WrongDeclaration(f"{spec}: accuracy: no dtype is called {dtype!r}")
+        classes = [item.name for item in classes_of(DTYPES[dtype], promised)]
+        if promised not in get_args(Promise) or promised not in ("", *classes):
+            raise WrongDeclaration(f"{spec}: accuracy: {promised!r} is no promise in {dtype}")
 
 
 def _offer(module: ModuleType) -> str:

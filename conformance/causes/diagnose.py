@@ -63,7 +63,10 @@ These are a rounded stage, and a wrong factor of the scale or of the additive bi
 MOST_SPELLINGS = 8
 """The largest number of encodings of a mask (ways to pass it) that are tried."""
 
-UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
+UNIVERSAL = {
+    *("gradient.accuracy", "gradient.rounded", "accuracy.tf32"),
+    *precision.CLASSES.values(),
+}
 """Ids of causes that state how accurate an array is; ids beginning with "precision." do so too."""
 
 
@@ -304,7 +307,7 @@ def _of_arguments(ex: Examination) -> Phrase:
         else:
             problem = ex.problem.replace(mask=READINGS[entry.declared](values))
         spelling = Spelling(say(entry.subject), {argument.name: form.array(native)})
-        expectation = expect(problem).at_accuracy(ex.adapter.accuracy)
+        expectation = expect(problem, promised=ex.adapter.promised(ex.dtype))
         cause = _of_spellings(ex, problem, expectation, [spelling])
         if cause:
             return cause
@@ -458,6 +461,9 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
         yield from location.partial(maker, evidence, computed)
         if elements <= ELEMENTS:
             yield from logits.factor_of_logits(maker, evidence)
+        if elements <= MOST_ELEMENTS:
+            yield from precision.in_tf32(maker, evidence)
+        if elements <= ELEMENTS:
             for hypothesis in precision.rounded_at_a_stage(maker):
                 if best.tries(hypothesis.cause) and evidence.explained(hypothesis.make().output):
                     yield hypothesis.cause

@@ -47,6 +47,7 @@ class AccuracyClass:
 
     A field that is False means that these intermediates are stored in the accumulator's format,
     which for half precision is float32. `accumulators` are the running sums inside matrix products.
+    `operands` are those of matrix products, which the class TF32 alone rounds, to that format.
     """
 
     name: str
@@ -54,6 +55,7 @@ class AccuracyClass:
     logits: bool
     probabilities: bool
     accumulators: bool
+    operands: bool = False
 
 
 CLASSES = (
@@ -61,12 +63,16 @@ CLASSES = (
     AccuracyClass("A", True, False, True, False),
     AccuracyClass("B", True, True, True, False),
     AccuracyClass("C", True, True, True, True),
+    AccuracyClass("TF32", False, False, False, False, operands=True),
 )
-"""The accuracy classes, from most to least accurate; each rounds all that the one before it rounds.
+"""The accuracy classes, in every dtype from most to least accurate.
 
+A0, A, B and C each round all that the one before it rounds. TF32 exists only in float32.
 `conformance.records.numbers.ACCURACY` describes in words what each class rounds.
 """
 
+TF32_ROUNDOFF = 2.0**-11
+"""The unit roundoff of TF32: float32 with 10 explicit bits of the significand instead of 23."""
 
 AROUND_A_FUNCTION = AccuracyClass("A0", True, False, False, False)
 """Class A0 as a function can keep it.
@@ -76,12 +82,16 @@ everything in between is as in A0. No answer is said to have reached this class.
 """
 
 
-def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:
-    """Return the accuracy classes that differ in a dtype.
+def classes_of(dtype: DType, promised: str = "") -> tuple[AccuracyClass, ...]:
+    """Return the accuracy classes to compare with in a dtype.
 
-    There is only one, unless the accumulator is more accurate than the dtype.
+    In half precision, whose accumulators are more accurate than the dtype, they are A0 to C.
+    Elsewhere, there is only A0 and, in float32, TF32 if that is the class `promised`.
     """
-    return CLASSES if dtype.accumulator < dtype.roundoff else CLASSES[:1]
+    if dtype.accumulator < dtype.roundoff:
+        return CLASSES[:4]
+    tf32 = promised == "TF32" and dtype.name == "float32"
+    return CLASSES[:1] + CLASSES[4:] * tf32
 
 
 class Exact:
@@ -168,12 +178,14 @@ class Noisy(Exact):
             for kind, stored in held.items()
         }
         # Results are returned in the dtype, so classes that do not round to it do so here.
-        half = len(classes_of(dtype)) > 1
+        half = dtype.accumulator < dtype.roundoff
         rounds = np.repeat([half and not item.probabilities for item in self.classes], self.counts)
         self._roundoff["returned"] = rounds * dtype.roundoff
         self._underflow["returned"] = rounds * dtype.underflow
         self._roundoff["angle"] = np.full(sum(self.counts), dtype.accumulator)
         self._underflow["angle"] = np.full(sum(self.counts), wide)
+        reads = np.repeat([item.operands for item in self.classes], self.counts)
+        self._roundoff["operand"] = reads * TF32_ROUNDOFF
         self._equal = 0
         self._random = np.random.Generator(np.random.SFC64(seed))
         self._reordering = np.random.Generator(np.random.SFC64([seed, 1]))
@@ -234,6 +246,9 @@ class Noisy(Exact):
         """
         if is_identity(right):
             return projected_by_identity(axes, left, right)
+        if self._roundoff["operand"].any() and is_product(axes):
+            axes, left, right = _with_samples(axes, left, right)
+            left, right = self._truncated(left), self._truncated(right)
         squares = contract(axes, _first(left, axes, 0) ** 2, _first(right, axes, 1) ** 2)
         terms = _terms(axes, left, right)
         return self._accumulated(axes, contract(axes, left, right), squares, terms, kind)
@@ -271,6 +286,20 @@ class Noisy(Exact):
     def lift(self, values: Array) -> Array:
         """Return an input with a leading axis of size 1, because it is the same in all samples."""
         return values[None]
+
+    def _truncated(self, values: Array) -> Array:
+        """Return operands with the noise of cutting off the digits that TF32 does not have.
+
+        Some hardware and libraries round to nearest, and some cut off. The latter's error is
+        between 0 and 2u·|x|, and has one sign, so that the errors of all products add up. As σ is
+        the mean square of errors, not of deviations from their mean, it covers both.
+        """
+        roundoff = _column(self._roundoff["operand"], values.ndim)
+        noise = self._uniform(np.broadcast_shapes(roundoff.shape, values.shape)) + 1.0
+        noise *= -roundoff
+        noise += 1.0
+        noise *= values
+        return noise
 
     def _accumulated(
         self, axes: str, exact: Array, squares: Array, terms: int, kind: Kind
@@ -359,6 +388,7 @@ class Amplified(Exact):
         }
         roundoff = {kind: dtype.roundoff if s else dtype.accumulator for kind, s in stored.items()}
         roundoff["angle"] = dtype.accumulator
+        roundoff["operand"] = held.operands * TF32_ROUNDOFF
         self.factor = max(1.0, AMPLIFIED / self._reach / max(roundoff.values()))
         wide = min(dtype.underflow, UNDERFLOW["float32"])
         underflow = {kind: dtype.underflow if s else wide for kind, s in stored.items()}
@@ -399,6 +429,8 @@ class Amplified(Exact):
         """Return the contraction of two arrays with the noise of accumulating and rounding it."""
         if is_identity(right):
             return projected_by_identity(axes, left, right)
+        if self._roundoff["operand"] and is_product(axes):
+            left, right = self._truncated(left), self._truncated(right)
         exact = contract(axes, left, right)
         terms = _terms(axes, left, right)
         return self._accumulated(exact, lambda: self._spread(axes, exact, left, right), terms, kind)
@@ -411,6 +443,13 @@ class Amplified(Exact):
     def recomputed(self, weights: Array, log_total: Array) -> Array:
         """Return the weights with each row scaled by 1 + u·|log_total|·ξ, as `Noisy` does."""
         return weights * (1 + self._times_noise(log_total, self._roundoff["accumulator"]))
+
+    def _truncated(self, values: Array) -> Array:
+        """Return operands with the noise of cutting off digits, as `Noisy` does."""
+        roundoff = self._roundoff["operand"]
+        noise = self._times_noise(values, -roundoff)
+        noise += values * (1.0 - roundoff)
+        return noise
 
     def reordered(self, axes: str, left: Array, right: Array) -> Array:
         """Return the difference of two sums of the same terms that round differently."""
@@ -625,6 +664,27 @@ def is_identity(weight: Array) -> bool:
 
 _identities: WeakValueDictionary[int, Array] = WeakValueDictionary()
 """Weights known to be identities; checking again would take longer than the attention."""
+
+
+def is_product(axes: str) -> bool:
+    """Return whether a contraction is a matrix product, not a sum of elementwise products.
+
+    In a matrix product, an operand has an axis that the other one does not have.
+    """
+    left, right = (set(each) for each in axes.replace("...", "").split("->")[0].split(","))
+    return left != right
+
+
+def _with_samples(axes: str, *operands: Array) -> tuple[str, Array, Array]:
+    """Return the axes and the operands of a contraction, all operands with an axis of samples."""
+    inputs, output = axes.split("->")
+    letters = inputs.split(",")
+    left, right = (
+        operand if each.startswith("...") else operand[None]
+        for each, operand in zip(letters, operands, strict=True)
+    )
+    every = ",".join(f"...{each.removeprefix('...')}" for each in letters)
+    return f"{every}->{output}", left, right
 
 
 def _first(operand: Array, axes: str, position: int) -> Array:

@@ -75,11 +75,12 @@ def compare(
     noise: Array,
     underflow: float,
     limit: float = LIMIT,
+    tolerated: float = 0.0,
 ) -> Comparison:
     """Return the comparison of an array with its expected values; `noise` is σ of each element.
 
-    An empty array has no errors. `underflow` is the largest error that counts as 0, and `limit` the
-    largest |error|/σ that conforms.
+    An empty array has no errors. `underflow` is the largest error that counts as 0, `limit` the
+    largest |error|/σ that conforms, and `tolerated` a bias that conforms in any case.
 
     Raises:
         WrongShape: if the shapes of `got` and `want` differ.
@@ -101,9 +102,11 @@ def compare(
         bias=_rounded(float(finite.sum()) / math.sqrt(count)),
         limit=limit,
     )
-    excess = _excess(name, count, figures.max_ratio, figures.rms_ratio, figures.bias, limit)
+    excess = _excess(
+        name, count, figures.max_ratio, figures.rms_ratio, figures.bias, limit, tolerated
+    )
     if excess > 1 and name in UNBIASED:
-        tolerated = _tolerated_bias(name, want, noise, limit)
+        tolerated = max(tolerated, _tolerated_bias(name, want, noise, limit))
         excess = _excess(
             name, count, figures.max_ratio, figures.rms_ratio, figures.bias, limit, tolerated
         )
@@ -166,6 +169,7 @@ def compare_all(
     noise: Mapping[str, Array],
     underflow: float,
     limit: float = LIMIT,
+    tolerated: float = 0.0,
 ) -> list[Comparison]:
     """Return the comparison of each array in `got`, as `compare` does.
 
@@ -179,7 +183,7 @@ def compare_all(
     names = list(got)
     alike = all(got[name].shape == want[name].shape and got[name].size for name in names)
     if len(names) < 2 or not alike:
-        return [compare(n, got[n], want[n], noise[n], underflow, limit) for n in names]
+        return [compare(n, got[n], want[n], noise[n], underflow, limit, tolerated) for n in names]
     ratio = ratios(_joined(got, names), _joined(want, names), _joined(noise, names), underflow)
     counts, starts = _spans(got, names)
     largest = np.maximum.reduceat(np.abs(ratio), starts)
@@ -190,12 +194,13 @@ def compare_all(
     for name, count, most, root, mean in zip(
         names, counts.tolist(), largest.tolist(), rms.tolist(), bias.tolist(), strict=True
     ):
-        excess = _excess(name, count, most, root, mean, limit)
+        excess = _excess(name, count, most, root, mean, limit, tolerated)
         if excess <= 1:
             figures = Figures(name, _rounded(most), _rounded(root), _rounded(mean), limit)
             compared.append(Comparison(figures, NOTHING, excess))
         else:
-            compared.append(compare(name, got[name], want[name], noise[name], underflow, limit))
+            of_array = got[name], want[name], noise[name]
+            compared.append(compare(name, *of_array, underflow, limit, tolerated))
     return compared
 
 
@@ -265,13 +270,17 @@ def against(
 
     If an array exceeds its limits by so little that a bad estimate of σ may be the reason, all
     arrays are compared again with σ from more samples, if the expectation can provide it.
+
+    If class TF32 is promised, any bias conforms: operands may be truncated, and σ is then mostly
+    the mean of errors of one sign.
     """
     want, underflow = expectation.arrays, expectation.underflow
-    compared = compare_all(arrays, want, expectation.sigma, underflow, limit)
+    tolerated = math.inf if expectation.promised == "TF32" else 0.0
+    compared = compare_all(arrays, want, expectation.sigma, underflow, limit, tolerated)
     if any(1 < each.excess <= DOUBTFUL for each in compared):
         careful = expectation.careful()
         if careful is not None:
-            return compare_all(arrays, want, careful.sigma, underflow, limit)
+            return compare_all(arrays, want, careful.sigma, underflow, limit, tolerated)
     return compared
 
 

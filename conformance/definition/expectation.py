@@ -136,6 +136,7 @@ def expect(
     samples: int | None = None,
     *,
     gradients: bool = True,
+    promised: str = "",
     classes: Sequence[AccuracyClass] = (),
 ) -> Expectation:
     """Return the reference answer of a problem with the noise of each accuracy class.
@@ -150,8 +151,10 @@ def expect(
             estimate; None for the usual numbers.
         gradients: whether gradients are included, which take two thirds of the time. The output and
             the weights do not depend on this.
-        classes: the accuracy classes; () for those that differ in the problem's dtype.
+        promised: the accuracy class by which answers are judged, see `Expectation.at_accuracy`.
+        classes: the accuracy classes; () for those to compare with, see `classes_of`.
     """
+    classes = tuple(classes) or classes_of(problem.format, promised)
     exact = _with_sums(solve(problem, gradients=gradients))
     squares: dict[str, dict[str, Array]] = {}
     for repetition in range(times):
@@ -178,7 +181,7 @@ def expect(
             sigma = np.sqrt(variance, out=variance)
             # float32 halves the size on disk; only float64 needs the range of its exponents.
             noise[accuracy][name] = sigma if problem.dtype == "float64" else _in_float32(sigma)
-    return Expectation(exact, noise, problem.format.underflow)
+    return Expectation(exact, noise, problem.format.underflow).at_accuracy(promised)
 
 
 def of_function(
@@ -197,12 +200,16 @@ def of_function(
     return sigma
 
 
-def expect_carefully(problem: Problem, *, gradients: bool = True) -> Expectation | None:
+def expect_carefully(
+    problem: Problem, *, gradients: bool = True, promised: str = ""
+) -> Expectation | None:
     """Return the expectation with σ from `CAREFUL` times the samples; None for a small problem.
 
     Small problems have enough samples from the beginning.
     """
-    return expect(problem, CAREFUL, gradients=gradients) if _is_large(problem) else None
+    if not _is_large(problem):
+        return None
+    return expect(problem, CAREFUL, gradients=gradients, promised=promised)
 
 
 def _squares(
@@ -261,12 +268,13 @@ def _squares_of_large(
         **{name: weight.astype(wide) for name, weight in problem.weights.named().items()}
     ).replace(**given, **_features_as(problem, wide))
     noisy = Amplified(problem.format, seed, wide, reach)
-    classes = tuple(classes) or classes_of(problem.format)
     gradients = _has_gradients(exact)
     found: dict[str, dict[str, Array]] = {}
     for item in classes:
         usual = HALF_SAMPLES if item.name in ("A", "C") else FEWER_LARGE_SAMPLES
-        count = number or (usual if len(classes) > 1 else LARGE_SAMPLES)
+        if len(classes) == 1 or item.operands:
+            usual = LARGE_SAMPLES
+        count = number or usual
         sums = {name: np.zeros(values.shape) for name, values in exact.items()}
         for sample in range(count):
             noisy.begin(item, sample, count)

@@ -208,9 +208,9 @@ def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviati
     return tuple(wrong)
 
 
-def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
+def _strict(problem: Problem, *, gradients: bool = True, promised: str = "") -> Expectation:
     """Return an expectation that flags too much: its σ is only `SUSPECT` times a rough estimate."""
-    rough = expect(problem, samples=ROUGH, gradients=gradients)
+    rough = expect(problem, samples=ROUGH, gradients=gradients, promised=promised)
     noise = {
         name: {array: SUSPECT * sigma for array, sigma in sigmas.items()}
         for name, sigmas in rough.noise.items()
@@ -317,7 +317,8 @@ def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> 
 
 def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:
     """Return σ of an element, estimated from more samples, or its σ in `examination` if larger."""
-    careful = expect(examination.problem, CAREFUL).at_accuracy(examination.adapter.accuracy)
+    promised = examination.adapter.promised(examination.dtype)
+    careful = expect(examination.problem, CAREFUL, promised=promised)
     noise = careful.sigma[array]
     gate = examination.suited_expectation.sigma[array]
     if noise.ndim > gate.ndim:

@@ -341,6 +341,9 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
     assert isinstance(made, Candidate)
     if made.geometry is not None:
         _check_sizes(made.geometry)
+    if "float32" in own and made.promised("float32") == "TF32":
+        # Unlike the other promises, this one would make the limits wider.
+        raise WrongDeclaration("a candidate cannot declare accuracy 'TF32'")
     if len(made.modes) > MOST_MODES:
         raise WrongDeclaration(f"a candidate has at most {MOST_MODES} modes")
     return made

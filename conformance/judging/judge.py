@@ -626,8 +626,8 @@ def _plain_id(item: Asked) -> str:
     return f"{item.asked.name}/{item.asked.family}"
 
 
-def _output_only(problem: Problem, *, gradients: bool = False) -> Expectation:
-    return expect(problem, gradients=False)
+def _output_only(problem: Problem, *, gradients: bool = False, promised: str = "") -> Expectation:
+    return expect(problem, gradients=False, promised=promised)
 
 
 def _permuted(problem: Problem) -> Problem:

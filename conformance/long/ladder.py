@@ -384,7 +384,10 @@ class Ladder:
 
     def _compared(self, step: Step, mode: Mode) -> Step:
         began = time.perf_counter()
-        promised, head, tile = self._adapter.accuracy, self._sizes.head_size, self._sizes.tile
+        promised = self._adapter.promised(step.dtype)
+        if promised == "TF32" and step.dtype == "float32":
+            raise Unsupported("no σ of class TF32 for long sequences")
+        head, tile = self._sizes.head_size, self._sizes.tile
         seen: list[Seen] = []
         detail = reached = ""
         if step.problem in ("retrieval", BEYOND):

@@ -117,7 +117,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
         weights: how attention weights are returned, or None if they are not.
         custom_scale: whether the scale of the logits can be chosen.
         differentiable: whether it has gradients.
-        accuracy: the accuracy class promised in bfloat16 and float16, or "".
+        accuracy: the accuracy class promised in the dtypes that have it, or "" for none; if it
+            differs among dtypes, by dtype.
         fully_masked_row: the declared output of a fully masked query, by mode; may be empty.
         digest: a digest of the code of its adapter and of the modules in the same project that the
             adapter imports.
@@ -149,7 +150,7 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     weights: WeightsInfo | None = None
     custom_scale: bool = False
     differentiable: bool = True
-    accuracy: str = ""
+    accuracy: str | dict[str, str] = ""
     fully_masked_row: dict[str, str] = {}
     digest: str = ""
     features: list[FeatureInfo] | None = None

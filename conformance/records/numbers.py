@@ -28,8 +28,9 @@ ACCURACY = {
     "A": "logits, statistics and sums in float32; tensors and weights rounded to the dtype",
     "B": "every operation rounds to the dtype",
     "C": "as B, and the sums inside products and the softmax's log-normaliser too",
+    "TF32": "as A0, with the operands of matrix products rounded to TF32 (float32 only)",
 }
-"""The accuracy classes, from most to least accurate, with a description of what each rounds."""
+"""The accuracy classes, in every dtype from most to least accurate, with what each rounds."""
 
 
 def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:

@@ -158,7 +158,7 @@ class Examination:
     def expectation(self) -> Expectation:
         """The expected answer to the case, with its rounding noise."""
         adapter, problem = self.adapter, partial(self.case.problem, self.dtype)
-        promise = (adapter.accuracy, adapter.projections_supplied)
+        promise = (adapter.promised(self.dtype), adapter.projections_supplied)
         key = (self.case.id, self.dtype, adapter.has_gradients, *promise)
         return self.bench.expectations.get(key, lambda: self.expected("", problem))
 
@@ -170,13 +170,17 @@ class Examination:
         has the σ of the accuracy class that the adapter promises, or else of the least accurate
         class.
         """
-        gradients, bench = self.adapter.has_gradients, self.bench
-        key = (self.case.id, self.dtype, variant, gradients)
-        found = bench.expectations.get(key, lambda: bench.expect(problem(), gradients=gradients))
+        bench, gradients = self.bench, self.adapter.has_gradients
+        promised = self.adapter.promised(self.dtype)
+        key = (self.case.id, self.dtype, variant, gradients, promised)
+        found = bench.expectations.get(
+            key, lambda: bench.expect(problem(), gradients=gradients, promised=promised)
+        )
 
         def careful() -> Expectation | None:
             again = bench.expectations.get(
-                (*key, "careful"), lambda: expect_carefully(problem(), gradients=gradients)
+                (*key, "careful"),
+                lambda: expect_carefully(problem(), gradients=gradients, promised=promised),
             )
             return None if again is None else self._as_promised(again, problem, key, CAREFUL)
 
@@ -189,19 +193,19 @@ class Examination:
         key: tuple[Hashable, ...],
         times: int = 1,
     ) -> Expectation:
-        """Return an expectation with the σ by which the adapter's promise is judged.
+        """Return an expectation of the promised class with the σ by which the promise is judged.
 
         `key` is that of the problem's expectations in the cache, and `times` says how often noisy
         evaluations are repeated.
         """
         adapter = self.adapter
-        if not (adapter.accuracy == "A0" and adapter.projections_supplied):
-            return found.at_accuracy(adapter.accuracy)
+        if not (adapter.promised(self.dtype) == "A0" and adapter.projections_supplied):
+            return found
         sigma = self.bench.expectations.get(
             (*key, "of a function", times),
             lambda: of_function(problem(), times, gradients=adapter.has_gradients),
         )
-        return replace(found.at_accuracy("A0"), of_function=sigma)
+        return replace(found, of_function=sigma)
 
     @property
     def kernel_expectation(self) -> Expectation:
@@ -226,7 +230,7 @@ class Examination:
         if weights is None or weights.ndim != 3:
             return self.expectation
         adapter = self.adapter
-        promise = (adapter.accuracy, adapter.projections_supplied)
+        promise = (adapter.promised(self.dtype), adapter.projections_supplied)
         key = (self.case.id, self.dtype, "averaged", adapter.has_gradients, *promise)
         return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
 

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -44,21 +44,25 @@ _AT_ONCE = 100 * 2**20
 _written: dict[Path, int] = {}
 
 
-def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
+def expectation(problem: Problem, *, gradients: bool = True, promised: str = "") -> Expectation:
     """Return the expectation of a problem, with or without gradients, from the cache if possible.
 
-    If the expectation is not in the cache, it is computed and written to the cache.
+    If the expectation is not in the cache, it is computed and written to the cache. Its `sigma` is
+    that of the accuracy class `promised`.
     """
     folder = cache_folder()
     if folder is None:
-        return expect(problem, gradients=gradients)
+        return expect(problem, gradients=gradients, promised=promised)
+    classes = [item.name for item in classes_of(problem.format, promised)]
     name = f"{_code()}-{problem.digest()}" + ("" if gradients else "-forward")
+    if "TF32" in classes:
+        name += "-tf32"
     path = folder / f"{name}.safetensors"
-    found = _read(path, problem)
+    found = _read(path, problem, classes)
     if found is None:
-        found = expect(problem, gradients=gradients)
+        found = expect(problem, gradients=gradients, promised=promised)
         _write(path, found)
-    return found
+    return found.at_accuracy(promised)
 
 
 def cache_folder() -> Path | None:
@@ -101,8 +105,11 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, problem: Problem) -> Expectation | None:
-    """Return the expectation of a problem from a file; None if the file is missing or damaged."""
+def _read(path: Path, problem: Problem, classes: Sequence[str]) -> Expectation | None:
+    """Return the expectation of a problem from a file; None if the file is missing or damaged.
+
+    `classes` are the names of the accuracy classes in the file.
+    """
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
         if int(tensors.pop("checksum")[0]) != _checksum(tensors):
@@ -110,7 +117,7 @@ def _read(path: Path, problem: Problem) -> Expectation | None:
     except (OSError, SafetensorError, LookupError, ValueError):
         return None
     arrays: dict[str, Array] = {}
-    noise: dict[str, dict[str, Array]] = {item.name: {} for item in classes_of(problem.format)}
+    noise: dict[str, dict[str, Array]] = {name: {} for name in classes}
     for key in sorted(key for key in tensors if not key.endswith(_NOISE)):
         name = key.partition("|")[2]
         arrays[name] = tensors[key]

@@ -19,7 +19,7 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -269,7 +269,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         reason = str(error)
     except Exception as error:
         reason = f"{type(error).__name__}: {message(error)}"
-    returned, flag = adapter.returns_weights, adapter.causal_flag
+    returned, flag, declared = adapter.returns_weights, adapter.causal_flag, adapter.accuracy
     option = adapter.weights_option if returned == "per head" else ""
     otherwise = adapter.weights_otherwise if option else ""
     rows = {mode.name: adapter.masked_row(mode) for mode in adapter.modes}
@@ -294,7 +294,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         mode_notes={mode.name: mode.about for mode in adapter.modes if mode.about},
         parameters=_parameters(adapter),
         weights=WeightsInfo(returned, option, otherwise) if returned else None,
-        accuracy=adapter.accuracy,
+        accuracy=dict(declared) if isinstance(declared, Mapping) else declared,
         fully_masked_row={name: row for name, row in rows.items() if row},
         digest=adapter_digest(spec, adapter.framework),
         features=[

@@ -334,12 +334,38 @@ FUSED: tuple[type[Attention], ...] = (
 """Those that go over the keys in tiles, and make the weights again for the gradients."""
 
 
+def nearest_tf32(values: Array) -> Array:
+    """Round float32 to TF32: 10 explicit bits of the significand, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0xFFF + (bits >> 13 & 1)) & ~np.uint64(0x1FFF)
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def cut_tf32(values: Array) -> Array:
+    """Ignore the 13 lowest bits of float32, as hardware does that is given float32 itself."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def reading(kind: type[Attention], rounding: Any, sums: Any = None) -> type[Attention]:
+    """Return an algorithm whose matrix products round their operands, and their `sums` if given."""
+
+    def product(self: Attention, axes: str, left: Array, right: Array) -> Array:
+        left, right = rounding(left), rounding(right)
+        if sums is None:
+            return kind.product(self, axes, left, right)
+        return _summed(axes, left, right, sums).astype(self.wide)
+
+    return type(f"{kind.__name__}, {rounding.__name__}", (kind,), {"product": product})
+
+
 class Honest(Contestant):
     """One of these algorithms as an implementation with one mode."""
 
-    def __init__(self, kind: type[Attention]) -> None:
+    def __init__(self, kind: type[Attention], accuracy: Any = "") -> None:
         super().__init__(kind.__name__, kind)
-        fused = kind in FUSED
+        self.accuracy = accuracy
+        fused = any(base in FUSED for base in kind.__mro__)
         self.modes = (Mode("eval", {"train": False, "fused": fused}, weights=not fused),)
         self.dropout_modes = ()
 
