@@ -13,6 +13,7 @@ from mutants.__main__ import main
 from mutants.causes import CAUSES, KINDS, name
 from mutants.features import MUTANTS as FEATURES
 from mutants.handed import MUTANTS as HANDED
+from mutants.honest import Divided, Honest, Online, ScaledQuery, cut_tf32, nearest_tf32, reading
 from mutants.run import Examiner
 from mutants.zoo import SMALL
 
@@ -33,7 +34,7 @@ from conformance.records.findings import NOTHING, Phrase
 from conformance.running.examine import failure
 from conformance.running.session import Item, Session
 from conformance.text import axes, element
-from conformance.words import say
+from conformance.words import advice, say
 
 
 def case(wanted):
@@ -395,11 +396,56 @@ def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
 
     size = 2.0**13 * noise
     one, other = (size * random.standard_normal(want.shape) for _ in range(2))
-    assert "only as accurate as float16 or TF32" in say(told(one, other))
+    assert "only as accurate as TF32 or float16" in say(told(one, other))
     assert told(one, 1.01 * one) == NOTHING
     in_one_row = np.where(np.arange(want.shape[1])[:, None] == 1, one, 0)
     assert told(in_one_row, other) == NOTHING
     assert told(np.where(one > 2 * size, np.nan, one), other) == NOTHING
+
+
+def inside(kind, rounding):
+    """An attention whose projections are the suite's, in float32, and whose products are not."""
+
+    class Kernel(Attention):
+        def attend(self, query, key, value, masks, **options):
+            scaled = query * query.dtype.type(self.scale(query, **options) * kind)
+            logits = rounding(scaled) @ rounding(key).swapaxes(-1, -2) / query.dtype.type(kind)
+            powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            return rounding(powers) @ rounding(value) / powers.sum(axis=-1, keepdims=True)
+
+    return Kernel()
+
+
+@pytest.mark.parametrize(("how", "rounding"), [("rounded", nearest_tf32), ("cut", cut_tf32)])
+@pytest.mark.parametrize("wanted", ["plain/no-mask/cross", "plain/no-mask/long"])
+@pytest.mark.parametrize("algorithm", [Divided, Online, ScaledQuery], ids=lambda one: one.__name__)
+def test_products_in_tf32_are_told(algorithm, wanted, how, rounding):
+    """However they are rounded, and whatever is multiplied into the operands before."""
+    found = examined(Honest(reading(algorithm, rounding)), wanted)
+    about = {"how": Phrase(f"tf32.{how}"), "where": Phrase("tf32.products")}
+    assert finding(found).verdict == "deviates"
+    assert finding(found).cause == Phrase("precision.tf32", about)
+    for framework in ("torch", "JAX", "Triton"):
+        assert framework in advice(finding(found).cause)
+    declared = examined(Honest(reading(algorithm, rounding), {"float32": "TF32"}), wanted)
+    assert {one.verdict for one in declared.findings} == {"conforms"}
+    assert finding(declared).figures.accuracy == "TF32"
+
+
+@pytest.mark.parametrize(("how", "rounding"), [("rounded", nearest_tf32), ("cut", cut_tf32)])
+@pytest.mark.parametrize("factor", [1.0, 1.4427])
+def test_products_in_tf32_inside_a_kernel_are_told(factor, how, rounding):
+    about = {"how": Phrase(f"tf32.{how}"), "where": Phrase("tf32.attention")}
+    found = finding(examined(inside(factor, rounding), "plain/no-mask/cross"))
+    assert found.cause == Phrase("precision.tf32", about)
+
+
+def test_a_small_mistake_is_not_told_to_be_tf32():
+    class Scaled(Divided):
+        def scaled(self, scores):
+            return super().scaled(scores) * self.wide(1.001)
+
+    assert finding(examined(Honest(Scaled), "logits/large/cross")).cause.id == "scale.factor"
 
 
 def in_float32(self, logits, axis=-1):

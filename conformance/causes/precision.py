@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 
-from conformance.causes.hypothesis import Evidence, Hypothesis, Maker
+from conformance.causes.hypothesis import BETTER, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array, BoolArray
 from conformance.records.findings import NOTHING, Phrase
@@ -58,15 +60,86 @@ def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
         yield Hypothesis(Phrase("precision.all-rounded", {**digits}), make)
 
 
+TF32_BITS = 11
+"""The number of significand bits of TF32, which has the exponents of float32."""
+
+TF32_SIZE = 2.0 ** (24 - TF32_BITS)
+"""The factor by which TF32 is coarser than float32."""
+
+
+def in_tf32(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield the cause that operands of matrix products were rounded to TF32, or cut off to it.
+
+    An operand near the middle between two numbers of TF32 may be rounded otherwise than predicted.
+    The prediction therefore has to explain most of the error, but need not be met exactly.
+    """
+    off = np.abs(ratios(evidence.got, evidence.want, evidence.noise, evidence.underflow))
+    if maker.problem.dtype != "float32" or not LEAST * TF32_SIZE < _rms(off) < LIMIT * TF32_SIZE:
+        return
+    scale = maker.problem.logit_scale
+    for (how, rounding), where, factor, power in itertools.product(
+        (("rounded", _NEAREST), ("cut", _CUT)),
+        ("products", "attention", "projections"),
+        (1.0, scale, scale / math.log(2)),
+        (False, True),
+    ):
+        if factor == 0:
+            continue
+        stages: dict[str, Change] = {"product": _operands(rounding, where)}
+        if factor != 1.0:
+            stages["score"] = _score_of_scaled(factor)
+        if power:
+            stages["mix"] = _mix_of_powers
+        found = Stages(maker.problem, **stages).output
+        known = np.isfinite(found) & np.isfinite(evidence.got)
+        left, before = (_rms((evidence.got - array)[known]) for array in (found, evidence.want))
+        if before > 0 and left <= BETTER * before:
+            about = {"how": Phrase(f"tf32.{how}"), "where": Phrase(f"tf32.{where}")}
+            yield Phrase("precision.tf32", {**about})
+            return
+
+
+def _operands(rounding: Callable[[Array], Array], where: str) -> Change:
+    """Return a stage `product` that rounds the operands of some products.
+
+    `where` is "attention" for the products of query and key and of weights and values,
+    "projections" for all others, and "products" for all.
+    """
+
+    def product(a: Stages, axes: str, left: Array, right: Array) -> Array:
+        inside = axes in ("bhqd,bhkd->bhqk", "bhqk,bhkd->bhqd")
+        if where == "products" or inside == (where == "attention"):
+            left, right = rounding(left), rounding(right)
+        return np.einsum(axes, left, right)
+
+    return product
+
+
+def _score_of_scaled(factor: float) -> Change:
+    """Return a stage `score` in which the query is scaled first, which changes its rounding."""
+    return lambda a, q, k: Stages.score(a, q * factor, k) / factor
+
+
+def _mix_of_powers(a: Stages, weights: Array, values: Array) -> Array:
+    """Return the context as fused kernels compute it, which divide by the normaliser last."""
+    largest = weights.max(axis=-1, keepdims=True)
+    largest = np.where(largest > 0, largest, 1.0)
+    return Stages.mix(a, weights / largest, values) * largest
+
+
 def _late(a: Stages, scores: Array) -> Array:
     kept = FLOAT16.round(scores)
     # NaN: if scores overflow, no answer is predicted for the row.
     return np.where(np.isfinite(kept), kept, np.nan) * a.problem.logit_scale
 
 
-def _significant(values: Array, bits: int) -> Array:
+def _significant(values: Array, bits: int, rounding: Callable[[Array], Array] = np.rint) -> Array:
     fraction, exponent = np.frexp(values)
-    return np.ldexp(np.rint(fraction * 2.0**bits) / 2.0**bits, exponent)
+    return np.ldexp(rounding(fraction * 2.0**bits) / 2.0**bits, exponent)
+
+
+_NEAREST = partial(_significant, bits=TF32_BITS)
+_CUT = partial(_significant, bits=TF32_BITS, rounding=np.trunc)
 
 
 def _at(stage: str, rounding: Callable[[Array], Array]) -> Change:
@@ -136,8 +209,12 @@ def coarse(
         rms = float(np.sqrt(np.mean(coarser**2)))
         if rms < LEAST or _correlation(got - want, again(bits).get(name)) > ALIKE:
             return NOTHING
-        return Phrase(mistake)
+        return Phrase("accuracy.tf32" if dtype == "float32" and bits == TF32_BITS else mistake)
     return NOTHING
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
 
 
 def _correlation(one: Array, other: Array | None) -> float:

@@ -254,7 +254,9 @@ CAUSES: dict[str, Phrase] = {
     "output-in-float16": _rounded("output", 11),
     "context-in-bfloat16": _rounded("context", 8),
     "bias-in-bfloat16": _rounded("bias", 8),
-    "products-in-tf32": _factors_rounded(11),
+    "products-in-tf32": Phrase(
+        "precision.tf32", {"how": Phrase("tf32.rounded"), "where": Phrase("tf32.products")}
+    ),
     "products-in-bfloat16": _factors_rounded(8),
     "float64-through-float32": Phrase("accuracy.float32"),
     "bfloat16-without-biases": Phrase("projection.input-biases-forgotten"),
