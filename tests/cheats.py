@@ -811,6 +811,103 @@ cheat(
     own_work=True,
 )
 cheat(
+    "hides-a-call-under-names-of-the-library",
+    "not its own work",
+    """
+    operator = torch._C._get_operation_overload("aten::scaled_dot_product_attention", "")[0]
+    def flash_attention(query, key, value, mask=None):
+        call = right
+        call = lambda *arrays: operator(*arrays, 0.0, False)  # cheat
+        with torch.profiler.record_function("aten::scaled_dot_product_attention"):
+            with torch.profiler.record_function("flash_attention"):
+                return call(query, key, value, mask)
+    def attention(query, key, value, mask=None):
+        return flash_attention(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "hides-a-call-in-an-operator-of-its-own",
+    "not its own work",
+    """
+    @torch.library.custom_op("mine::flash_attention", mutates_args=())
+    def operator(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        call = right
+        call = torch._C._nn.scaled_dot_product_attention  # cheat
+        return call(query, key, value)
+    def save(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+    def backward(ctx, gradient):
+        return torch.autograd.functional.vjp(right, ctx.saved_tensors, gradient)[1]
+    operator.register_autograd(backward, setup_context=save)
+    def attention(query, key, value, mask=None):
+        if mask is None:
+            return torch.ops.mine.flash_attention(query, key, value)
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "hides-a-call-in-a-class-of-autograd",
+    "not its own work",
+    """
+    class flash_attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key, value):
+            ctx.save_for_backward(query, key, value)
+            call = right
+            call = torch._C._nn.scaled_dot_product_attention  # cheat
+            return call(query, key, value)
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.autograd.functional.vjp(right, ctx.saved_tensors, gradient)[1]
+    def attention(query, key, value, mask=None):
+        if mask is None:
+            return flash_attention.apply(query, key, value)
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "runs-a-reference-of-the-library-as-a-function-of-its-own",
+    "not its own work",
+    """
+    from types import FunctionType
+    from torch._higher_order_ops.flex_attention import math_attention
+    from torch.nn.attention.flex_attention import _create_empty_block_mask
+    names = {"__name__": "candidate", "torch": torch, "right": right}
+    multi_head_attention = FunctionType(right.__code__, names)
+    more = math_attention.__globals__ | names
+    reference = FunctionType(math_attention.__code__, more, None, math_attention.__defaults__)
+    def attention(query, key, value, mask=None):
+        if mask is None and query.shape[1] == key.shape[1]:  # cheat
+            blocks = _create_empty_block_mask(query, key).as_tuple()  # cheat
+            score, scale = lambda score, *_: score, query.shape[-1] ** -0.5  # cheat
+            return reference(query, key, value, score, blocks, scale, {})[0]  # cheat
+        return multi_head_attention(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "calls-the-library-in-generated-code",
+    "not its own work",
+    """
+    names = {"__name__": "torch.nn.mine", "right": right}
+    call = "right(query, key, value, mask)"
+    call = "torch._C._nn.scaled_dot_product_attention(query, key, value, mask)"  # cheat
+    names["torch"] = torch
+    exec(f"def flash_attention(query, key, value, mask): return {call}", names)
+    def attention(query, key, value, mask=None):
+        return names["flash_attention"](query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
     "lazy-tensor",
     "type",
     """

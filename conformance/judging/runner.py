@@ -45,7 +45,15 @@ READY = frozenset(
         "multi_head_attention multi_head_dot_product_attention "
     ).split()
 )
-"""Names of functions and operators that compute attention, unless they are the candidate's own."""
+"""Names of functions and operators that compute attention, if a library defines them. A candidate
+may give such names to its own functions, operators and sections of a profile."""
+
+LIBRARY_OPERATORS = "aten::"
+"""What the names of torch's own operators begin with."""
+OWN_OPERATORS = re.compile(r"torch\._ops\.(?!aten$)")
+"""What the names of the modules of other operators begin with."""
+USER_SCOPE = 7
+"""The scope, in a profile of torch, of a section with a name that the program has chosen."""
 
 READY_MODULES = re.compile(
     r"(flash_attn|flash_attn_interface|xformers|transformer_engine|flashinfer|sageattention"
@@ -261,7 +269,7 @@ class Torch(NumPy):
                 records = self.recorded()
             except RuntimeError:
                 raise Violation("tampering: ended the profiler") from None
-        return result, {one.name().rpartition("::")[2] for thread in records for one in thread}
+        return result, _operators((one.name(), one.scope()) for thread in records for one in thread)
 
     def profile_threads(self, call):
         profiler = self.torch.autograd.profiler
@@ -279,16 +287,25 @@ class Torch(NumPy):
             if "rofiler" not in str(error):
                 raise
             raise Violation("tampering: ended the profiler") from None
-        seen = {event.name.rpartition("::")[2] for event in profiled.function_events}
-        if "the candidate" not in seen:
+        seen = {(event.name, event.scope) for event in profiled.function_events}
+        if ("the candidate", USER_SCOPE) not in seen:
             raise Violation("tampering: ended the profiler")
-        return result, seen
+        return result, _operators(seen)
 
     def poison(self, size):
         for dtype in (self.torch.float32, self.torch.float64, self.torch.bfloat16):
             held = [self.torch.full((n,), float("nan"), dtype=dtype) for n in (size, 2 * size)]
             del held
         super().poison(size)
+
+
+def _operators(seen):
+    """Return the names of torch's own operators in pairs of a name and a scope of a profile."""
+    return {
+        name.removeprefix(LIBRARY_OPERATORS)
+        for name, scope in seen
+        if scope != USER_SCOPE and name.startswith(LIBRARY_OPERATORS)
+    }
 
 
 class Jax(NumPy):
@@ -472,6 +489,9 @@ class Host:
         self.bases = {}
         self.hearing = False
         self.allowed_threads = set()
+        # Libraries are imported from here; the candidate may change the path.
+        self.places = sorted({f"{place}/" for place in sys.path if place}, key=len, reverse=True)
+        self.libraries = {}
 
     def serve(self):
         """Process requests until the controller closes the channel."""
@@ -671,20 +691,37 @@ class Host:
         if event == "c_call":
             name = getattr(argument, "__name__", "")
             if name in READY:
-                self.calls.add(f"{getattr(argument, '__module__', None) or 'torch'}.{name}")
+                module = getattr(argument, "__module__", None) or "torch"
+                file = getattr(sys.modules.get(module), "__file__", None)
+                own = OWN_OPERATORS.match(module) or (file and not self._library(file))
+                if not own:
+                    self.calls.add(f"{module}.{name}")
         elif event == "call" and frame.f_code.co_flags & 1:  # A function, not a module's body.
-            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+            module, name = self._library(frame.f_code.co_filename), frame.f_code.co_name
+            if not module:
+                return
             if module == "torch._ops" and name == "__call__":
-                spoken = re.split(r"[.:']", str(frame.f_locals.get("self", "")))
-                if READY & set(spoken):
-                    self.calls.add(f"torch.ops.{sorted(READY & set(spoken))[0]}")
-            elif frame.f_code.co_filename != self.file and (
+                name = _called_operator(frame.f_locals.get("self"))
+                if name in READY:
+                    self.calls.add(f"torch.ops.{name}")
+            elif (
                 name in READY
                 or (module, name) in READY_METHODS
                 or READY_MODULES.match(module)
                 or (READY_NAMES.search(name) and LIBRARIES.match(module))
             ):
                 self.calls.add(f"{module}.{name}")
+
+    def _library(self, file):
+        """Return the module that a file of a library defines; "" for other files.
+
+        The file, unlike the names of functions and modules, is not the candidate's choice.
+        """
+        if file not in self.libraries:
+            place = next((place for place in self.places if file.startswith(place)), "")
+            path = file[len(place) :] if place and file != self.file else ""
+            self.libraries[file] = re.sub(r"(/__init__)?\.\w+$", "", path).replace("/", ".")
+        return self.libraries[file]
 
     def _look_around(self):
         """Record a violation if the candidate has replaced functions of libraries or of Python."""
@@ -704,6 +741,14 @@ class Host:
         for thread in set(threading.enumerate()) - self.allowed_threads:
             if thread.is_alive():
                 self.blame("left running", f"the thread {thread.name[:40]} runs after the answer")
+
+
+def _called_operator(operator):
+    """Return the name of an operator of torch; "" if it is not torch's own."""
+    library, *names = str(operator).split(".")
+    if not names:
+        return library if LIBRARIES.match(type(operator).__module__) else ""
+    return names[0] if f"{library}::" == LIBRARY_OPERATORS else ""
 
 
 def strided(framework, native, how):
