@@ -245,7 +245,8 @@ def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
 
 def _lengths(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
     batch, keys = key.shape[0], key.shape[2]
-    counts = right_padding(mask) if mask is not None and mask.dtype == np.bool_ else None
+    read = _in_full(mask, query, key)
+    counts = None if read is None else right_padding(read)
     # A mask may encode the padding of all entries in one row; the operator needs a number for each.
     known = np.broadcast_to(keys if counts is None else counts, batch)
     inputs = {"nonpad_kv_seqlen": known.astype(np.int64)}
@@ -255,8 +256,9 @@ def _lengths(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
 
 
 def _windows(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
-    if mask is not None and mask.dtype == np.bool_ and mask.any():
-        queries, keys = np.nonzero(mask.any(axis=(0, 1)))
+    read = _in_full(mask, query, key)
+    if read is not None and read.any():
+        queries, keys = np.nonzero(read.any(axis=(0, 1)))
         left, right = (queries - keys).max(), (keys - queries).max()
         if left >= 0 and right >= 0 and _is_band(mask, query, key, -left, right):
             return {}, {"left_window_size": int(left), "right_window_size": int(right)}, None
@@ -266,12 +268,26 @@ def _windows(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
 _INSTEAD = {"past": _past, "lengths": _lengths, "windows": _windows}
 
 
+def _in_full(mask: Any, query: Any, key: Any) -> Any:
+    """Return a boolean mask with all four axes.
+
+    Return None if there is no mask, and for a mask of numbers or of sizes that do not fit.
+    """
+    if mask is None or mask.dtype != np.bool_ or mask.ndim > 4:
+        return None
+    mask = mask[(None,) * (4 - mask.ndim)]
+    sizes = (*query.shape[:3], key.shape[2])
+    fits = all(own in (1, size) for own, size in zip(mask.shape, sizes, strict=True))
+    return mask if fits else None
+
+
 def _is_band(mask: Any, query: Any, key: Any, first: int, last: int) -> bool:
     """Return whether a mask shows exactly the keys `first` to `last` positions after each query.
 
-    True in the mask shows a key. Return False for None and for masks of numbers.
+    True in the mask shows a key. Return False if `_in_full` returns None.
     """
-    if mask is None or mask.dtype != np.bool_:
+    mask = _in_full(mask, query, key)
+    if mask is None:
         return False
     after = np.arange(key.shape[2]) - np.arange(query.shape[2])[:, None]
     return bool((mask == ((after >= first) & (after <= last))).all())

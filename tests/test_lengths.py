@@ -72,3 +72,32 @@ def test_right_padding(visible, counts):
     found = right_padding(np.array(visible, bool)[:, None, None])
     assert (None if found is None else found.tolist()) == counts
     assert right_padding(np.array([[[[1, 1, 0], [1, 1, 1]]]], bool)) is None
+
+
+def test_a_mask_of_queries_and_keys_is_read_beside_lengths_and_windows():
+    pytest.importorskip("onnx")
+    from conformance.adapters import onnx_attention as onnx
+
+    query, key = np.zeros((2, 3, 4, 8)), np.zeros((2, 3, 5, 8))
+    empty, band = np.ones((4, 5), bool), np.tri(4, 5, dtype=bool)
+    empty[1] = False
+    for mask in (empty, empty[None, None]):
+        inputs, attributes, rest = onnx._lengths(query, key, key, mask)
+        assert (inputs["nonpad_kv_seqlen"] == 5).all()
+        assert not attributes
+        assert rest is mask
+    for mask in (band, band[None, None]):
+        _, attributes, rest = onnx._windows(query, key, key, mask)
+        assert rest is None
+        assert attributes == {"left_window_size": 3, "right_window_size": 0}
+
+
+def test_a_mask_of_another_size_is_for_the_library_to_refuse():
+    pytest.importorskip("onnx")
+    from conformance.adapters import onnx_attention as onnx
+
+    query, key = np.zeros((2, 3, 4, 8)), np.zeros((2, 3, 5, 8))
+    for shape in ((3, 5), (4, 3), (2, 3, 3, 5), (3, 1, 1, 5)):
+        mask = np.ones(shape, bool)
+        for posed in (onnx._past, onnx._lengths, onnx._windows):
+            assert posed(query, key, key, mask)[2] is mask

@@ -20,16 +20,11 @@ and the effect of a mask is found by comparison with the implementation's own we
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import linecache
 import math
-import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from types import FrameType
 from typing import Any, TypeVar
 
 import einops
@@ -53,6 +48,7 @@ from conformance.errors import (
 )
 from conformance.records.findings import Phrase
 from conformance.requirements.examination import check_answer
+from conformance.requirements.raised import is_our_own
 from conformance.text import text_of
 
 Declared = TypeVar("Declared", bound=Feature)
@@ -553,50 +549,6 @@ class Laboratory:
         attached = () if self.fixed_sharing == "self" else self.adapter.implicit_masks
         known = (*self.adapter.mask_arguments, *attached)
         return tuple(item for item in known if not self.only or item.name in self.only)
-
-
-_SHAPING = {"reshape", "rearrange", "repeat", "swapaxes", "transpose", "broadcast_to", "stack"}
-_SHAPING |= {"concatenate", "split", "pad", "take_along_axis", "expand_dims", "squeeze", "astype"}
-
-
-def is_our_own(error: BaseException, adapter: Adapter) -> bool:
-    """Return whether the suite or the adapter raised the error, rather than the library.
-
-    This is assumed of any error of the suite's classes, and of an error that occurred while the
-    innermost frame of suite or adapter was rearranging an array, as in `array.reshape(...)`. Any
-    other call in that frame is taken for a call of the library.
-    """
-    if isinstance(error, ConformanceError):
-        return True
-    modules = {kind.__module__ for kind in type(adapter).__mro__}
-
-    def is_own(frame: FrameType) -> bool:
-        name = str(frame.f_globals.get("__name__", ""))
-        of_suite = name.startswith("conformance.") and not name.startswith("conformance.adapters.")
-        return of_suite or name in modules
-
-    trace = error.__traceback__
-    frames = zip(traceback.extract_tb(trace), traceback.walk_tb(trace), strict=True)
-    own = [summary for summary, (frame, _) in frames if is_own(frame)]
-    return bool(own) and _called(own[-1]) in _SHAPING
-
-
-def _called(summary: traceback.FrameSummary) -> str:
-    """Return the name of the function that was being called in this frame.
-
-    Return "" if the source is not available, or the failing expression is not a call by name.
-    """
-    first, last = summary.lineno, summary.end_lineno
-    if first is None or last is None or summary.colno is None:
-        return ""
-    lines = [linecache.getline(summary.filename, n).encode() for n in range(first, last + 1)]
-    lines[-1] = lines[-1][: summary.end_colno]
-    lines[0] = lines[0][summary.colno :]
-    with suppress(SyntaxError):
-        called = ast.parse(f"({b''.join(lines).decode()})", mode="eval").body
-        if isinstance(called, ast.Call):
-            return getattr(called.func, "attr", getattr(called.func, "id", ""))
-    return ""
 
 
 def _first_line(error: BaseException) -> str:

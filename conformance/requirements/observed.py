@@ -14,6 +14,7 @@ from conformance.records.numbers import LIMIT
 from conformance.requirements import probed
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.meaning import triangles
+from conformance.requirements.raised import is_our_own
 from conformance.requirements.requirement import requirement
 from conformance.words import say
 
@@ -107,6 +108,8 @@ def causal_alignment(ex: Examination) -> Finding | None:
     try:
         output = ex.ask(problem, spelling=Spelling(flag.name, {flag.name: True})).output
     except Raised as error:
+        if is_our_own(error.original, ex.adapter):
+            raise
         value = Phrase("refused.because", {"reason": error.told})
         if flag.alignment is None:
             return Finding(causal_alignment.id, "conforms", value=value)

@@ -24,6 +24,7 @@ from conformance.errors import Unsupported
 from conformance.records.findings import Entry, Finding, Phrase, Verdict
 from conformance.requirements import agreement
 from conformance.requirements.examination import Examination, Raised
+from conformance.requirements.raised import is_our_own
 from conformance.requirements.requirement import requirement
 from conformance.words import say
 
@@ -486,6 +487,8 @@ def taken(ex: Examination) -> Finding | None:
     except Unsupported as error:
         refused = str(error)
     except Raised as error:
+        if is_our_own(error.original, ex.adapter):
+            raise
         refused = error.told
     else:
         return None
