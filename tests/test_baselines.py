@@ -77,6 +77,13 @@ NEEDS_A_GPU = {
     "flash-attn-varlen",
     "flash-attn-kvcache",
     "flash-attn-paged",
+    "flash-attn-4",
+    "flash-attn-4-varlen",
+    "flash-attn-4-paged",
+    "flashinfer-single",
+    "flashinfer-ragged",
+    "flashinfer-paged",
+    "torch-varlen",
 }
 """Kernels that no environment on a CPU can run."""
 
