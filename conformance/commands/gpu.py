@@ -38,9 +38,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 TELLING = (
     *("ours", "triton-flash", "torch-sdpa", "torch-sdpa-flash", "torch-sdpa-efficient"),
     *("torch-sdpa-cudnn", "torch-sdpa-math", "torch-mha", "torch-flex", "jax-sdpa"),
-    *("jax-sdpa-cudnn", "flax-linen", "flax-nnx", "flash-attn", "flash-attn-varlen"),
-    *("torch-encoder-layer", "equinox-mha", "pallas-gpu", "llama-sdpa", "bert-sdpa"),
-    *("llama-eager", "bert-eager"),
+    *("jax-sdpa-cudnn", "flax-linen", "flax-nnx", "torch-varlen", "flash-attn", "flash-attn-4"),
+    *("flashinfer-single", "flash-attn-varlen", "torch-encoder-layer", "equinox-mha"),
+    *("pallas-gpu", "llama-sdpa", "bert-sdpa", "llama-eager", "bert-eager"),
 )
 """The implementations to examine first, in this order; all others follow by name."""
 
