@@ -130,6 +130,25 @@ def test_a_mask_that_ends_before_the_last_key_is_made_to_fit():
     assert found["mask: takes [query] [batch]"] == "[key], and the keys beyond are blocked"
 
 
+def test_a_mask_may_stand_beside_a_causal_mask():
+    """As in a decoder, which adds its own to a mask of the padding alone."""
+
+    def logits(logits, mask):
+        batch, _, queries, keys = logits.shape
+        if mask.ndim == 2:
+            if len(mask) < batch or mask.shape[1] != keys:
+                raise ValueError("it is no padding")
+            mask = mask[:batch, None, None] * np.tri(queries, keys, keys - queries)
+        return blocked(logits, mask != 0)
+
+    found = values(fake(logits), "shapes")
+    assert found["mask: takes [batch, key]"] == "[batch, key], under a causal mask"
+    first = "[batch, key] of the first entries, and the rest is ignored, under a causal mask"
+    assert found["mask: takes [query, key] [heads, key]"] == first
+    square = values(fake(logits), "coinciding-sizes")["mask, batch = query, heads = key"]
+    assert "[3, 5] is [batch, key], under a causal mask" in square
+
+
 def test_a_mask_may_be_read_as_numbers_of_keys():
     def logits(logits, mask):
         if mask.ndim == 1:

@@ -49,6 +49,18 @@ def one_number(form, logits, **declared):
     return fake(logits, masks=(), features=(Window("window", form, none=None, **declared),))
 
 
+def test_a_negative_limit_of_a_window_may_be_a_number_of_keys():
+    def logits(found, window):
+        far, (before, after) = distances(found), window
+        return np.where((far >= -before) & (far <= after), found, -np.inf)
+
+    adapter = one_number("left right", logits, alignment="top-left")
+    found = values(adapter, "windows")
+    assert found["window=(-1, 1), equal lengths"] == "only the keys 1 to 1 after the own key"
+    assert found["window=(1, -1), equal lengths"] == "only the keys 1 to 1 before the own key"
+    assert found["window=(1, 2), equal lengths"] == "the own key, 1 before and 2 after"
+
+
 WINDOWS = [
     # form, its logits, what W = 2 shows
     ("own and before", windowed(-1), "the own key, 1 before and 0 after"),
@@ -212,6 +224,18 @@ def test_a_soft_cap_has_a_formula(told):
     found = entries(adapter, "soft-cap")["softcap: formula"]
     assert values(adapter, "soft-cap")["softcap: formula"] == told
     assert found.agrees == (told == next(iter(CAPS)))
+
+
+def test_a_negative_soft_cap_may_have_no_sign_and_no_effect():
+    formula = CAPS["cap · tanh(logit / cap)"]
+
+    def signless(found, softcap=0.0, mask=None):
+        uncapped = softcap in (0, np.inf)
+        return then_masked(found, mask) if uncapped else formula(found, softcap, mask)
+
+    for logits, told in ((capped(formula), "no cap"), (signless, "as without the sign")):
+        adapter = fake(logits, masks=MASK, features=(SoftCap("softcap"),))
+        assert values(adapter, "soft-cap")["softcap=−1"] == told
 
 
 def test_a_soft_cap_comes_before_masks_and_biases():

@@ -258,7 +258,7 @@ UNIFORM, UNEXPLAINED = Phrase("window.uniform"), Phrase("window.unexplained")
     "The window",
     "Which keys does it show, does it count the own key, and from where if lengths differ?",
     place=42,
-    revision=2,
+    revision=3,
     every_mode=True,
     shared=True,
     needs=(Window,),
@@ -320,7 +320,8 @@ def seen_window(lab: Laboratory, found: Seen) -> Phrase:
     """Return the phrase for the first window that explains the weights.
 
     Weights that are all NaN, all zero, uniform, or the same as without a window have phrases of
-    their own. If nothing explains the weights, the result is `UNEXPLAINED`.
+    their own, and so have windows that leave out the own key. If nothing explains the weights, the
+    result is `UNEXPLAINED`.
     """
     shape = found.problem.shape
     if np.isnan(found.applied).all():
@@ -335,6 +336,14 @@ def seen_window(lab: Laboratory, found: Seen) -> Phrase:
         visible = np.broadcast_to(near(shape, limits, alignment), shape.logits)
         if not visible.all() and follows(lab, found, visible):
             return _named(shape, limits, alignment)
+    # A negative limit that is taken for a number of keys, not for no limit, hides the own key.
+    distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None]
+    for first, last in itertools.combinations_with_replacement(range(1, shape.key_length), 2):
+        about: dict[str, Argument] = {"first": str(first), "last": str(last)}
+        for side, far in (("after", distance), ("before", -distance)):
+            visible = np.broadcast_to((far >= first) & (far <= last), shape.logits)
+            if follows(lab, found, visible):
+                return Phrase(f"window.{side}-own", about)
     return UNEXPLAINED
 
 

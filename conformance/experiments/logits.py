@@ -47,6 +47,7 @@ IGNORED, UNEXPLAINED = "feature.ignored", Phrase("feature.unexplained")
     "The soft cap",
     "Does it cap scaled logits, before masks and biases, and what do 0 and −1 mean?",
     place=45,
+    revision=2,
     every_mode=True,
     needs=(SoftCap,),
 )
@@ -76,6 +77,9 @@ def soft_cap(lab: Laboratory) -> Iterator[Entry]:
         found = lab.ask(problem, {argument.name: number})
         told: dict[str, Argument] = {**about, "value": numbers(np.array([number]))[1:-1]}
         at_edge = {"soft-cap.no-cap": logits, "soft-cap.all-equal": np.zeros_like(logits)}
+        if number == -1.0:
+            # tanh is odd, so the formula itself knows no sign.
+            at_edge["soft-cap.without-sign"] = np.tanh(logits)
         every = {name: _softmax(each) for name, each in at_edge.items()}
         said = Phrase("soft-cap.no-cap") if number == argument.none else NOTHING
         yield _entry(lab, Phrase("soft-cap.edge", told), found, every, said)

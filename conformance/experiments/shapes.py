@@ -91,7 +91,7 @@ For any other reason, the subject is "shapes.refused"."""
     "Shapes of a mask",
     "Which shapes does each mask argument take, and how does it read their axes?",
     place=60,
-    revision=3,
+    revision=4,
 )
 def different_sizes(lab: Laboratory) -> Iterator[Entry]:
     """Pass masks of right and wrong shapes in a problem whose sizes all differ, if possible.
@@ -136,7 +136,7 @@ def different_sizes(lab: Laboratory) -> Iterator[Entry]:
     "Shapes where sizes coincide",
     "How does it read the axes of a mask where two axes have the same size?",
     place=70,
-    revision=3,
+    revision=4,
 )
 def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
     """Pass masks of many shapes in problems where two axes have the same size.
@@ -268,7 +268,8 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[s
 def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
     """Return how the implementation makes a mask of a wrong size fit, or an empty phrase.
 
-    The arguments are those of `read_as`.
+    A layout that explains the weights only together with a causal mask is a way, too: a model with
+    a decoder adds its own. The arguments are those of `read_as`.
     """
     shape = seen.problem.shape.logits
     sizes = dict(zip(AXES, shape, strict=True))
@@ -276,6 +277,14 @@ def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> P
     for reading, axes, keys in _resized(visible, fed, sizes):
         if follows(lab, seen, np.broadcast_to(keys, shape)):
             return Phrase(reading, {"axes": axes})
+    triangle = np.tri(*shape[2:], shape[3] - shape[2], dtype=np.bool_)
+    plain = (
+        ("axes", axes, from_layout(visible, axes, sizes)) for axes in readings(fed.shape, sizes)
+    )
+    for reading, axes, keys in (*plain, *_resized(visible, fed, sizes)):
+        if follows(lab, seen, np.broadcast_to(keys & triangle, shape)):
+            told = Phrase(reading, {"axes": [shown(axes)] if reading == "axes" else axes})
+            return Phrase("axes.under-causal", {"reading": told})
     return NOTHING
 
 
@@ -305,5 +314,9 @@ def _resized(
         ):
             if of_head[-1] < given:
                 yield reading, "heads query key", visible[of_head][None]
+    if len(leading) == 1 and leading[0] > sizes["batch"]:
+        cut = np.pad(visible[: sizes["batch"]], [(0, 0), (0, max(keys - length, 0))])
+        if cut.shape[1] == keys:
+            yield "axes.first-entries", "batch key", from_layout(cut, "batch key", sizes)
     if fed.shape == (sizes["batch"],):
         yield "axes.lengths", "batch", (np.arange(keys) < fed[:, None])[:, None, None, :]
