@@ -12,7 +12,7 @@ of all values, padding included. NaN in the values beyond a count reaches every 
 multiplied by a weight of 0. `query_seq_lengths` sets the outputs of queries beyond the count to 0.
 `local_window_size` is (keys before, keys after), not counting the query's own, or one number for
 both sides. It is aligned top-left like the causal flag, and can be combined with it. −1 does not
-mean "no limit", as in flash attention, but blocks the query's own key. Before JAX 0.8, the window
+mean "no limit", as in flash attention, but blocks the query's own key. Before JAX 0.8.2, the window
 is ignored unless there is another mask.
 
 cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavailable. The adapter

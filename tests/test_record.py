@@ -36,6 +36,7 @@ from conformance.records.header import (
     Implementation,
     MaskInfo,
     Provenance,
+    described,
 )
 from conformance.records.record import (
     Journal,
@@ -802,3 +803,18 @@ def test_how_long_an_item_took_is_kept_and_makes_no_result_another():
     assert kept.seconds == 1.5
     assert quick == slow
     assert quick != msgspec.structs.replace(slow, mode="other")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model name\t: A\nflags\t\t: fpu avx avx2 avx512f\n\nmodel name\t: B\n", "A, AVX-512"),
+        ("model name\t: A\nflags\t\t: fpu avx avx2\n", "A, AVX2"),
+        ("model name\t: A\nFeatures\t: fp asimd\n", "A, NEON"),
+        ("model name\t: A\n", "A"),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_machine_is_told_with_the_width_of_its_vectors(text, told):
+    assert described(text) == told

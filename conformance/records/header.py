@@ -264,7 +264,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     selection: str = ""
     """The options that restricted the run, or ""."""
     machine: str = ""
-    """The architecture and the processor of the machine."""
+    """The processor of the machine, or its architecture, and its widest vector extension."""
     environment: dict[str, str] = {}
     """Environment variables that may change results, such as `OMP_NUM_THREADS`."""
     code: str = ""
@@ -314,13 +314,32 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def processor() -> str:
-    """Return the model of this machine's processor, or its architecture if no model is known.
+    """Return the model of this machine's processor, and its widest vector extension, if known.
 
-    It is a part of `Provenance.machine`.
+    Without a model, return the architecture. The result is `Provenance.machine`. The extension
+    matters because a kernel may do something else with what does not fill a vector.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
-    return names[0].strip() if names else platform.processor() or platform.machine()
+    return described(text) or platform.processor() or platform.machine()
+
+
+VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE", "asimd": "NEON"}
+"""The vector extensions that are named, by their flags in Linux, the widest of each kind first."""
+
+
+def described(cpuinfo: str) -> str:
+    """Return the first processor's model and vector extension in the text of `/proc/cpuinfo`.
+
+    Return "" if the text names no model.
+    """
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    fields: dict[str, str] = {}
+    for name, _, value in lines:
+        fields.setdefault(name.strip().lower(), value.strip())
+    model = fields.get("model name", "")
+    flags = set(f"{fields.get('flags', '')} {fields.get('features', '')}".split())
+    vector = next((told for flag, told in VECTORS.items() if flag in flags), "")
+    return f"{model}, {vector}" if model and vector else model

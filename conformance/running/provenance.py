@@ -64,7 +64,10 @@ RUN_FILE = "run"
 BASE_PACKAGES = ("numpy", "einops")
 """The packages that may affect results, in addition to those of the implementations."""
 
-NUMERIC = ("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA_TF32_", "TORCH_")
+NUMERIC = (
+    *("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA_TF32_", "TORCH_"),
+    "ATEN_",
+)
 """The prefixes of environment variables that numerical libraries read."""
 HARMLESS = ("_DIR", "_FILE", "_LOG_LEVEL", "_PATH", "_SECS", "_BYTES")
 """The suffixes of such variables that cannot affect results."""

@@ -1,6 +1,7 @@
 # torch.nn.functional.scaled_dot_product_attention on the CPU: a NaN in a query does not reach its
-# output if there are fewer than 8 keys, which are 0 then. With 8 keys or more it does, and also
-# written out in operations (SDPBackend.MATH). Found with torch 2.13.0; for more keys, fixed as
+# output, which is 0, if there are fewer keys than a vector of the processor holds numbers: in
+# float32, 8 with AVX2 and 16 with AVX-512. With more keys it does, and also written out in
+# operations (SDPBackend.MATH). Found with torch 2.13.0; for more keys, fixed as
 # https://github.com/pytorch/pytorch/issues/141128.
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -1,5 +1,5 @@
 # jax.nn.dot_product_attention: local_window_size does nothing unless there is a mask, is_causal or
-# lengths too, before JAX 0.8. Found with jax and jaxlib 0.4.38; known upstream as
+# lengths too, before JAX 0.8.2. Found with jax and jaxlib 0.4.38; known upstream as
 # https://github.com/jax-ml/jax/issues/32300
 import jax
 import jax.numpy as jnp
