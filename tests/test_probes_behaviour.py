@@ -148,6 +148,12 @@ def test_a_mask_may_stand_beside_a_causal_mask():
     square = values(fake(logits), "coinciding-sizes")["mask, batch = query, heads = key"]
     assert "[3, 5] is [batch, key], under a causal mask" in square
 
+    def padding(found, mask):
+        return logits(found, mask if mask.ndim == 4 else mask == 0)
+
+    told = "[batch, key], under a causal mask, where what blocks in other shapes attends"
+    assert values(fake(padding), "shapes")["mask: takes [batch, key]"] == told
+
 
 def test_a_mask_may_be_read_as_numbers_of_keys():
     def logits(logits, mask):

@@ -268,8 +268,9 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[s
 def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
     """Return how the implementation makes a mask of a wrong size fit, or an empty phrase.
 
-    A layout that explains the weights only together with a causal mask is a way, too: a model with
-    a decoder adds its own. The arguments are those of `read_as`.
+    A layout that explains the weights only together with a causal mask is a way, too: a decoder
+    adds its own to a mask of padding, in which 1 attends although other masks are added. The
+    arguments are those of `read_as`.
     """
     shape = seen.problem.shape.logits
     sizes = dict(zip(AXES, shape, strict=True))
@@ -278,13 +279,16 @@ def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> P
         if follows(lab, seen, np.broadcast_to(keys, shape)):
             return Phrase(reading, {"axes": axes})
     triangle = np.tri(*shape[2:], shape[3] - shape[2], dtype=np.bool_)
-    plain = (
-        ("axes", axes, from_layout(visible, axes, sizes)) for axes in readings(fed.shape, sizes)
-    )
-    for reading, axes, keys in (*plain, *_resized(visible, fed, sizes)):
-        if follows(lab, seen, np.broadcast_to(keys & triangle, shape)):
-            told = Phrase(reading, {"axes": [shown(axes)] if reading == "axes" else axes})
-            return Phrase("axes.under-causal", {"reading": told})
+    for inverted in (False, True):
+        keys_of = visible != inverted
+        plain = (
+            ("axes", axes, from_layout(keys_of, axes, sizes)) for axes in readings(fed.shape, sizes)
+        )
+        for reading, axes, keys in (*plain, *_resized(keys_of, fed, sizes)):
+            if follows(lab, seen, np.broadcast_to(keys & triangle, shape)):
+                told = Phrase(reading, {"axes": [shown(axes)] if reading == "axes" else axes})
+                told = Phrase("axes.under-causal", {"reading": told})
+                return Phrase("axes.inverted", {"reading": told}) if inverted else told
     return NOTHING
 
 
