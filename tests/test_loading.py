@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -278,6 +279,7 @@ def test_a_decorated_function_with_an_attribute_that_adapters_lack(tmp_path):
 
 WITHOUT_FRAMEWORKS = f"""
 import sys
+from functools import cached_property
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -491,3 +493,16 @@ def test_a_class_for_every_dtype_or_by_dtype(tmp_path, declared, promised):
     )
     adapter = load(f"{path}:B")
     assert [adapter.promised(dtype) for dtype in ("float32", "bfloat16")] == promised
+
+
+def test_a_property_that_is_cached_is_not_attached_to_an_array():
+    class Sharded(np.ndarray):
+        @cached_property
+        def is_fully_replicated(self):
+            return True
+
+    array = np.ones(3).view(Sharded)
+    assert array.is_fully_replicated
+    assert "is_fully_replicated" in array.__dict__
+    array.mask = None
+    assert framework("numpy").attached(array) == {"mask": "NoneType"}

@@ -11,6 +11,7 @@ restore it.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import os
 import random
@@ -18,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import metadata
 from typing import Any, ClassVar, Literal
 
@@ -456,10 +457,13 @@ class Framework(ABC):
     def attached(self, native: Any) -> dict[str, str]:
         """Return the names of the attributes attached to an array, with the names of their types.
 
-        Frameworks attach, for example, a mask.
+        Frameworks attach, for example, a mask. A cached property of the array's class, which is
+        stored when it is first read, is not attached.
         """
         return {
-            name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
+            name: type(value).__name__
+            for name, value in getattr(native, "__dict__", {}).items()
+            if not isinstance(inspect.getattr_static(type(native), name, None), cached_property)
         }
 
 
