@@ -21,6 +21,15 @@ EXPERIMENTS = ("masks", "same-mask", "masked-rows")
 PUBLISHED = pages.ROOT / "reports" / "published" / "records"
 
 
+def loaded(name):
+    """A program that writes tables of the documentation, as a module."""
+    file = pages.DOCS / "site" / f"{name}.py"
+    specification = importlib.util.spec_from_file_location(f"{name}_page", file)
+    program = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(program)
+    return program
+
+
 @pytest.fixture
 def made(tmp_path):
     """The tables, by name, as the page's program makes them."""
@@ -28,12 +37,16 @@ def made(tmp_path):
     record = tmp_path / "torch.json"
     cases = [word for name in EXPERIMENTS for word in ("--case", f"probe/{name}")]
     assert main(["run", *NAMES, *cases, "--record", str(record), "-p", "no:cacheprovider"]) == 0
-    file = pages.DOCS / "site" / "masks.py"
-    specification = importlib.util.spec_from_file_location("masks_page", file)
-    program = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(program)
+    program = loaded("masks")
     (written,) = record.parent.glob("*.json")
     return program.tables(build(load_records([written]).current))
+
+
+def test_texts_in_the_tables_are_escaped_once():
+    told = "e&#42;f (query.&#95;mask)<br>g"
+    assert loaded("masks")._joined([("e*f", "query._mask"), ("g", "")]) == told
+    for page in pages.DOCS.rglob("*.md"):
+        assert "&amp;#" not in page.read_text(encoding="utf-8"), page
 
 
 def test_every_mode_is_explained():

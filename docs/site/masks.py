@@ -192,8 +192,9 @@ def _told(found: Sequence) -> str:
 
 
 def _joined(values: Iterable[tuple[str, str]]) -> str:
+    # A text that is added to `Markup` would be escaped once more.
     return "<br>".join(
-        text(value) + (f" ({text(where)})" if where else "") for value, where in values
+        f"{text(value)} ({text(where)})" if where else str(text(value)) for value, where in values
     )
 
 
@@ -217,7 +218,7 @@ def _names(columns: Sequence[Column]) -> str:
     for title, variants in backends.items():
         on = ", ".join(filter(None, variants))
         if title not in {column.group for column in textbook}:
-            told.append(text(title) + (f" on {text(on)}" if on else ""))
+            told.append(f"{text(title)} on {text(on)}" if on else str(text(title)))
     if textbook:
         told.append(", ".join(code(column.key) for column in textbook))
     return "<br>".join(told)
