@@ -574,7 +574,7 @@ FAMILIES = (
 )
 """The features, in the order of the report."""
 
-_NOTHING = frozenset({"cannot-be-asked", "none"})
+_NOTHING = frozenset({"cannot-be-asked", "none", "causal.none-declared"})
 """The ids of observed values that do not show a convention."""
 
 

@@ -160,6 +160,22 @@ def test_layouts_of_a_layer():
     }
 
 
+def test_self_attention_may_take_what_other_inputs_may_not():
+    pytest.importorskip("torch")
+
+    class Particular(type(load("torch-mha"))):
+        def call(self, layer, query, key, value, masks, mode):
+            if query.ndim == 2 and query is not key:
+                raise ValueError("queries of a batch only")
+            return super().call(layer, query, key, value, masks, mode)
+
+    assert values(Particular(), "input-layouts") == {
+        "input without a batch axis": "refused",
+        "input without a batch axis, shared inputs": "taken",
+        "sequence-first input": "taken",
+    }
+
+
 def test_a_switch_that_does_nothing_is_seen():
     class Switched(Correct):
         modes = (Mode("batch-first"), Mode("sequence-first"))

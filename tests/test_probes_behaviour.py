@@ -445,7 +445,7 @@ def test_the_flag_beside_a_mask(triangle, join, value):
 
 
 def test_without_a_flag_there_is_one_entry():
-    assert values(fake(attends), "causal") == {"causal flag": "none"}
+    assert values(fake(attends), "causal") == {"causal flag": "none is declared"}
 
 
 # NaN behind the mask

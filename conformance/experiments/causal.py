@@ -65,7 +65,7 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
     a mask that leaves only later keys visible to a query."""
     flag = lab.adapter.causal_flag
     if flag is None:
-        yield Entry(Phrase("causal.no-flag"), Phrase("none"), "the adapter declares none")
+        yield Entry(Phrase("causal.no-flag"), Phrase("causal.none-declared"), "so none is asked")
         return
     lengths = LENGTHS[:1] if lab.sharing == "self" else LENGTHS
     alone: dict[Phrase, Phrase] = {}

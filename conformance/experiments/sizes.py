@@ -290,7 +290,8 @@ def degenerate(lab: Laboratory) -> Iterator[Entry]:
     "Layout of the input",
     "Does it take input without a batch axis, and input with the sequence first?",
     place=120,
-    revision=2,
+    revision=3,
+    shared=True,
 )
 def layouts(lab: Laboratory) -> Iterator[Entry]:
     """Pass inputs as `[length width]`, and as `[length batch width]`.
