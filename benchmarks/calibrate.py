@@ -5,6 +5,7 @@
     python benchmarks/calibrate.py --widths
     python benchmarks/calibrate.py --honest 150
     python benchmarks/calibrate.py --tf32
+    python benchmarks/calibrate.py --honest 20 --large torch-sdpa
     python benchmarks/calibrate.py --dtype float32 --case plain/ torch-mha
 
 Every implementation answers every case that has an agreed answer, in its first mode and in those
@@ -25,6 +26,9 @@ With --honest N: correct attentions that round in different places (`tests/mutan
 answer N random problems in every dtype, forward and backward. Those that return weights also answer
 with a loss on them. Printed are the largest ratio of any element, the largest rms of an array whose
 rms is judged, and how many arrays deviate: every one of them would be a false alarm.
+Implementations that are named are taken to be correct, too. With --large, the problems are the
+cases of the catalogue at the sizes of `GRIDS`, with N draws of their numbers. This takes a night:
+`tox -e honest`.
 
 With --tf32: some of these attentions, with the operands of matrix products rounded to TF32 or cut
 off to it, and then with something coarser or wrong besides, answer all cases in float32 and are
@@ -43,8 +47,9 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +57,12 @@ import numpy as np
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.loading import load
 from conformance.cases.case import Case
-from conformance.cases.catalogue import catalogue, find_cases
+from conformance.cases.catalogue import catalogue, every_case, find_cases, matches
 from conformance.definition.comparison import FEWEST, accuracy_class, against, compare
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.expectation import expect
+from conformance.definition.expectation import ROW_SUMS, Expectation, expect, expect_carefully
+from conformance.definition.geometry import LARGE, Grid
+from conformance.definition.problem import Problem
 from conformance.errors import Unavailable, Unsupported
 from conformance.explore.trial import askable
 from conformance.records.findings import INFINITE
@@ -63,6 +70,13 @@ from conformance.requirements.examination import Examination, Workbench, average
 from conformance.running.provenance import package_versions
 
 KINDS = ("output", "weights", "gradients")
+
+GRIDS = (
+    *LARGE,
+    Grid(head_size=128, tiles=(128, 64)),
+    Grid(head_size=96, value_head_size=32, tiles=(32, 64)),
+)
+"""The sizes at which correct algorithms are tried with --large."""
 
 
 @dataclass
@@ -85,6 +99,7 @@ def main() -> int:
     parser.add_argument("--widths", action="store_true", help="how wide the accuracy classes are")
     parser.add_argument("--honest", type=int, metavar="N", help="random problems for each dtype")
     parser.add_argument("--tf32", action="store_true", help="products of TF32, where promised")
+    parser.add_argument("--large", action="store_true", help="with --honest: at real sizes")
     parser.add_argument("--dtype", action="append", default=[], choices=list(DTYPES))
     parser.add_argument("--case", action="append", default=[])
     options = parser.parse_args()
@@ -98,9 +113,9 @@ def main() -> int:
     if options.tf32:
         _print_tf32(cases)
         return 0
-    if options.honest:
-        return _print_honest(options.honest, dtypes)
     adapters = [load(name) for name in options.implementation]
+    if options.honest:
+        return _print_honest(options.honest, dtypes, adapters, options.case, large=options.large)
     if options.planted:
         adapters += planted()
     started = time.perf_counter()
@@ -225,30 +240,68 @@ def _print_widths(cases: Iterable[Case], dtypes: Iterable[str]) -> None:
         print(f"| {dtype} | {label} | {' | '.join(cells)} |")
 
 
-def _print_honest(seeds: int, dtypes: Sequence[str]) -> int:
+def _drawn(
+    seeds: int, dtypes: Sequence[str], patterns: Sequence[str], *, large: bool
+) -> Iterator[tuple[str, Problem]]:
+    """Yield problems for correct algorithms, each with a name.
+
+    They are random ones, or, if `large` is true, those of the catalogue whose names match one of
+    the patterns, with the sizes of `GRIDS`. There are `seeds` of each, in every dtype.
+    """
+    from mutants.honest import drawn_recipe
+
+    if not large:
+        for seed, dtype in itertools.product(range(seeds), dtypes):
+            with np.errstate(all="ignore"):
+                problem = drawn_recipe(seed).problem(dtype)
+            if askable(problem):
+                yield f"{seed} {dtype}", problem
+        return
+    for seed, case, grid in itertools.product(range(seeds), every_case(), GRIDS):
+        wanted = not patterns or any(matches(case.on(grid).id, pattern) for pattern in patterns)
+        if wanted and case.defined and case.shape.score == "scaled-dot":
+            # The numbers of a case are drawn from its name.
+            other = replace(case, name=f"{case.name}-{seed}" if seed else case.name).on(grid)
+            for dtype in dtypes:
+                yield f"{other.id} {dtype}", other.problem(dtype)
+
+
+def _print_honest(
+    seeds: int,
+    dtypes: Sequence[str],
+    others: Sequence[Adapter],
+    patterns: Sequence[str],
+    *,
+    large: bool,
+) -> int:
     """Print the largest ratio and rms of each honest algorithm; return 1 if one deviates."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from mutants.honest import algorithms, drawn_recipe
+    from mutants.honest import algorithms
 
+    tried = [*algorithms(slow=not large), *others]
     started, elements, drawn = time.perf_counter(), 0, 0
     largest: dict[tuple[str, str], float] = defaultdict(float)
     rms: dict[tuple[str, str], float] = defaultdict(float)
     alarms: Counter[str] = Counter()
-    for seed, dtype in itertools.product(range(seeds), dtypes):
-        with np.errstate(all="ignore"):
-            problem = drawn_recipe(seed).problem(dtype)
-        if not askable(problem):
-            continue
+    for label, problem in _drawn(seeds, dtypes, patterns, large=large):
         drawn += 1
-        loss = np.random.default_rng(seed).standard_normal(problem.shape.logits)
+        loss = np.random.default_rng(drawn).standard_normal(problem.shape.logits)
         of_weights = problem.replace(weights_cotangent=problem.format.round(loss))
-        expected = {False: expect(problem), True: expect(of_weights)}
-        for adapter, on_weights in itertools.product(algorithms(), expected):
+        expected = {False: _expected(problem)}
+        if not large:
+            expected[True] = _expected(of_weights)
+        for adapter, on_weights in itertools.product(tried, expected):
             if on_weights and not adapter.modes[0].weights:
                 continue
             asked = of_weights if on_weights else problem
-            arrays = adapter.run(asked, Call(mode=adapter.modes[0])).arrays()
-            key = adapter.name, dtype
+            try:
+                adapter.check_features(asked)
+                arrays = adapter.run(asked, Call(mode=adapter.modes[0])).arrays()
+            except Unsupported:
+                continue
+            key = adapter.name, problem.dtype
+            if "weights" in arrays:
+                arrays[ROW_SUMS] = arrays["weights"].sum(axis=-1)
             for comparison in against(expected[on_weights], arrays):
                 figures = comparison.figures
                 largest[key] = max(largest[key], figures.max_ratio)
@@ -256,11 +309,11 @@ def _print_honest(seeds: int, dtypes: Sequence[str]) -> int:
                     rms[key] = max(rms[key], figures.rms_ratio)
                 alarms[adapter.name] += not comparison.fits
                 if not comparison.fits:
-                    print(seed, dtype, adapter.name, comparison.worst, file=sys.stderr)
+                    print(label, adapter.name, figures, comparison.worst, file=sys.stderr)
             elements += sum(array.size for array in arrays.values())
     print(f"| algorithm | {' | '.join(dtypes)} | deviating arrays |")
     print(f"| --- |{' ---: |' * len(dtypes)} ---: |")
-    for adapter in algorithms():
+    for adapter in tried:
         keys = [(adapter.name, dtype) for dtype in dtypes]
         cells = " | ".join(f"{_ratio(largest[key])}, {_ratio(rms[key])}" for key in keys)
         print(f"| {adapter.name} | {cells} | {alarms[adapter.name]} |")
@@ -324,6 +377,11 @@ def _print_tf32(cases: Iterable[Case]) -> None:
         figures = (_rms(outputs[name, part]) for part in ("output", "gradient"))
         cells = [_ratio(max(row.largest)), *(_ratio(x if x < 1e9 else INFINITE) for x in figures)]
         print(f"| {name} | {' | '.join(cells)} | {len(row.noticed)} of {len(row.cases)} |")
+
+
+def _expected(problem: Problem) -> Expectation:
+    """Return the expectation of a problem, with a better estimate of σ for small deviations."""
+    return replace(expect(problem), careful=cache(lambda: expect_carefully(problem)))
 
 
 def _rms(values: list[float]) -> float:
