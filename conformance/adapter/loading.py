@@ -25,7 +25,6 @@ from types import ModuleType
 from typing import Any, get_args
 
 from conformance.adapter.base import Adapter, Promise
-from conformance.definition.arithmetic import classes_of
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Geometry
 from conformance.errors import (
@@ -277,8 +276,9 @@ def _check_accuracy(adapter: Adapter, spec: str) -> None:
     for dtype, promised in declared.items():
         if dtype not in DTYPES:
             raise WrongDeclaration(f"{spec}: accuracy: no dtype is called {dtype!r}")
-        classes = [item.name for item in classes_of(DTYPES[dtype], promised)]
-        if promised not in get_args(Promise) or promised not in ("", *classes):
+        is_half = DTYPES[dtype].accumulator < DTYPES[dtype].roundoff
+        special = {"A"} if is_half else {"TF32"} if dtype == "float32" else set()
+        if promised not in {"", "A0", *special}:
             raise WrongDeclaration(f"{spec}: accuracy: {promised!r} is no promise in {dtype}")
 
 

@@ -414,7 +414,7 @@ class Honest(Contestant):
     def __init__(self, kind: type[Attention], accuracy: Any = "") -> None:
         super().__init__(kind.__name__, kind)
         self.accuracy = accuracy
-        fused = {kind, *kind.__bases__}.isdisjoint(WHOLE)
+        fused = any(base in FUSED for base in kind.__mro__)
         self.modes = (Mode("eval", {"train": False, "fused": fused}, weights=not fused),)
         self.dropout_modes = ()
 
