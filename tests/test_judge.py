@@ -38,6 +38,7 @@ from conformance.requirements.examination import Memory
 
 TOKEN = "5eed" * 8
 TASK = Task(chapters=("plain", "mask"), dtypes=("float32",), gradients=False)
+FEW = Task(cases=("plain/no-mask/cross",), dtypes=("float32",), gradients=False)
 MISJUDGED = (
     "depends-on-the-call-before",
     "declares-that-heads-have-size-one",
@@ -364,6 +365,55 @@ def attention(query, key, value):
     assert (verdict.verdict, verdict.tricks) == ("right", []), verdict
 
 
+SCRIPTABLE = """
+import torch
+from functools import partial
+from typing import Optional
+
+def computed(query, key, value, mask: Optional[torch.Tensor] = None):
+    logits = (query @ key.transpose(-2, -1)) * query.size(-1) ** -0.5
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            logits = logits.masked_fill(~mask, float("-inf"))
+        else:
+            logits = logits + mask
+    return torch.softmax(logits, -1) @ value
+
+class Layer(torch.nn.Module):
+    def forward(self, query, key, value, mask: Optional[torch.Tensor] = None):
+        return computed(query, key, value, mask)
+
+class Kernel:
+    def __call__(self, query, key, value, mask=None):
+        return computed(query, key, value, mask)
+
+def scaled(scale, query, key, value, mask=None, *, sign):
+    return computed(scale * sign * query, key, value, mask)
+
+attention = """
+FORMS = {
+    "a-script": "torch.jit.script(computed)",
+    "a-scripted-module": "torch.jit.script(Layer())",
+    "a-module": "Layer()",
+    "an-object": "Kernel()",
+    "a-method": "Layer().forward",
+    "a-partial": "partial(scaled, -1.0, sign=-1.0)",
+    "a-partial-of-a-script": "partial(torch.jit.script(computed))",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_can_be_called_is_a_candidate(boxes, form):
+    pytest.importorskip("torch")
+    cases = (*FEW.cases, "mask/key-padding/cross")
+    options = dataclasses.replace(boxes.options, task=dataclasses.replace(FEW, cases=cases))
+    judge = dataclasses.replace(boxes, options=options)
+    # The name of the function is not given.
+    verdict = judge.judge_source("candidate.py", SCRIPTABLE + FORMS[form], "")
+    assert (verdict.verdict, verdict.score) == ("right", 1.0), verdict
+    assert verdict.candidate == "candidate.py:attention"
+
+
 def test_a_missing_isolation_is_an_error(monkeypatch):
     monkeypatch.setattr("conformance.judging.sandbox._why_not", lambda: "there is none")
     with pytest.raises(IsolationMissing, match="--isolation limits"):
@@ -439,7 +489,6 @@ def attention(query, key, value, mask=None):
     {}
     return right(query, key, value, mask)
 """
-FEW = Task(cases=("plain/no-mask/cross",), dtypes=("float32",), gradients=False)
 
 
 def timed(boxes, spends, **limits):

@@ -11,8 +11,10 @@ up its privileges before it imports the candidate.
 
 import _thread
 import ctypes
+import functools
 import gc
 import json
+import linecache
 import os
 import platform
 import re
@@ -426,8 +428,9 @@ def recorded(value):
 def only(module):
     """Return the name of the only function in a module that can be the candidate.
 
-    If any functions have a declaration, the candidate must be among them. Otherwise, it is the
-    function named "attention" or, without such a function, the module's only function.
+    Objects that can be called are functions too, but classes are not. If any functions have a
+    declaration, the candidate must be among them. Otherwise, it is the function named "attention"
+    or, without such a function, the module's only function.
 
     Raises:
         TypeError: there is no such function, or more than one.
@@ -435,7 +438,13 @@ def only(module):
     own = {
         name: value
         for name, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == module.__name__
+        if callable(value)
+        and not isinstance(value, type)
+        and (
+            getattr(inner(value), "__module__", "") == module.__name__
+            # The class of a module that torch.jit.script has compiled is torch's.
+            or (name == "attention" and hasattr(value, "forward"))
+        )
     }
     declared = [name for name, value in own.items() if hasattr(value, "declared_as")]
     found = declared or [name for name in own if name == "attention"] or list(own)
@@ -444,22 +453,53 @@ def only(module):
     return found[0]
 
 
-def declaration(function, name):
+def inner(function):
+    """Return the function or module that a `functools.partial` or a compiled function calls."""
+    # Some objects have every attribute.
+    for _ in range(9):
+        # By torch.jit.script and torch.jit.trace, by torch.compile, and by jax.jit.
+        names = ["_torchdynamo_inline", "_torchdynamo_orig_callable", "_orig_mod"]
+        names += [] if hasattr(function, "__code__") else ["__wrapped__"]
+        if isinstance(function, functools.partial):
+            names = ["func"]
+        found = next((name for name in names if hasattr(function, name)), None)
+        if found is None:
+            break
+        function = getattr(function, found)
+    return function
+
+
+def parameters(function):
+    """Return the names of a function's parameters, without those that a partial object has set."""
+    if isinstance(function, functools.partial):
+        left = parameters(function.func)[len(function.args) :]
+        return [name for name in left if name not in function.keywords]
+    function = inner(function)
+    if isinstance(function, (types.FunctionType, types.MethodType)):
+        code = function.__code__
+        found = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        return found[isinstance(function, types.MethodType) :]
+    if hasattr(function, "schema"):
+        # A method of a module that torch.jit.script has compiled.
+        return [argument.name for argument in function.schema.arguments][1:]
+    # A module of torch takes anything when it is called, and passes it to `forward`.
+    for method in (getattr(function, name, None) for name in ("__call__", "forward")):
+        known = isinstance(method, types.MethodType) or hasattr(method, "schema")
+        if known and (found := parameters(method)):
+            return found
+    return []
+
+
+def declaration(function, name, module):
     """Return a dict of a function's name, parameters, framework, masks and further declarations.
 
     If the function has no declaration, "masks" is None, and the framework is the first of torch,
-    jax and numpy of which its module has imported the package or a submodule; "" if there is none.
+    jax and numpy of which `module`, or that of the function, has imported the package or a
+    submodule; "" if there is none.
     """
-    # A function made by jax.jit has neither code nor globals; the wrapped function has.
-    wrapped = getattr(function, "__wrapped__", None)
-    code, held = (
-        getattr(function, attribute, getattr(wrapped, attribute, default))
-        for attribute, default in (("__code__", None), ("__globals__", {}))
-    )
-    count = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
-    parameters = [] if code is None else list(code.co_varnames[:count])
     roots = {
         getattr(value, "__name__", "").partition(".")[0]
+        for held in (vars(module), getattr(inner(function), "__globals__", {}))
         for value in held.values()
         if isinstance(value, types.ModuleType)
     }
@@ -467,7 +507,7 @@ def declaration(function, name):
     framework, masks, more = getattr(function, "declared_as", (guessed, None, {}))
     return {
         "name": name,
-        "parameters": parameters,
+        "parameters": parameters(function),
         "framework": framework,
         "masks": None if masks is None else recorded(masks),
         "declaration": recorded(dict(more)),
@@ -538,6 +578,9 @@ class Host:
         sys.addaudithook(self._heard)
         module = types.ModuleType("candidate")
         module.__file__ = self.file
+        # The file is not on this disk, but torch.jit.script reads the source of a function.
+        lines = head["source"].splitlines(keepends=True)
+        linecache.cache[self.file] = len(head["source"]), None, lines, self.file
         sys.modules["candidate"] = module
         try:
             # What is traced or compiled now is not entered again when the candidate is called.
@@ -550,7 +593,7 @@ class Host:
             self.function = getattr(module, name)
             if not callable(self.function):
                 raise TypeError(f"{name} cannot be called")
-            said = declaration(self.function, name)
+            said = declaration(self.function, name, module)
             wanted = head["framework"] or said["framework"]
             if wanted not in FRAMEWORKS:
                 known = ", ".join(FRAMEWORKS)
