@@ -100,8 +100,8 @@ def _judge(options: argparse.Namespace) -> int:
         gradients=not options.no_gradients,
         cases=tuple(options.case),
     )
-    names = ("once", "seconds", "memory", "processes")
-    limits = Limits(**{name: getattr(options, name) for name in names})
+    resources = ("once", "seconds", "memory", "processes")
+    limits = Limits(**{name: getattr(options, name) for name in resources})
     names = ("token", "own_work", "blind", "hints", "isolation", "framework")
     how = Options(task, limits=limits, **{name: getattr(options, name) for name in names})
     rulings = set()
