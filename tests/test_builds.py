@@ -95,7 +95,7 @@ class Runner:
         }
         done = subprocess.run(
             [*shell, text], cwd=self.folder, env=own | env, capture_output=True, text=True,
-            timeout=120,
+            timeout=300,
         )  # fmt: skip
         return Step(done.returncode, done.stdout + done.stderr)
 

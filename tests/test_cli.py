@@ -40,7 +40,7 @@ def mha(*arguments, cwd=None, expect=None, python=children.python):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     done = subprocess.run(
         python("-m", "conformance", *map(str, arguments)),
-        capture_output=True, text=True, timeout=120, cwd=cwd, check=False,
+        capture_output=True, text=True, timeout=300, cwd=cwd, check=False,
         env=env | {"NO_COLOR": "1", "COLUMNS": "80"},
     )  # fmt: skip
     told = done.stdout + done.stderr

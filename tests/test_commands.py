@@ -265,7 +265,7 @@ def on_a_terminal(*arguments, **environment):
             break
         written += part
     os.close(keep)
-    assert running.wait(timeout=60) == ExitCode.OK
+    assert running.wait(timeout=300) == ExitCode.OK
     return written.decode()
 
 
@@ -300,7 +300,7 @@ def completed(line, tmp_path):
     file = tmp_path / "offers"
     env = {**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
     env["_ARGCOMPLETE_STDOUT_FILENAME"] = str(file)
-    subprocess.run([sys.executable, "-m", "conformance"], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "conformance"], env=env, check=True, timeout=300)
     return file.read_text().replace("\v", "\n").split()
 
 

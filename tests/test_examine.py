@@ -69,7 +69,7 @@ def test_it_counts_what_the_command_counts(inverted, tmp_path, capsys):
     assert first.results == second.results
     assert first.digest == second.digest
     # In a process of its own as in this one, it is known how long an item took.
-    assert all(0 < result.seconds < 60 for result in first.results)
+    assert all(result.seconds > 0 for result in first.results)
     assert first.header.cases == second.header.cases
     assert first.header.topics == second.header.topics
     assert read_arrays(saved, second).keys() == inverted.arrays.keys()

@@ -54,7 +54,7 @@ def python(code, *arguments, cwd=None):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "KERAS"))}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        capture_output=True, text=True, timeout=60, cwd=cwd, env=env, check=False,
+        capture_output=True, text=True, timeout=300, cwd=cwd, env=env, check=False,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_its_test_passes_and_fails_when_the_attention_is_wrong(tmp_path):
 
     def test():
         return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
         )
 
     done = test()
@@ -91,7 +91,7 @@ def test_what_is_written_is_formatted(tmp_path, framework, kind):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -227,6 +227,6 @@ def test_on_a_terminal_what_was_not_said_is_asked(tmp_path):
         except OSError:
             break
     os.close(keep)
-    assert running.wait(timeout=60) == 0, shown.decode()
+    assert running.wait(timeout=300) == 0, shown.decode()
     assert b"(my_attention)" in shown
     assert "def other_attention(" in (tmp_path / "other_attention.py").read_text()

@@ -53,7 +53,7 @@ def run(name, *experiments):
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, name, *experiments],
-        env=environment, capture_output=True, text=True, check=False, timeout=120,
+        env=environment, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.partition("FOUND ")[2])
