@@ -526,6 +526,21 @@ def test_what_does_not_end_is_ended(boxes, hangs, told):
     assert told in verdict.why
 
 
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        ("import time; time.sleep(10**6)", "wrong"),
+        ("while True: pass", "wrong"),
+        ("import time\nwhile time.process_time() < 1.5: pass", "right"),
+    ],
+    ids=["sleeps", "spins", "computes"],
+)
+def test_processes_that_a_candidate_starts_are_on_its_clock(boxes, program, verdict):
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+    spends = f"if calls[0] == 1: {starts}"
+    assert timed(boxes, spends, item=1, once=2, processes=4096).verdict == verdict
+
+
 def test_all_of_a_candidate_has_a_limit_too(boxes):
     verdict = timed(boxes, "spend(0.5)", seconds=1)
     assert verdict.verdict == "wrong"
