@@ -210,11 +210,13 @@ class SplitKeys(Attention):
 
     def fused(self, logits: Array, v: Array) -> tuple[Array, Array]:
         half = max(1, self.keys // 2)
-        parts = [
-            super(SplitKeys, self).fused(logits[..., span], v[:, :, span])
-            for span in (slice(0, half), slice(half, self.keys))
-            if logits[..., span].shape[-1]
-        ]
+        parts = []
+        for span in (slice(0, half), slice(half, self.keys)):
+            if logits[..., span].shape[-1]:
+                context, log_total = super().fused(logits[..., span], v[:, :, span])
+                parts.append((context, self.largest + log_total))
+        # What is merged, and kept, is the whole normaliser.
+        self.largest = self.wide(0)
         empty = [~np.isfinite(logits[..., :half]).any(-1, keepdims=True)]
         empty += [~np.isfinite(logits[..., half:]).any(-1, keepdims=True)]
         totals = [
