@@ -23,6 +23,7 @@ import inspect
 from typing import Any, ClassVar
 
 from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance.adapter import Checkpoint
 
 _IMPORTS = (
     "from transformers import BertConfig",
@@ -50,6 +51,12 @@ class _Bert(Layer):
         Parameter("self.value.bias", "value_bias", "heads head -> (heads head)"),
         Parameter("dense.weight", "output", "heads head embed -> embed (heads head)"),
         Parameter("dense.bias", "output_bias", "embed -> embed"),
+    )
+    checkpoint = Checkpoint(
+        ("bert",),
+        ("encoder.layer.{layer}.attention.", "encoder.layer.{layer}.crossattention."),
+        renamed={"dense.weight": "output.dense.weight", "dense.bias": "output.dense.bias"},
+        beside={"output.LayerNorm.": "norms"},
     )
     implementation: ClassVar[str]
 
@@ -186,6 +193,8 @@ class BertSdpa(_Bert):
         ),
     )
 
+
+CHECKPOINTS = {"bert": "BertEager"}
 
 ADAPTERS = {
     "bert-eager": "BertEager",

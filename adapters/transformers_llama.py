@@ -27,8 +27,17 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
-from conformance.adapter import keywords
+from conformance import (
+    Example,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    RotaryTables,
+    Shape,
+    Unsupported,
+)
+from conformance.adapter import Checkpoint, keywords
 
 _IMPORTS = (
     "from transformers import LlamaConfig",
@@ -57,6 +66,10 @@ class _Llama(Layer):
         Parameter("v_proj.bias", "value_bias", "kv_heads head -> (kv_heads head)"),
         Parameter("o_proj.weight", "output", "heads head embed -> embed (heads head)"),
         Parameter("o_proj.bias", "output_bias", "embed -> embed"),
+    )
+    rotary = RotaryTables()
+    checkpoint = Checkpoint(
+        ("llama",), ("layers.{layer}.self_attn.",), beside={"rotary_emb.inv_freq": "buffers"}
     )
     implementation: ClassVar[str]
 

@@ -61,7 +61,7 @@ from conformance import (
     Unsupported,
     Window,
 )
-from conformance.adapter import Said, Static
+from conformance.adapter import Checkpoint, Said, Static
 
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
 _CHUNKS = (1, 2, 3, 5)
@@ -192,7 +192,6 @@ class _Decoder(Layer):
         config: the name of the model's configuration class.
         implementation: the value of `attn_implementation`.
         attention: the path of the attention module in the model.
-        always: the features that the model cannot omit; problems without them are rejected.
     """
 
     documentation = "https://huggingface.co/docs/transformers/attention_interface"
@@ -203,13 +202,6 @@ class _Decoder(Layer):
     config: ClassVar[str]
     implementation: ClassVar[str]
     attention: ClassVar[str] = "layers.0.self_attn"
-    always: ClassVar[tuple[str, ...]] = ()
-
-    def check(self, problem: Problem) -> None:
-        super().check(problem)
-        for name in self.always:
-            if name not in problem.features:
-                raise Unsupported(f"it always has {name}")
 
     def check_shape(self, shape: Shape) -> None:
         if shape.sharing != "self":
@@ -372,12 +364,26 @@ def _with_biases(attention: Any) -> None:
 _WINDOW = Window("sliding_window", "own and before", none=None, needs_causal=True)
 # The model's mask `[batch key]`, with which it is always causal.
 _PADDING = Lengths("lengths", dtype="int64", aligns=False, needs_causal=True)
+_TURNS = RotaryBase("rope_theta")
 _ROTARY = (
-    RotaryBase("rope_theta"),
+    _TURNS,
     PositionIds("position_ids", dtype="int64"),
     _Packed("packed", dtype="int64"),
     _PADDING,
 )
+
+
+def checkpoint_of(model: str, **more: Any) -> Checkpoint:
+    """Return the declaration of files of a model whose names are those of Llama's."""
+    return Checkpoint(
+        (model,),
+        ("layers.{layer}.self_attn.",),
+        own="layers.0.self_attn.",
+        beside={"rotary_emb.inv_freq": "buffers"},
+        **more,
+    )
+
+
 _ADDED = MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True)
 _EITHER = replace(_ADDED, true="attends")
 
@@ -404,6 +410,8 @@ class _Llama(_Decoder):
 
     config = "LlamaConfig"
     features = _ROTARY
+    rotary = _TURNS
+    checkpoint = checkpoint_of("llama")
 
 
 class LlamaModelEager(_Llama, _Eager):
@@ -421,6 +429,8 @@ class LlamaModelSdpa(_Llama, _Sdpa):
 class _Mistral(_Decoder):
     config = "MistralConfig"
     features = (_WINDOW, *_ROTARY)
+    rotary = _TURNS
+    checkpoint = checkpoint_of("mistral")
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
@@ -451,6 +461,11 @@ def _layer_types(settings: Mapping[str, Static]) -> dict[str, Any]:
     return {"sliding_window": settings.get("sliding_window", 4096), "layer_types": [kind]}
 
 
+def scale_of_gemma(config: Mapping[str, Any], layer: int) -> float:
+    """Return the scale of the logits in any layer of Gemma 2 or 3."""
+    return float(config["query_pre_attn_scalar"]) ** -0.5
+
+
 class Gemma2Eager(_Eager):
     """The adapter for Gemma2Model with eager attention."""
 
@@ -458,6 +473,8 @@ class Gemma2Eager(_Eager):
     config = "Gemma2Config"
     custom_scale = True
     features = (SoftCap("attn_logit_softcapping", none=None), _WINDOW, *_ROTARY)
+    rotary = _TURNS
+    checkpoint = checkpoint_of("gemma2", scale=scale_of_gemma)
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
@@ -479,6 +496,7 @@ class GptOssEager(_Eager):
     title = "transformers gpt-oss (eager)"
     config = "GptOssConfig"
     features = (Sinks("layers.0.self_attn.sinks", parameter=True), _WINDOW, *_ROTARY)
+    rotary = _TURNS
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
@@ -515,6 +533,8 @@ class _Qwen3(_Decoder):
         _WINDOW,
         *_ROTARY,
     )
+    rotary = _TURNS
+    checkpoint = checkpoint_of("qwen3")
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
@@ -623,6 +643,13 @@ class FalconSdpa(_Falcon, _Sdpa):
 
     title = "transformers Falcon (sdpa)"
 
+
+CHECKPOINTS = {
+    "llama": "LlamaModelEager",
+    "mistral": "MistralEager",
+    "gemma2": "Gemma2Eager",
+    "qwen3": "Qwen3Eager",
+}
 
 ADAPTERS = {
     "llama-model-eager": "LlamaModelEager",

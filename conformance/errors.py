@@ -21,7 +21,8 @@ class ExitCode(IntEnum):
     DEVIATES = 1
     """`run --strict`: an implementation violates a requirement of level must. `gate`: a result is
     worse than in the baseline, or the baseline is out of date. `compare`: a result is worse than
-    before. `explore`, `reproduce`: a deviation was found. `judge`: a candidate is not right."""
+    before. `explore`, `reproduce`: a deviation was found. `judge`: a candidate is not right.
+    `convert`: source and target differ with the converted weights."""
     USAGE = 2
     """The command line, a name or a file was invalid, or `convert` refused to convert.
 
@@ -160,6 +161,12 @@ class Untranslatable(ConformanceError):
 
 class WrongTensors(ConformanceError):
     """A file of weights cannot be read or written, or its weights do not fit an implementation."""
+
+
+class Disagreement(ConformanceError):
+    """Two implementations give different outputs with weights that were converted."""
+
+    exit_code = ExitCode.DEVIATES
 
 
 class BrokenRecord(ConformanceError):

@@ -36,8 +36,11 @@ from conformance.errors import (
     WrongTensors,
 )
 from conformance.porting import conversion
+from conformance.porting.checkpoints import Meaning
 from conformance.porting.conversion import NOTE, convert, convert_file, native_shape
 
+MEANS_NOTHING = Meaning()
+NORMS = tuple(f"layers.0.self_attn.{side}_norm.weight" for side in "qk")
 BITS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -82,19 +85,34 @@ def bits(dtype, shapes, seed=0):
     return drawn
 
 
-def through(tensors, source, target, rotary_size=None, **counts):
+def through(tensors, source, target, meaning=MEANS_NOTHING, **counts):
     """As `convert`, for tensors in any dtype."""
-    return conversion._converted(tensors, LAYERS[source], LAYERS[target], counts, rotary_size)[0]
+    return dict(
+        conversion._converted(tensors, LAYERS[source], LAYERS[target], counts, meaning).made
+    )
 
 
-PAIRS = {"x-transformers": "interleaved", **dict.fromkeys({*MODELS} - {"bloom"}, "halves")}
-"""What layers turn together if they turn at all; without those where an argument says so."""
+ALWAYS = {*MODELS, "llama-eager", "llama-sdpa"} - {"bloom", "falcon-eager", "falcon-sdpa"}
+"""Layers that rotate whatever they are given."""
+PAIRS = {
+    "ours": "",
+    "x-transformers": "interleaved",
+    "falcon-eager": "halves",
+    "falcon-sdpa": "halves",
+    **dict.fromkeys(ALWAYS, "halves"),
+}
+"""What layers turn together if they turn at all; "" where an argument says so."""
+UNLIKE = ("qwen3", "bloom")
+"""Layers with a feature that they cannot leave out: others cannot have their weights."""
 
 
-def turning(source, target):
+def turning(source, target, meaning):
     """The pairs of the source and of the target where they differ, else None."""
-    pairs = PAIRS.get(source), PAIRS.get(target)
-    return None if None in pairs or pairs[0] == pairs[1] else pairs
+    if meaning.rotary_size == 0 or not {source, target} <= PAIRS.keys():
+        return None
+    before = PAIRS[source] or meaning.rotary_pairs
+    after = PAIRS[target] or before
+    return None if before == after else (before, after)
 
 
 def paired_anew(weights, pairs):
@@ -111,13 +129,33 @@ def paired_anew(weights, pairs):
     return Weights(**named)
 
 
-def rotary_size_for(tensors, source, target, shape):
-    """0 where heads have no pairs, which is refused unless it is said, else None: all turn."""
-    if turning(source, target) is None or shape.head_size % 2 == 0:
+def said_of(source, target, shape):
+    """What has to be said of the weights to convert them; None where that is refused."""
+    if any(source.startswith(name) != target.startswith(name) for name in UNLIKE):
         return None
-    with pytest.raises(Untranslatable, match=r"have no pairs.*--rotary-size"):
-        through(tensors, source, target, **counts_of(shape))
-    return 0
+    if source.startswith("qwen3"):
+        return None
+    both = {source, target} <= PAIRS.keys()
+    size = pairs = None
+    if both and not PAIRS[source] and PAIRS[target]:
+        pairs = "halves"
+    if not both and (source in PAIRS or target in ALWAYS):
+        size = 0
+    if both and target in ALWAYS and source not in ALWAYS:
+        size = shape.head_size - shape.head_size % 2
+    meaning = Meaning(rotary_size=size, rotary_pairs=pairs)
+    if turning(source, target, meaning) and shape.head_size % 2:
+        meaning = dataclasses.replace(meaning, rotary_size=0)
+    return meaning
+
+
+def asked_for(tensors, source, target, meaning, **counts):
+    """Whether what has to be said is asked for where it is left out: nothing is guessed."""
+    for field, option in (("rotary_size", "--rotary-size"), ("rotary_pairs", "--rotary-pairs")):
+        left_out = dataclasses.replace(meaning, **{field: None})
+        if left_out != meaning and not (field == "rotary_pairs" and meaning.rotary_size == 0):
+            with pytest.raises(Untranslatable, match=option):
+                through(tensors, source, target, left_out, **counts)
 
 
 def counts_of(shape):
@@ -152,12 +190,24 @@ def test_there_and_back_gives_the_same_bits():
         shapes = native_shapes(source, family)
         if shapes is None or native_shapes(target, family) is None:
             continue
+        ways = [said_of(*way, FAMILIES[family]) for way in ((source, target), (target, source))]
+        if None in ways:
+            continue
         tensors = bits(dtype, shapes, seed=covered)
         counts = counts_of(FAMILIES[family])
-        counts["rotary_size"] = rotary_size_for(tensors, source, target, FAMILIES[family])
-        there = through(tensors, source, target, **counts)
+        asked_for(tensors, source, target, ways[0], **counts)
+        # Both ways the same components turn, in the same pairs.
+        sizes = {it.rotary_size for it in ways}
+        pairs = next((it.rotary_pairs for it in ways if it.rotary_pairs), None)
+        there_and_back = [
+            dataclasses.replace(
+                it, rotary_size=0 if 0 in sizes else it.rotary_size, rotary_pairs=pairs
+            )
+            for it in ways
+        ]
+        there = through(tensors, source, target, there_and_back[0], **counts)
         assert {name: it.bits.shape for name, it in there.items()} == native_shapes(target, family)
-        assert_same(through(there, target, source, **counts), tensors)
+        assert_same(through(there, target, source, there_and_back[1], **counts), tensors)
         covered += 1
     # 9 layers without the tutorials have 72 ordered pairs, in several families each.
     assert covered >= 300
@@ -184,12 +234,15 @@ def made_as_the_tables_make(source, target, family):
         **{name: random.standard_normal(s) for name, s in shape.weight_shapes().items()}
     )
     given = LAYERS[source].table(shape).load(weights)
-    tensors = {name: Tensor.of(name, array) for name, array in given.items()}
-    size = rotary_size_for(tensors, source, target, shape)
-    if (pairs := turning(source, target)) is not None and size is None:
+    meaning = said_of(source, target, shape)
+    if meaning is None:
+        return
+    if (pairs := turning(source, target, meaning)) is not None:
         weights = paired_anew(weights, pairs)
     wanted = LAYERS[target].table(shape).load(weights)
-    found = convert(given, source=source, target=target, rotary_size=size, **counts_of(shape))
+    told = {"rotary_size": meaning.rotary_size, "rotary_pairs": meaning.rotary_pairs}
+    told["scale"] = shape.default_scale if source == "gemma2-eager" else None
+    found = convert(given, source=source, target=target, **told, **counts_of(shape))
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
@@ -202,6 +255,8 @@ def test_sizes_are_read_or_asked_for_and_never_guessed(name):
         if shapes is None:
             continue
         tensors = bits("F32", shapes)
+        if name.startswith("qwen3"):
+            tensors |= bits("F32", dict.fromkeys(NORMS, (shape.head_size,)))
         try:
             found = through(tensors, name, name)
         except Untranslatable as reason:
@@ -281,7 +336,7 @@ def test_heads_of_keys_and_values_are_asked_for(tmp_path):
     mixed = {name: array.astype("float32") for name, array in found.items()}
     mixed["key_projection.weight"] = found["key_projection.weight"]
     with pytest.raises(Untranslatable, match="one dtype in 'qkv'"):
-        convert(mixed, source="ours", target=source, heads=4)
+        convert(mixed, source="ours", target=source, heads=4, rotary_size=0)
 
 
 def test_each_tensor_keeps_its_dtype():
@@ -345,7 +400,9 @@ def test_pairs_of_rotary_embeddings_are_reordered(tmp_path, size):
     assert all(back[name].tobytes() == tensors[name].tobytes() for name in tensors)
     assert any(found[name].tobytes() != tensors[name].tobytes() for name in tensors)
     assert found["v"].tobytes() == tensors["v"].tobytes()
-    kept = convert(tensors, source=halves, target=unturned, **told)
+    with pytest.raises(Untranslatable, match=r"Unturned declares no rotary.*--rotary-size"):
+        convert(tensors, source=halves, target=unturned, **told)
+    kept = convert(tensors, source=halves, target=unturned, heads=told["heads"], rotary_size=0)
     assert all(kept[name].tobytes() == tensors[name].tobytes() for name in tensors)
     # The same pairs turn, so the answer is the same; without the new order it is another one.
     weights = natives.export(found, every=True)
@@ -395,7 +452,7 @@ class FullNeighbours(Halves):
     )
 
 class OtherUnits(Halves):
-    features = (NORM, Sinks("sinks", parameter=True, units="log2"))
+    features = (*Halves.features, NORM, Sinks("sinks", parameter=True, units="log2"))
 """
 )
 
@@ -433,7 +490,7 @@ def test_parameters_of_norms_and_sinks_are_converted_too(tmp_path):
     unordered = turned("interleaved", (own["q_norm"], own["k_norm"]), own["sinks"], weights)
     assert not np.allclose(unordered, expected, rtol=1e-3, atol=1e-3)
     # Nothing is left out, and nothing is guessed.
-    for target, told in ((halves, "no place for norm.query"), (units, "no place for sinks")):
+    for target, told in ((halves, "no place for query/key norm"), (units, "no place for sinks")):
         with pytest.raises(Untranslatable, match=told):
             convert(tensors, source=full, target=target, heads=heads)
     for wrong, told in (
@@ -624,7 +681,7 @@ def test_a_file_there_and_back(checkpoint, tmp_path):
     command = ["convert", "--from", "torch-mha", "--to", "flax-nnx", "--heads", "3", str(file)]
     assert main([*command, str(there), "--prefix", "layers.0.attn.", "--out-prefix", "a/"]) == 0
     assert all(name.startswith("a/") for name in look(there).header)
-    shape = convert_file(there, back, source="flax-nnx", target="torch-mha", prefix="a/")
+    shape = convert_file(there, back, source="flax-nnx", target="torch-mha", prefix="a/").shape
     assert (shape.heads, shape.head_size) == (3, 5)
     assert_same(own(back), mine)
     notes = json.loads(look(back).metadata.pop(NOTE))
@@ -679,7 +736,9 @@ def test_refused_files(checkpoint, tmp_path, capsys):
         assert "is no safetensors file" in told
         assert "save tensors with safetensors.torch.save_file(state_dict, path)" in told
         broken.unlink()
-    assert "cannot be read" in refused(capsys, tmp_path, out)
+    (tmp_path / "empty").mkdir()
+    assert "not one file *.safetensors but none" in refused(capsys, tmp_path / "empty", out)
+    (tmp_path / "empty").rmdir()
     told = refused(capsys, file, out, "--heads", 3)
     assert "missing in_proj_weight" in told
     assert "try --prefix layers.0.attn. or layers.1.attn." in told

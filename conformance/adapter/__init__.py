@@ -25,6 +25,7 @@ from conformance.adapter.features import (
 )
 from conformance.adapter.handing import Cache, Packed, Pages
 from conformance.adapter.native import NativeAdapter, Prepared
+from conformance.adapter.parameters import Checkpoint
 from conformance.definition.dtypes import DTYPES
 from conformance.frameworks import framework
 from conformance.frameworks.base import Framework, Natives, since
@@ -33,6 +34,7 @@ __all__ = [
     "DTYPES",
     "Alibi",
     "Cache",
+    "Checkpoint",
     "Feature",
     "Framework",
     "FullyMasked",

@@ -607,12 +607,14 @@ class HeadNorm(Feature):
         epsilon: the name of the argument for ε, or ε itself if it is fixed.
         parameters: whether `query` and `key` are names of parameters of the layer, not of
             arguments.
+        offset: the number that the implementation adds to both arrays to get the gains, such as 1.
     """
 
     query: str
     key: str
     epsilon: str | float = "epsilon"
     parameters: bool = False
+    offset: float = 0.0
     says: ClassVar[tuple[str, ...]] = ("query/key norm",)
     named_by: ClassVar[tuple[str, ...]] = ("query", "key", "epsilon")
 
@@ -629,7 +631,7 @@ class HeadNorm(Feature):
             arguments[self.epsilon] = float(norm.epsilon)
         elif self.epsilon != norm.epsilon:
             return
-        gains = {self.query: norm.query, self.key: norm.key}
+        gains = {self.query: norm.query - self.offset, self.key: norm.key - self.offset}
         done = said.saying("query/key norm", **gains, **arguments)
         variables = {"norm.query": Variable(self.query), "norm.key": Variable(self.key)}
         yield done.differentiated(variables, parameters=self.parameters)

@@ -43,7 +43,10 @@ GROUP = "conformance.adapters"
 BUILT_IN = "conformance.adapters"
 """The package whose modules define the built-in adapters in tables named `ADAPTERS`."""
 
-_TABLE = re.compile(r"^ADAPTERS = (\{.*?\})$", re.MULTILINE | re.DOTALL)
+_TABLES = {
+    name: re.compile(rf"^{name} = (\{{.*?\}})$", re.MULTILINE | re.DOTALL)
+    for name in ("ADAPTERS", "CHECKPOINTS")
+}
 _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
 
 
@@ -66,9 +69,17 @@ def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
+def checkpoints() -> dict[str, EntryPoint]:
+    """Return the entry points of layers of trained models, by the `model_type` of the models.
+
+    These are the classes in the tables `CHECKPOINTS` of the modules in `adapters/`.
+    """
+    return {point.name: point for point in _built_in("CHECKPOINTS")}
+
+
 @cache
-def _built_in() -> tuple[EntryPoint, ...]:
-    """Return an entry point for each implementation in the `ADAPTERS` tables.
+def _built_in(kind: str = "ADAPTERS") -> tuple[EntryPoint, ...]:
+    """Return an entry point for each class in the tables `kind`: "ADAPTERS" or "CHECKPOINTS".
 
     Raises:
         WrongDeclaration: if a table is not a literal, or two tables contain the same name.
@@ -78,7 +89,7 @@ def _built_in() -> tuple[EntryPoint, ...]:
     points: dict[str, EntryPoint] = {}
     for folder in map(Path, folders or ()):
         for file in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
-            table = _TABLE.search(file.read_text(encoding="utf-8"))
+            table = _TABLES[kind].search(file.read_text(encoding="utf-8"))
             if table is None:
                 continue
             parts = file.relative_to(folder).with_suffix("").parts
@@ -86,7 +97,7 @@ def _built_in() -> tuple[EntryPoint, ...]:
             try:
                 adapters = dict(ast.literal_eval(table[1]))
             except (SyntaxError, ValueError) as error:
-                raise WrongDeclaration(f"{file}: ADAPTERS is no literal table") from error
+                raise WrongDeclaration(f"{file}: {kind} is no literal table") from error
             for name, attribute in adapters.items():
                 if name in points:
                     raise WrongDeclaration(f"{file}: {points[name].value} is called {name!r} too")

@@ -16,8 +16,8 @@ import numpy as np
 
 from conformance.adapter.arguments import NO_MASK, Spelling
 from conformance.adapter.base import Adapter, Call, Mode, SideEffects, twice
-from conformance.adapter.features import Static
-from conformance.adapter.parameters import Parameter, ParameterTable
+from conformance.adapter.features import RotaryBase, RotaryTables, Static
+from conformance.adapter.parameters import Checkpoint, Parameter, ParameterTable
 from conformance.definition.problem import Answer, Problem, Shape, Weights
 from conformance.errors import (
     Unavailable,
@@ -388,9 +388,21 @@ class Layer(NativeAdapter):
 
     A subclass declares `parameters` (or overrides `parameters_for`, if the table depends on the
     shape) and the mask arguments, and implements `call` and `build` (or `build_with`).
+
+    Attributes:
+        parameters: the rows of the parameter table.
+        always: the features that the implementation cannot omit, such as "query/key norm"; problems
+            without them are not supported.
+        rotary: the rotary embeddings that the implementation always applies, with their pairs, even
+            if the adapter replaces them by none for problems without; None if they are an option,
+            which `features` declare, or if there are none.
+        checkpoint: how files of weights name the parameters; None if they use the native names.
     """
 
     parameters: tuple[Parameter, ...] = ()
+    always: ClassVar[tuple[str, ...]] = ()
+    rotary: ClassVar[RotaryBase | RotaryTables | None] = None
+    checkpoint: ClassVar[Checkpoint | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -401,6 +413,12 @@ class Layer(NativeAdapter):
         self._built: dict[Hashable, Any] = {}
         self._tables: dict[Shape, ParameterTable] = {}
         self._loaded: tuple[Weights, Shape, Mapping[str, np.ndarray]] | None = None
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        for name in self.always:
+            if name not in problem.features:
+                raise Unsupported(f"it always has {name}")
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
         """Return the rows of the parameter table for this shape; by default, `parameters`."""

@@ -7,9 +7,11 @@ to convert weights between two implementations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
 import einops
 import numpy as np
@@ -176,6 +178,35 @@ class Parameter:
                 f"parameter {self.native!r}: pattern {pattern!r} does not fit an array of shape "
                 f"{list(array.shape)}: {reason}"
             ) from error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """How the files of trained models name the parameters of their attentions.
+
+    Args:
+        models: the values of `model_type` in the configurations of such models.
+        places: how names begin in each kind of attention, with "{layer}" for the number of the
+            layer, such as "layers.{layer}.self_attn.". Files may have more before it: "model.".
+        own: how the native names in the parameter table begin instead.
+        renamed: names in files by native names where they differ, both without their beginnings.
+        absent: the canonical weights that models may lack; they are zeros then.
+        beside: the kinds of the other tensors with such names, by the beginning of the rest of the
+            name, such as {"output.LayerNorm.": "norms"}. Unknown tensors are refused.
+        added: the rest of the name of a bias that is added to the logits, in the first layer for
+            all, as in T5; "" if there is none.
+        scale: a function of the model's configuration and the number of the layer that returns the
+            scale of the logits; None if it is always the default.
+    """
+
+    models: tuple[str, ...]
+    places: tuple[str, ...]
+    own: str = ""
+    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    absent: tuple[str, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    added: str = ""
+    scale: Callable[[Mapping[str, Any], int], float] | None = None
 
 
 class ParameterTable:

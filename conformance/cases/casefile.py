@@ -382,6 +382,21 @@ class Tensor:
         mask = self.bits.dtype.type(exponent)
         return not bool(((self.bits & mask) == mask).any())
 
+    @property
+    def values(self) -> np.ndarray:
+        """The elements in float64.
+
+        Raises:
+            WrongTensors: if they are not F64, F32, F16 or BF16.
+        """
+        if self.dtype == "BF16":
+            wide = (self.bits.astype(np.uint32) << 16).view(np.float32)
+        elif self.dtype in ("F64", "F32", "F16"):
+            wide = self.bits.view(f"f{self.bits.itemsize}")
+        else:
+            raise WrongTensors(f"numbers in {self.dtype} are only moved, not computed with")
+        return wide.astype(np.float64)
+
 
 @dataclass(frozen=True, eq=False)
 class File:

@@ -20,17 +20,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conformance.adapter import layouts
 from conformance.adapter.code import lines
-from conformance.adapter.features import HeadNorm, RotaryBase, RotaryTables, Sinks
-from conformance.adapter.loading import find
+from conformance.adapter.features import (
+    MASKABLE,
+    HeadNorm,
+    PositionIds,
+    RotaryBase,
+    RotaryTables,
+    Sinks,
+)
+from conformance.adapter.loading import checkpoints, find, load
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter, ParameterTable
-from conformance.cases.casefile import File, Tensor, look, write
+from conformance.cases.casefile import Tensor, write
 from conformance.definition.problem import WEIGHT_AXES, Pairs, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
@@ -40,6 +47,19 @@ from conformance.errors import (
     WrongShape,
     WrongTensors,
 )
+from conformance.porting.checkpoints import (
+    Meaning,
+    Store,
+    chosen,
+    contents,
+    counts,
+    meaning_of,
+    named_model,
+    opened,
+)
+
+if TYPE_CHECKING:
+    from conformance.porting.agreement import Agreement
 
 NOTE = "mha-conformance.conversions"
 """The metadata key under which a file lists its conversions as JSON, the latest last."""
@@ -53,15 +73,19 @@ def convert(
     heads: int | None = None,
     kv_heads: int | None = None,
     rotary_size: int | None = None,
+    rotary_pairs: Pairs | None = None,
+    scale: float | None = None,
 ) -> dict[str, np.ndarray]:
     """Convert the native parameters of one implementation to those of another, bit for bit.
 
     Rotary embeddings rotate pairs of components. If one implementation pairs the first half of a
     head with the second half, and the other pairs neighbouring components, the components of query
     and key heads are reordered, so that the same components are paired. This also happens if
-    rotation is an option of the layer: weights that were trained with rotary embeddings need the
+    rotation is an option of both layers: weights that were trained with rotary embeddings need the
     new order, and without rotation the order does not matter, as long as queries and keys share it.
-    Nothing is reordered if an argument of either layer selects how components are paired.
+
+    Weights of a layer that rotates do not have the same meaning in one that does not. If it is not
+    certain that both rotate or that neither does, `rotary_size` is required.
 
     Parameters of features, such as the factors of a query/key norm or sinks, may be missing from
     `tensors`. If they are given, they are converted, and the target must have them too.
@@ -76,7 +100,12 @@ def convert(
         heads: the number of heads; required if the tensors do not determine it.
         kv_heads: the number of key/value heads; required in the same case.
         rotary_size: the number of components of a head that are rotated; None for all of them, 0
-            for none. It is required if heads of odd size would have to be reordered.
+            if neither layer rotates any. It is required if heads of odd size would have to be
+            reordered, and if only one of the layers is sure to rotate.
+        rotary_pairs: the pairs, "halves" or "interleaved", of the layer in which an argument
+            selects them. It is required if the source has such an argument and the target does not.
+        scale: the scale of the logits in the source; None for the default. It is required if models
+            of the source differ in it.
 
     Returns:
         Arrays by the native names of the target's table, such as "query/kernel"
@@ -103,9 +132,16 @@ def convert(
                 "a file of safetensors holds every dtype"
             ) from error
     counted = _counted(heads=heads, kv_heads=kv_heads)
-    made, _ = _converted(given, layer(source), layer(target), counted, rotary_size)
+    whose = layer(source)
+    if whose.checkpoint and whose.checkpoint.scale and scale is None:
+        raise Untranslatable(
+            f"models of {whose.name} differ in the scale of the logits; give scale="
+        )
+    meaning = Meaning(rotary_size=rotary_size, rotary_pairs=rotary_pairs, scale=scale)
+    made = _converted(given, whose, layer(target), counted, meaning).made
     dtypes = {given[name].dtype: np.asarray(array).dtype for name, array in tensors.items()}
     native = {dtype: it.newbyteorder("=") for dtype, it in dtypes.items()}
+    native = {"F32": np.dtype(np.float32)} | native
     return {name: tensor.bits.view(native[tensor.dtype]) for name, tensor in made.items()}
 
 
@@ -113,72 +149,229 @@ def convert_file(
     weights: Path,
     out: Path,
     *,
-    source: str,
     target: str,
+    source: str = "",
     heads: int | None = None,
     kv_heads: int | None = None,
     rotary_size: int | None = None,
+    rotary_pairs: Pairs | None = None,
+    scale: float | None = None,
+    layer_number: int | None = None,
+    all_layers: bool = False,
     prefix: str = "",
-    out_prefix: str = "",
+    out_prefix: str | None = None,
+    run: bool = True,
     force: bool = False,
-) -> Shape:
-    """Convert a safetensors file as `convert` does, and add the conversion to its metadata.
+) -> Written:
+    """Convert safetensors files as `convert` does, and add the conversion to the metadata.
+
+    The names may be the native ones of the source, or those of a trained model, if the source
+    declares them (`Layer.checkpoint`). Afterwards, both implementations are run on random inputs
+    with these weights, if they can be run here. Only if they agree is the result written.
 
     Args:
-        weights: the file to read.
+        weights: the file to read, an index of several files, or the folder of a trained model.
         out: the file to write, which is written completely or not at all; it may be `weights`.
-        source: as for `convert`.
         target: as for `convert`.
+        source: as for `convert`; "" for that of the model_type in `config.json`.
         heads: as for `convert`.
         kv_heads: as for `convert`.
         rotary_size: as for `convert`.
+        rotary_pairs: as for `convert`.
+        scale: as for `convert`; for a trained model, None for that in `config.json`.
+        layer_number: the number of the layer of a trained model; None if there is only one.
+        all_layers: whether to convert all attentions that are not excluded by other arguments.
         prefix: convert only tensors whose names begin with this, such as
             "encoder.layers.0.self_attn."; the rest of each name must be a native name. Other
-            tensors are not written.
-        out_prefix: a prefix for the names in the new file.
+            tensors are not written. For a trained model, the beginning of the attentions' names.
+        out_prefix: a prefix for the names in the new file, in which "{layer}" is the number of the
+            layer. None for none or, if there are several attentions, for their names in the model.
+        run: whether to run both implementations.
         force: overwrite an existing file.
 
     Returns:
-        The shape that the tensors imply; its batch size and its lengths are 1.
+        What was written and left over, and how much the implementations differ.
 
     Raises:
         WrongTensors: as for `convert`; also if the input is missing or is not a safetensors file,
-            if no name begins with `prefix`, or if the output already exists and `force` is false.
+            if it is not clear which tensors are meant, or if the output already exists and `force`
+            is false.
         UnknownName: as for `convert`.
         WrongShape: as for `convert`.
         Untranslatable: as for `convert`.
+        Disagreement: the implementations give different outputs; nothing is written.
         ConformanceError: as for `convert`.
     """
-    whose, becomes = layer(source), layer(target)
+    from conformance.porting.agreement import agreement
+
+    becomes = layer(target)
     if out.exists() and not force:
         raise WrongTensors(f"{out} exists already; --force overwrites it")
-    file = look(weights)
-    names = [name for name in file.header if name.startswith(prefix)]
-    if not names:
-        raise WrongTensors(
-            f"{weights}: no tensor's name begins with {prefix!r}{_elsewhere(file, whose, '')}"
-        )
-    tensors = {name.removeprefix(prefix): file.read(name) for name in names}
-    try:
-        counted = _counted(heads=heads, kv_heads=kv_heads)
-        made, shape = _converted(tensors, whose, becomes, counted, rotary_size)
-    except WrongTensors as error:
-        raise WrongTensors(f"{weights}: {error}{_elsewhere(file, whose, prefix)}") from error
-    except Untranslatable as error:
-        raise Untranslatable(f"{weights}: {error}") from error
+    store = opened(weights)
+    whose = layer(source) if source else _of_model(named_model(store))
+    counted = _counted(heads=heads, kv_heads=kv_heads)
+    given = Meaning(rotary_size=rotary_size, rotary_pairs=rotary_pairs, scale=scale)
+    parts, others = _parts(
+        store, whose, prefix, counted, given, layer_number=layer_number, all_layers=all_layers
+    )
+    renamed: dict[str, Tensor] = {}
+    pieces = []
+    for part in parts:
+        begin = out_prefix if out_prefix is not None else part.place if len(parts) > 1 else ""
+        begin = begin.replace("{layer}", "" if part.number is None else str(part.number))
+        tensors = {native: store.read(name) for native, name in part.names.items()}
+        where = f"{weights}: {part.place}: " if part.place else f"{weights}: "
+        try:
+            done = _converted(tensors, whose, becomes, part.counts, part.meaning)
+        except WrongTensors as error:
+            raise WrongTensors(f"{where}{error}{_elsewhere(store, whose, prefix)}") from error
+        except Untranslatable as error:
+            raise Untranslatable(f"{where}{error}") from error
+        new = {begin + name: tensor for name, tensor in done.made.items()}
+        if repeated := sorted(new.keys() & renamed.keys()):
+            raise WrongTensors(
+                f"{repeated[0]} would be written twice; use {{layer}} in --out-prefix, or leave it "
+                "out"
+            )
+        renamed |= new
+        ran = agreement(done, where) if run else None
+        pieces.append(Piece(part.place, begin, done.shape, ran, done.notes))
+    first = pieces[0].shape
     note = {
         "from": whose.name,
         "to": becomes.name,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
+        "heads": first.heads,
+        "kv_heads": first.kv_heads,
         **({} if rotary_size is None else {"rotary_size": rotary_size}),
-        "prefix": prefix,
-        "out_prefix": out_prefix,
+        **({} if rotary_pairs is None else {"rotary_pairs": rotary_pairs}),
+        **({} if scale is None else {"scale": scale}),
+        "prefix": parts[0].place if len(parts) == 1 else prefix,
+        "out_prefix": out_prefix or "",
         "by": f"mha-conformance {metadata.version('mha-conformance')}",
     }
-    renamed = {out_prefix + name: tensor for name, tensor in made.items()}
-    write(out, renamed, _noted(file.metadata, note))
-    return shape
+    write(out, renamed, _noted(store.metadata, note))
+    return Written(whose.name, tuple(pieces), others)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An attention that was converted.
+
+    Attributes:
+        place: how its names begin in the files that were read.
+        begin: how its names begin in the file that was written.
+        shape: the shape that the tensors imply; its batch size and its lengths are 1.
+        ran: how much source and target differ; None if they were not run.
+        notes: what the target must be built or called with, as text.
+    """
+
+    place: str
+    begin: str
+    shape: Shape
+    ran: Agreement | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `convert_file` did.
+
+    Attributes:
+        source: the name of the implementation whose weights were read.
+        pieces: the attentions that were written.
+        left_over: the names of all tensors that were not, by kind.
+    """
+
+    source: str
+    pieces: tuple[Piece, ...]
+    left_over: Mapping[str, tuple[str, ...]]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the first attention."""
+        return self.pieces[0].shape
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The tensors of an attention in a store: names by native names, and what is known of them."""
+
+    place: str
+    number: int | None
+    names: Mapping[str, str]
+    counts: Mapping[str, int]
+    meaning: Meaning
+
+
+def _of_model(kind: str) -> Layer:
+    """Return the layer whose adapter is declared for models of a `model_type`."""
+    models = checkpoints()
+    if kind not in models:
+        raise Untranslatable(
+            f"no adapter is declared for the model_type {kind!r}, only for {', '.join(models)}; "
+            "say with --from and --prefix whose weights these are"
+        )
+    point = models[kind]
+    found = load(point.value)
+    assert isinstance(found, Layer)
+    found.name = kind
+    return found
+
+
+def _parts(
+    store: Store,
+    whose: Layer,
+    prefix: str,
+    given: Mapping[str, int],
+    meant: Meaning,
+    *,
+    layer_number: int | None,
+    all_layers: bool,
+) -> tuple[list[_Part], Mapping[str, tuple[str, ...]]]:
+    """Return the attentions that are asked for, and the names of the other tensors by kind."""
+    checkpoint = whose.checkpoint
+    every = None if checkpoint is None else contents(store.files, checkpoint)
+    asked = layer_number is not None or all_layers
+    if asked and not (every and every.attentions):
+        raise Untranslatable(
+            f"{whose.name} does not declare how models name its layers (`Layer.checkpoint`); "
+            "select one with --prefix"
+            if checkpoint is None
+            else f"{store.path} has no tensor named as in {' or '.join(checkpoint.places)}"
+        )
+    names = [name for name in store.files if name.startswith(prefix)]
+    own = {name.removeprefix(prefix): name for name in names}
+    whole = any(it.place.startswith(prefix) for it in every.attentions) if every else False
+    if every is None or checkpoint is None or not (whole or asked):
+        if not names:
+            raise WrongTensors(
+                f"{store.path}: no tensor's name begins with {prefix!r}"
+                f"{_elsewhere(store, whose, '')}"
+            )
+        if checkpoint and checkpoint.scale and meant.scale is None:
+            raise Untranslatable(
+                f"{store.path}: models of {whose.name} differ in the scale of the logits; give "
+                "--scale"
+            )
+        rest = tuple(name for name in store.files if name not in names)
+        return [_Part(prefix, None, own, given, meant)], {"others": rest} if rest else {}
+    kind = (store.config or {}).get("model_type")
+    if kind is not None and kind not in checkpoint.models:
+        raise Untranslatable(
+            f"{store.path}: config.json says that these are weights of {kind}, and {whose.name} is "
+            f"of {' or '.join(checkpoint.models)}; leave out --from, or move the weights away from "
+            "their config.json if they mean the same"
+        )
+    parts = []
+    picked = chosen(store, every, prefix=prefix, layer=layer_number, all_layers=all_layers)
+    for attention in picked:
+        added = attention.stack in every.added
+        known = meaning_of(store.config, checkpoint, attention, meant, added=added)
+        heads = counts(store.config or {}, given)
+        parts.append(_Part(attention.place, attention.layer, attention.tensors, heads, known))
+    left = [it for it in every.attentions if it not in picked]
+    further = tuple(name for it in left for name in it.tensors.values())
+    return parts, {**every.others, **({"attentions of other layers": further} if left else {})}
 
 
 def built_without_biases(target: str, shape: Shape) -> str:
@@ -228,22 +421,214 @@ def _counted(**counts: int | None) -> dict[str, int]:
     return given
 
 
+@dataclass(frozen=True, eq=False)
+class Conversion:
+    """Converted tensors, and what is needed to run both implementations with them.
+
+    Attributes:
+        source, target: the implementations.
+        given, made: the tensors by native names, of the source and of the target.
+        read, written: the parameter tables of both, for one shape.
+        turns: how both rotate; None if neither does.
+        meaning: what the weights mean in the source.
+        scale: the scale of the logits in the target; None for the default.
+        notes: what the target must be built or called with, as text.
+    """
+
+    source: Layer
+    target: Layer
+    given: Mapping[str, Tensor]
+    made: Mapping[str, Tensor]
+    read: ParameterTable
+    written: ParameterTable
+    turns: Turns
+    meaning: Meaning
+    scale: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape that the tensors of the source imply."""
+        return self.read.shape
+
+
 def _converted(
     tensors: Mapping[str, Tensor],
     source: Layer,
     target: Layer,
     given: Mapping[str, int],
-    rotary_size: int | None,
-) -> tuple[dict[str, Tensor], Shape]:
+    meaning: Meaning,
+) -> Conversion:
     own = _parameters_of_features(source)
-    table = _read({n: it for n, it in tensors.items() if n not in own}, source, given)
-    weights = [name for row in table.rows for name in row.names]
-    sizes = {name: getattr(table.shape, name) for name in SIZES}
-    fitting = _fitting(source, target, list(shapes_of(sizes, weights)))
-    order = _order_of_components(source, target, table.shape.head_size, rotary_size)
-    made = _written(tensors, table, fitting, order)
+    weights = {name: tensor for name, tensor in tensors.items() if name not in own}
+    zeros = _absent(weights, source, given)
+    weights |= zeros
+    table = _read(weights, source, given)
+    shape = table.shape
+    names = [name for row in table.rows for name in row.names]
+    sizes = {name: getattr(shape, name) for name in SIZES}
+    fitting = _fitting(source, target, list(shapes_of(sizes, names)))
     of_features = {own[name]: tensors[name] for name in own if name in tensors}
-    return made | _of_features(of_features, source, target, table.shape, order), table.shape
+    turns = _turns(source, target, shape.head_size, meaning)
+    notes = [*turns.notes, *_of_meaning(source, target, meaning, {*of_features})]
+    factor, scale = _scaled(source, target, shape, meaning)
+    if scale is not None:
+        notes.append(f"the scale {scale:.10g}")
+    # A norm removes any factor of the queries, so its gain has to be multiplied.
+    normed = "norm.query" in of_features
+    made = _written(weights, table, fitting, turns.order, 1.0 if normed else factor)
+    made |= _of_features(of_features, source, target, shape, turns.order, factor)
+    if zeros:
+        notes.append(f"zeros as {', '.join(zeros)}, which the model does not have")
+    return Conversion(
+        source,
+        target,
+        {**tensors, **zeros},
+        made,
+        table,
+        fitting,
+        turns,
+        meaning,
+        scale,
+        (*notes, *meaning.told),
+    )
+
+
+def _absent(
+    tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Return zeros for the biases that the models of `source` lack beside others that they have."""
+    lacking = source.checkpoint.absent if source.checkpoint else ()
+    rows = [row for table in tables(source)[:1] for row in table]
+    biases = [row for row in rows if any(name.endswith("_bias") for name in row.names)]
+    there = [row.native for row in biases if row.native in tensors]
+    missing = [
+        row for row in biases if set(row.names) <= set(lacking) and row.native not in tensors
+    ]
+    if not there or not missing:
+        return {}
+    bare = {name: it for name, it in tensors.items() if name not in {it.native for it in biases}}
+    sizes = {size: getattr(_read(bare, source, given).shape, size) for size in SIZES}
+    first = tensors[there[0]]
+    return {
+        row.native: Tensor(first.dtype, np.zeros(native_shape(row, sizes), first.bits.dtype))
+        for row in missing
+    }
+
+
+def _of_meaning(
+    source: Layer, target: Layer, meaning: Meaning, given: Collection[str]
+) -> Iterator[str]:
+    """Yield what the target must be built or called with for these weights, as text.
+
+    `given` holds the canonical names of parameters of features. Raise `Untranslatable` if the
+    target cannot compute what the source does, or always does more.
+    """
+    covered = {part for feature in target.features for part in feature.covers}
+    adds = [it.name for it in target.mask_arguments if it.number == "added"]
+    refusal = f"{target.name} cannot have these weights of {source.name}"
+    norm = "norm.query" in given
+    if "query/key norm" in source.always and not norm:
+        raise WrongTensors(
+            f"these are not the weights of {source.name}: missing the gains of its query/key norm"
+        )
+    needed = {*source.always} | ({"soft cap"} if meaning.soft_cap is not None else set())
+    needed |= {"query/key norm"} if norm else set()
+    lacking = sorted(part for part in needed - covered if not (part in MASKABLE and adds))
+    if lacking:
+        raise Untranslatable(
+            f"{refusal}: it has no place for {', '.join(lacking)}; choose another target"
+        )
+    if more := sorted({*target.always} - needed):
+        raise Untranslatable(
+            f"{refusal}: it always has {', '.join(more)}, with which they were not trained; choose "
+            "another target"
+        )
+    if meaning.added and not adds:
+        raise Untranslatable(
+            f"{refusal}: {meaning.added} is added to the logits, and the target has no argument "
+            "for that; choose another target"
+        )
+    if meaning.added:
+        yield f"{meaning.added} of the model, as {adds[0]}"
+    if meaning.soft_cap is not None:
+        yield f"the soft cap {meaning.soft_cap:g}"
+    if norm:
+        yield from _of_epsilon(source, target, meaning, refusal)
+
+
+def _of_epsilon(source: Layer, target: Layer, meaning: Meaning, refusal: str) -> Iterator[str]:
+    """Yield which ε the target's norm must have, as text; raise `Untranslatable` if it cannot."""
+    (own,) = (it.epsilon for it in source.features if isinstance(it, HeadNorm))
+    (its,) = (it.epsilon for it in target.features if isinstance(it, HeadNorm))
+    epsilon = own if isinstance(own, float) else meaning.epsilon
+    if epsilon is None:
+        yield "the epsilon of the query/key norm that the source has"
+    elif isinstance(its, str):
+        yield f"{its}={epsilon:g}"
+    elif its != epsilon:
+        raise Untranslatable(
+            f"{refusal}: its query/key norm has the epsilon {its:g}, and theirs is {epsilon:g}; "
+            "choose another target"
+        )
+
+
+def _scaled(
+    source: Layer, target: Layer, shape: Shape, meaning: Meaning
+) -> tuple[float, float | None]:
+    """Return the factor by which queries are multiplied, and the scale of the target.
+
+    The scale is None for the default. If the target has no other, the weights are multiplied by the
+    difference, if that changes no digit. Else raise `Untranslatable`.
+    """
+    scale = meaning.scale
+    if scale is None or math.isclose(scale, shape.default_scale, rel_tol=1e-9):
+        return 1.0, None
+    if target.custom_scale:
+        return 1.0, scale
+    factor = scale / shape.default_scale
+    power = 2.0 ** round(math.log2(factor)) if factor > 0 else 0.0
+    if not math.isclose(factor, power, rel_tol=1e-9):
+        raise Untranslatable(
+            f"{target.name} cannot have these weights of {source.name}: the scale of their logits "
+            f"is {scale:.6g}, that of the target always {shape.default_scale:.6g}, and to multiply "
+            f"the queries by {factor:.6g} would round them; choose a target with a scale of its own"
+        )
+    return power, None
+
+
+def _times(tensor: Tensor, factor: float, name: str) -> Tensor:
+    """Return a tensor times a power of two; raise `Untranslatable` if a number is rounded."""
+    kind = {"F64": np.float64, "F16": np.float16}.get(tensor.dtype, np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        scaled = tensor.values * factor
+        bits = scaled.astype(kind).view(f"u{np.dtype(kind).itemsize}")
+    if tensor.dtype == "BF16":
+        bits = (bits >> 16).astype(np.uint16)
+    made = Tensor(tensor.dtype, bits)
+    if not np.array_equal(made.values, scaled) or not np.array_equal(
+        scaled / factor, tensor.values
+    ):
+        raise Untranslatable(
+            f"{name} times {factor:g} would be rounded in {tensor.dtype}; convert the weights to "
+            "another dtype, or choose a target with a scale of its own"
+        )
+    return made
+
+
+def _gains(tensor: Tensor, offsets: tuple[float, float], factor: float, name: str) -> Tensor:
+    """Return the parameters of a norm whose gains are `factor` times those of `tensor`.
+
+    `offsets` are what source and target add to their parameters to get the gains. Sums are computed
+    in float32 or wider, as layers do.
+    """
+    before, after = offsets
+    if before == after and factor == 1.0:
+        return tensor
+    if before == after == 0.0:
+        return _times(tensor, factor, name)
+    kind = np.float64 if tensor.dtype == "F64" else np.float32
+    return Tensor.of(name, ((tensor.values + before) * factor - after).astype(kind))
 
 
 def _parameters_of_features(layer: Layer) -> dict[str, str]:
@@ -264,12 +649,13 @@ def _of_features(
     target: Layer,
     shape: Shape,
     order: np.ndarray | None,
+    factor: float,
 ) -> dict[str, Tensor]:
     """Return the target's parameters of features by native name, given `tensors` by canonical name.
 
     `order` holds, for each component of the target's heads, its index in the source's heads; None
-    stands for the same order. Raise `WrongTensors` if the tensors do not fit the source, and
-    `Untranslatable` if the target has no place for one of them.
+    stands for the same order. The gains of queries are multiplied by `factor`. Raise `WrongTensors`
+    if the tensors do not fit the source, and `Untranslatable` if the target has no place for one.
     """
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
     wrong = f"these are not the weights of {source.name}"
@@ -294,41 +680,98 @@ def _of_features(
         if order is not None and name in TURNED:
             bits = np.ascontiguousarray(bits[..., order])
         made[becomes[name]] = Tensor(tensor.dtype, bits)
+        if name in TURNED:
+            offsets = _offset(source), _offset(target)
+            times = factor if name == "norm.query" else 1.0
+            made[becomes[name]] = _gains(made[becomes[name]], offsets, times, name)
     return made
+
+
+def _offset(layer: Layer) -> float:
+    """Return what the layer adds to the parameters of its query/key norm to get the gains."""
+    return next((it.offset for it in layer.features if isinstance(it, HeadNorm)), 0.0)
 
 
 TURNED = ("query", "key", "query_bias", "key_bias", "norm.query", "norm.key")
 """Canonical weights whose last axis holds the components that rotary embeddings rotate."""
 
 
-def pairs_of(layer: Layer) -> Pairs | None:
-    """Return which components of a head the layer's rotary embeddings pair, such as "halves".
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """How source and target rotate the components of heads.
 
-    Return None if the layer never rotates heads, or if one of its arguments selects the pairs.
+    Attributes:
+        size: the number of components that are rotated; 0 if neither rotates.
+        before, after: the pairs of source and target.
+        order: for each component `[head]` of the target's heads, its index in the source's heads;
+            None for the same order.
+        notes: what the target must be built or called with, as text.
     """
-    for feature in layer.features:
-        if isinstance(feature, RotaryBase | RotaryTables) and not feature.flag:
-            return feature.pairs
-    return None
+
+    size: int = 0
+    before: Pairs = "halves"
+    after: Pairs = "halves"
+    order: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
 
-def _order_of_components(
-    source: Layer, target: Layer, head_size: int, rotary_size: int | None
-) -> np.ndarray | None:
-    """Return, for each component `[head]` of the target's heads, its index in the source's heads.
+def rotary_of(layer: Layer) -> RotaryBase | RotaryTables | None:
+    """Return the declaration of the layer's rotary embeddings; None if it never rotates.
 
-    Return None if both layers pair the same components, or if `pairs_of` is None for one of them.
-    Raise `WrongShape` if `rotary_size` is impossible, and `Untranslatable` if pairs have to be
-    reordered but the number of rotated components is odd.
+    Raises:
+        Untranslatable: if it declares positions for rotary embeddings, but not their pairs.
     """
-    size = head_size if rotary_size is None else rotary_size
-    if not 0 <= size <= head_size or (size % 2 and rotary_size is not None):
+    declared = [it for it in layer.features if isinstance(it, RotaryBase | RotaryTables)]
+    found = layer.rotary or next(iter(declared), None)
+    if found is None and any(
+        isinstance(it, PositionIds) and "rotary" in it.of for it in layer.features
+    ):
+        raise Untranslatable(
+            f"{layer.name} has positions for rotary embeddings and does not declare their pairs; "
+            "declare RotaryBase or RotaryTables, with pairs=, among the features of its adapter"
+        )
+    return found
+
+
+def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning) -> Turns:
+    """Return how both layers rotate, and the order in which both pair the same components.
+
+    Raise `WrongShape` if `rotary_size` is impossible, and `Untranslatable` if it is not certain
+    that both rotate the same components, or if they cannot.
+    """
+    told = meaning.rotary_size
+    size = head_size if told is None else told
+    if not 0 <= size <= head_size or (size % 2 and told is not None):
         raise WrongShape(
             f"rotary_size is {size}; it must be even and at most {head_size}, the size of a head"
         )
-    before, after = pairs_of(source), pairs_of(target)
-    if before is None or after is None or before == after:
-        return None
+    one, other = rotary_of(source), rotary_of(target)
+    if told == 0 or (one is None and (other is None or target.rotary is None)):
+        return Turns(notes=("no rotary embeddings",) if other and not target.rotary else ())
+    if one is None or other is None or (told is None and target.rotary and not source.rotary):
+        raise Untranslatable(_unlike(source, target))
+    pairs = meaning.rotary_pairs
+    if pairs is not None and not one.flag and not other.flag:
+        raise Untranslatable(
+            f"{source.name} and {target.name} declare their pairs; leave out --rotary-pairs "
+            "(rotary_pairs=)"
+        )
+    if one.flag and not other.flag and pairs is None:
+        raise Untranslatable(
+            f"in {source.name}, the argument {one.flag} selects the pairs of rotary embeddings, "
+            f"and those of {target.name} are {other.pairs}; say which the weights were trained "
+            "with: --rotary-pairs halves or interleaved (rotary_pairs=)"
+        )
+    before = (pairs or "halves") if one.flag else one.pairs
+    after = (pairs or before) if other.flag else other.pairs
+    base = "" if meaning.base is None else f", base {meaning.base:g}"
+    part = f", {size} of {head_size} components" if size < head_size else ""
+    kept = "as in the source" if one.flag and pairs is None else after == "interleaved"
+    flag = f", {other.flag}={kept}" if other.flag else ""
+    optional = "" if source.rotary is not None else ", if the source has them"
+    notes = (f"rotary embeddings{base}{part}{flag}{optional}",)
+    if before == after:
+        return Turns(size, before, after, None, notes)
     if size % 2:
         raise Untranslatable(
             f"heads of size {size} have no pairs; give the number of components that turn, 0 for "
@@ -338,7 +781,28 @@ def _order_of_components(
     # Transposing two rows, one for each half, makes neighbours of pairs, and vice versa.
     sides = (2, -1) if before == "halves" else (-1, 2)
     order[:size] = order[:size].reshape(sides).T.ravel()
-    return order
+    return Turns(size, before, after, order, notes)
+
+
+def _unlike(source: Layer, target: Layer) -> str:
+    """Return why weights of one layer are none of the other, of which only one surely rotates."""
+    one, other = rotary_of(source), rotary_of(target)
+    said = {
+        layer: f"{layer.name} {'always rotates' if layer.rotary else 'can rotate'} queries and "
+        f"keys (pairs: {found.pairs if not found.flag else found.flag})"
+        if found
+        else f"{layer.name} declares no rotary embeddings"
+        for layer, found in ((source, one), (target, other))
+    }
+    size = "--rotary-size 0 (rotary_size=0) if none turns on either side"
+    if one and other:
+        size = "--rotary-size (rotary_size=), how many components the weights turn, 0 if none"
+    declare = (
+        ""
+        if one and other
+        else ("declare them with their pairs in its adapter (RotaryBase or RotaryTables), ")
+    )
+    return f"{said[source]}, and {said[target]}: {declare}choose another target, or give {size}"
 
 
 def _written(
@@ -346,12 +810,13 @@ def _written(
     source: ParameterTable,
     target: ParameterTable,
     order: np.ndarray | None,
+    factor: float,
 ) -> dict[str, Tensor]:
     """Return the target's tensors by native name, converted by way of the canonical layout.
 
     `order` holds, for each component of the target's heads, its index in the source's heads; None
-    stands for the same order. Raise `Untranslatable` if weights of different dtypes belong in one
-    tensor.
+    stands for the same order. Queries are multiplied by `factor`. Raise `Untranslatable` if that
+    rounds them, or if weights of different dtypes belong in one tensor.
     """
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
@@ -361,6 +826,8 @@ def _written(
     if order is not None:
         turned = canonical.keys() & set(TURNED)
         canonical |= {name: canonical[name][..., order] for name in turned}
+    for name in canonical.keys() & {"query", "query_bias"} if factor != 1.0 else ():
+        canonical[name] = _times(Tensor(dtypes[name], canonical[name]), factor, name).bits
     written = {}
     for row in target.rows:
         if len({dtypes[name] for name in row.names}) > 1:
@@ -698,7 +1165,7 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 # Files
 
 
-def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
+def _elsewhere(store: Store, whose: Layer, prefix: str) -> str:
     """Return a hint that lists prefixes with which the file names parameters of the layer `whose`.
 
     At most three prefixes other than `prefix` are listed. If there are none, return "".
@@ -706,7 +1173,7 @@ def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
     natives = {row.native for table in tables(whose) for row in table}
     prefixes = {
         name.removesuffix(native)
-        for name, native in itertools.product(file.header, natives)
+        for name, native in itertools.product(store.files, natives)
         if name.endswith((f".{native}", f"/{native}"))
     }
     names = sorted(prefixes - {prefix})

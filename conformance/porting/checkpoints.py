@@ -1,0 +1,381 @@
+"""Read the weights of trained models: files with an index, the attentions in them, their meaning.
+
+Files of Hugging Face name the tensors of a whole model. The declaration `Checkpoint` of an adapter
+says which of them are the parameters of an attention; the others are left over, by kind. The
+model's configuration, `config.json`, says what tensors cannot: the number of heads, how many
+components of a head rotary embeddings turn, the scale.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from conformance.adapter.parameters import Checkpoint
+from conformance.cases.casefile import File, Tensor, look
+from conformance.definition.problem import Pairs
+from conformance.errors import ConformanceError, Untranslatable, WrongTensors
+
+INDEX = ".safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What weights mean beyond their numbers; None where it is not known, or the default.
+
+    Attributes:
+        rotary_size: how many components of a head rotary embeddings turn: 0 if they turn none, None
+            for all of them.
+        rotary_pairs: the pairs of the implementation that has an argument for them.
+        base: the base of the angles of rotary embeddings.
+        epsilon: ε of the query/key norm.
+        scale: the scale of the logits, if it is not the default.
+        soft_cap: the cap of the logits.
+        added: the name of a bias that is added to the logits; "" if there is none.
+        told: further properties of the layer that its port must have, as text.
+    """
+
+    rotary_size: int | None = None
+    rotary_pairs: Pairs | None = None
+    base: float | None = None
+    epsilon: float | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    added: str = ""
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """The tensors of a file, or of all files in a folder.
+
+    Attributes:
+        path: the file or the folder.
+        files: the file of each tensor, by the tensor's name.
+        metadata: the metadata of the files.
+    """
+
+    path: Path
+    files: Mapping[str, File]
+    metadata: Mapping[str, str]
+
+    @cached_property
+    def config(self) -> Mapping[str, Any] | None:
+        """The model's configuration, that of its text model if it has one; None if there is none.
+
+        Raises:
+            WrongTensors: if `config.json` cannot be read.
+        """
+        path = (self.path if self.path.is_dir() else self.path.parent) / "config.json"
+        if not path.is_file():
+            return None
+        config = _json(path)
+        text = config.get("text_config")
+        return {**config, **text} if isinstance(text, dict) else config
+
+    def read(self, name: str) -> Tensor:
+        """Return the tensor with this name."""
+        return self.files[name].read(name)
+
+
+def opened(path: Path) -> Store:
+    """Return the tensors of a safetensors file, an index of several, or a folder with either.
+
+    Raises:
+        WrongTensors: if there are no such files, one cannot be read, or files and index differ.
+    """
+    if not path.is_dir() and not path.name.endswith(INDEX):
+        file = look(path)
+        return Store(path, dict.fromkeys(file.header, file), file.metadata)
+    indexes = sorted(path.glob(f"*{INDEX}")) if path.is_dir() else [path]
+    if not indexes:
+        singles = sorted(path.glob("*.safetensors"))
+        if len(singles) != 1:
+            found = ", ".join(it.name for it in singles) or "none"
+            raise WrongTensors(
+                f"{path} has no *{INDEX}, and not one file *.safetensors but {found}; name the "
+                "file, or save the model with save_pretrained(folder)"
+            )
+        file = look(singles[0])
+        return Store(path, dict.fromkeys(file.header, file), file.metadata)
+    if len(indexes) > 1:
+        names = ", ".join(it.name for it in indexes)
+        raise WrongTensors(f"{path} has several indexes; name one of them: {names}")
+    return _of_index(path, indexes[0])
+
+
+def _of_index(path: Path, index: Path) -> Store:
+    places = _json(index).get("weight_map")
+    texts = isinstance(places, dict) and all(isinstance(it, str) for it in places.values())
+    if not texts or not places:
+        raise WrongTensors(f'{index} has no "weight_map" of tensors and their files')
+    names = sorted(set(places.values()))
+    beyond = [name for name in names if Path(name).name != name]
+    if beyond:
+        raise WrongTensors(f"{index} names files that are not beside it: {', '.join(beyond)}")
+    absent = [name for name in names if not (index.parent / name).is_file()]
+    if absent:
+        raise WrongTensors(f"{index.parent} lacks {', '.join(absent)}, which its index names")
+    files = {name: look(index.parent / name) for name in names}
+    wrong = [name for name, place in places.items() if name not in files[place].header]
+    wrong += [
+        name for place, file in files.items() for name in file.header if places.get(name) != place
+    ]
+    if wrong:
+        raise WrongTensors(f"{index} and its files differ in {', '.join(sorted(set(wrong))[:5])}")
+    metadata = {key: value for file in files.values() for key, value in file.metadata.items()}
+    return Store(path, {name: files[place] for name, place in places.items()}, metadata)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WrongTensors(f"{path} cannot be read: {error}") from error
+    if not isinstance(read, dict):
+        raise WrongTensors(f"{path} is no JSON object")
+    return read
+
+
+# Attentions
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """An attention in the files of a model.
+
+    Attributes:
+        place: how the names of its tensors begin, such as "model.layers.0.self_attn.".
+        stack: `place` with "{layer}" in place of the number of the layer.
+        layer: the number of the layer.
+        tensors: the names of its tensors in the files by their native names.
+    """
+
+    place: str
+    stack: str
+    layer: int
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What is in the files of a model.
+
+    Attributes:
+        attentions: the attentions, by stack and layer.
+        others: the names of all other tensors, by kind.
+        added: the stacks to whose logits a bias is added.
+    """
+
+    attentions: tuple[Attention, ...]
+    others: Mapping[str, tuple[str, ...]]
+    added: frozenset[str]
+
+
+KINDS = (
+    ("head", r"lm_head|\bcls\b|classifier|\bscore\b|pooler|qa_outputs|predictions"),
+    ("embeddings", r"embed|\bwte\b|\bwpe\b|^shared\b|cls_token|mask_token"),
+    ("buffers", r"inv_freq|position_ids|masked_bias"),
+    ("norms", r"norm|\bln_"),
+    ("attentions", r"attn|attention"),
+    ("MLP", r"mlp|intermediate|DenseReluDense|feed_forward|experts|\.output\.dense\."),
+)
+"""Patterns of the names of tensors that are no attention's, by kind; the first one decides."""
+UNKNOWN = "unknown"
+POSITIONS = "position biases"
+
+
+def contents(names: Collection[str], checkpoint: Checkpoint) -> Contents:
+    """Return the attentions among tensors with these names, and the other tensors by kind."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    others: dict[str, list[str]] = {}
+    natives = {file: native for native, file in checkpoint.renamed.items()}
+    added = set()
+    for name in sorted(names):
+        at = _place(name, checkpoint)
+        rest = name[at[2] :] if at else ""
+        beside = [kind for begin, kind in checkpoint.beside.items() if rest.startswith(begin)]
+        if at and checkpoint.added and rest == checkpoint.added:
+            added.add(at[0])
+            others.setdefault(POSITIONS, []).append(name)
+        elif at and not beside:
+            native = checkpoint.own + natives.get(rest, rest)
+            found.setdefault((at[0], at[1]), {})[native] = name
+        else:
+            like = (kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE))
+            kind = beside[0] if beside else next(like, UNKNOWN)
+            others.setdefault(kind, []).append(name)
+    attentions = [
+        Attention(stack.replace("{layer}", str(layer)), stack, layer, tensors)
+        for (stack, layer), tensors in sorted(found.items())
+    ]
+    kinds = {kind: tuple(listed) for kind, listed in sorted(others.items())}
+    return Contents(tuple(attentions), kinds, frozenset(added))
+
+
+def _place(name: str, checkpoint: Checkpoint) -> tuple[str, int, int] | None:
+    """Return stack and layer of the attention that a tensor's name begins with, and their length.
+
+    Return None if it begins with no attention's place.
+    """
+    for place in checkpoint.places:
+        before, after = place.split("{layer}")
+        pattern = rf"((?:.*?\.)?{re.escape(before)})(\d+)({re.escape(after)})"
+        if match := re.match(pattern, name):
+            return f"{match[1]}{{layer}}{match[3]}", int(match[2]), match.end()
+    return None
+
+
+def chosen(
+    store: Store, every: Contents, *, prefix: str, layer: int | None, all_layers: bool
+) -> tuple[Attention, ...]:
+    """Return the attentions that are asked for; raise `WrongTensors` if that is not clear.
+
+    Args:
+        store: the files.
+        every: what is in them.
+        prefix: how the place of the attention begins; "" for any.
+        layer: the number of the layer; None for any.
+        all_layers: whether several attentions may be meant.
+    """
+    fitting = [it for it in every.attentions if it.place.startswith(prefix)]
+    if not fitting:
+        there = "".join(f" {it}" for it in _stacks(every.attentions)) or " none"
+        begun = f" that begins with {prefix!r}" if prefix else " of this model"
+        raise WrongTensors(f"{store.path}: no attention{begun}; there is{there}")
+    of_layer = [it for it in fitting if layer is None or it.layer == layer]
+    if not of_layer:
+        layers = [it.layer for it in fitting]
+        raise WrongTensors(
+            f"{store.path}: no layer {layer}; there are {min(layers)} to {max(layers)}"
+        )
+    if len(of_layer) > 1 and not all_layers:
+        stacks = _stacks(of_layer)
+        if len(stacks) > 1 and layer is not None:
+            which = " or ".join(it.split("{layer}")[0] for it in stacks)
+            last = " or ".join(it.place for it in of_layer)
+            raise WrongTensors(
+                f"{store.path}: layer {layer} has {len(of_layer)} attentions; give --prefix: "
+                f"{last if len(set(which)) else which}"
+            )
+        numbers = sorted({it.layer for it in of_layer})
+        raise WrongTensors(
+            f"{store.path}: there are {len(of_layer)} attentions, in layers {numbers[0]} to "
+            f"{numbers[-1]} of {' and '.join(stacks)}; give --layer or --all-layers"
+        )
+    return tuple(of_layer)
+
+
+def _stacks(attentions: Collection[Attention]) -> list[str]:
+    return list(dict.fromkeys(it.stack for it in attentions))
+
+
+# Configurations
+
+SIZES = {
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "kv_heads": ("num_key_value_heads",),
+}
+"""The names that configurations have for numbers of heads."""
+
+
+def counts(config: Mapping[str, Any], given: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers of heads that a configuration tells, with those that the user gave.
+
+    Raise `WrongTensors` if they differ.
+    """
+    told: dict[str, int] = {}
+    for size, names in SIZES.items():
+        numbers = [config[name] for name in names if isinstance(config.get(name), int)]
+        told |= {size: numbers[0]} if numbers else {}
+    for name, number in given.items():
+        if told.get(name, number) != number:
+            option = name.replace("_", "-")
+            raise WrongTensors(
+                f"config.json says {name}={told[name]}, and --{option} {number}; leave one of them"
+            )
+    return {**told, **given}
+
+
+def meaning_of(
+    config: Mapping[str, Any] | None,
+    checkpoint: Checkpoint,
+    attention: Attention,
+    given: Meaning,
+    *,
+    added: bool,
+) -> Meaning:
+    """Return what the weights of an attention mean, according to its model's configuration.
+
+    What is `given` takes precedence. `added` says whether a bias is added to the logits.
+
+    Raises:
+        Untranslatable: if there is no configuration, and the meaning depends on it.
+    """
+    bias = checkpoint.added.rpartition(".")[0] if added else ""
+    if config is None:
+        if checkpoint.scale is not None and given.scale is None:
+            raise Untranslatable(
+                "the scale of the logits is in the model's config.json, which is not there; put "
+                "it beside the weights, or give --scale"
+            )
+        return replace(given, added=bias)
+    kinds = config.get("layer_types") or ()
+    kind = kinds[attention.layer] if attention.layer < len(kinds) else ""
+    turns = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    turns = turns.get(kind, turns) if isinstance(turns, dict) else {}
+    base = turns.get("rope_theta", config.get("rope_theta"))
+    if kind == "sliding_attention" and "rope_local_base_freq" in config:
+        base = config["rope_local_base_freq"]
+    part = turns.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    size, told = None, []
+    if part is not None and part != 1:
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        size = int(head * part)
+    scaling = turns.get("rope_type", turns.get("type", "default"))
+    if scaling not in ("default", None):
+        told.append(f"frequencies of rotary embeddings are scaled: {scaling}")
+    window = config.get("sliding_window")
+    windowed = kind == "sliding_attention" or (
+        not kinds and config.get("use_sliding_window", True) and config["model_type"] == "mistral"
+    )
+    if window and windowed:
+        told.append(f"a window of {window} keys, the query's own and those before it")
+    scale = given.scale
+    try:
+        if scale is None and checkpoint.scale is not None:
+            scale = checkpoint.scale(config, attention.layer)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise Untranslatable(
+            f"config.json does not tell the scale of the logits ({error}); give --scale"
+        ) from error
+    return Meaning(
+        rotary_size=size if given.rotary_size is None else given.rotary_size,
+        rotary_pairs=given.rotary_pairs,
+        base=base,
+        epsilon=config.get("rms_norm_eps"),
+        scale=scale,
+        soft_cap=config.get("attn_logit_softcapping"),
+        added=bias,
+        told=tuple(told),
+    )
+
+
+def named_model(store: Store) -> str:
+    """Return the model_type in a store's configuration.
+
+    Raises:
+        ConformanceError: if there is none.
+    """
+    kind = (store.config or {}).get("model_type")
+    if not isinstance(kind, str):
+        raise ConformanceError(
+            f"{store.path}: no config.json beside it names a model_type; say with --from whose "
+            "weights these are"
+        )
+    return kind

@@ -1,0 +1,729 @@
+"""Weights of trained models by their own names: right on both sides, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from conformance.adapter.loading import checkpoints, load
+from conformance.adapter.native import Layer
+from conformance.cases.casefile import Tensor, look, write
+from conformance.cli import main
+from conformance.definition.comparison import compare
+from conformance.definition.expectation import expect, solve
+from conformance.definition.problem import Norm, Problem, Rotary, Shape, Weights
+from conformance.errors import ExitCode, Untranslatable
+from conformance.porting.conversion import convert_file
+
+WIDTH, HEADS, HEAD = 16, 4, 8
+
+LINEAR = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
+BERT = {"self.query": "q", "self.key": "k", "self.value": "v", "output.dense": "o"}
+VIT = {"attention.query": "q", "attention.key": "k", "attention.value": "v", "output.dense": "o"}
+"""What `torch.nn.Linear` of the attention are, by their names in files."""
+
+
+class Model:
+    """A model of two layers as files have it, and its attention written down by hand.
+
+    Args:
+        place: where the attentions are, with "{layer}".
+        linear: the projections; None for the fused ones of GPT-2.
+        kv_heads, head: the number of key/value heads, and the size of heads.
+        biased: which projections have biases.
+        config: what config.json says besides the sizes.
+        others: names of tensors that are no attention's, by the kind under which they are listed.
+    """
+
+    def __init__(self, place, linear, *, kv_heads=HEADS, head=HEAD, biased="", norm=None,
+                 scale=None, rotary=None, cap=None, config=None, others=None):  # fmt: skip
+        self.place, self.linear, self.kv_heads, self.head = place, linear, kv_heads, head
+        self.biased, self.norm, self.rotary, self.cap = biased, norm, rotary, cap
+        self.scale = head**-0.5 if scale is None else scale
+        self.others = others or {}
+        self.config = config or {}
+
+    def tensors(self, layer):
+        """The tensors of one attention by the rest of their names."""
+        random, inner = np.random.default_rng(layer), HEADS * self.head
+        shared = self.kv_heads * self.head
+        if self.linear is None:
+            shapes = {"c_attn.weight": (WIDTH, 3 * inner), "c_attn.bias": (3 * inner,)}
+            shapes |= {"c_proj.weight": (inner, WIDTH), "c_proj.bias": (WIDTH,)}
+        else:
+            sizes = {"q": inner, "k": shared, "v": shared, "o": WIDTH}
+            shapes = {}
+            for name, role in self.linear.items():
+                shapes[f"{name}.weight"] = (sizes[role], inner if role == "o" else WIDTH)
+                if role in self.biased:
+                    shapes[f"{name}.bias"] = (sizes[role],)
+        if self.norm is not None:
+            shapes |= {"q_norm.weight": (self.head,), "k_norm.weight": (self.head,)}
+        return {n: random.standard_normal(s).astype("float32") / 3 for n, s in shapes.items()}
+
+    def save(self, folder, *, shards=0):
+        """Write the files: one, or several with an index."""
+        folder.mkdir()
+        tensors = {}
+        for layer in (0, 1):
+            place = self.place.replace("{layer}", str(layer))
+            tensors |= {place + name: array for name, array in self.tensors(layer).items()}
+        for names in self.others.values():
+            tensors |= {name: np.ones(3, np.float32) for name in names}
+        (folder / "config.json").write_text(json.dumps(self.config))
+        made = {name: Tensor.of(name, array) for name, array in tensors.items()}
+        if not shards:
+            write(folder / "model.safetensors", made, {"format": "pt"})
+            return folder
+        index = {}
+        for number in range(shards):
+            name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+            part = dict(list(made.items())[number::shards])
+            write(folder / name, part, {"format": "pt"})
+            index |= dict.fromkeys(part, name)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        return folder
+
+    def attend(self, layer, x):
+        """The output for inputs `[batch token width]`, from the numbers as files have them."""
+        found = {n: a.astype(np.float64) for n, a in self.tensors(layer).items()}
+        if self.linear is None:
+            q, k, v = np.split(x @ found["c_attn.weight"] + found["c_attn.bias"], 3, axis=-1)
+        else:
+            named = {role: name for name, role in self.linear.items()}
+            q, k, v = (
+                x @ found[f"{named[role]}.weight"].T + found.get(f"{named[role]}.bias", 0.0)
+                for role in "qkv"
+            )
+        q, k, v = (a.reshape(*x.shape[:2], -1, self.head).swapaxes(1, 2) for a in (q, k, v))
+        if self.norm is not None:
+            q, k = (
+                a / np.sqrt((a**2).mean(-1, keepdims=True) + 1e-6)
+                * (self.norm + found[f"{side}_norm.weight"])
+                for side, a in (("q", q), ("k", k))
+            )  # fmt: skip
+        if self.rotary is not None:
+            q, k = self.turned(q), self.turned(k)
+        k, v = (a.repeat(HEADS // self.kv_heads, axis=1) for a in (k, v))
+        logits = q @ k.swapaxes(-1, -2) * self.scale
+        logits = logits if self.cap is None else self.cap * np.tanh(logits / self.cap)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        context = weights / weights.sum(-1, keepdims=True) @ v
+        context = context.swapaxes(1, 2).reshape(*x.shape[:2], -1)
+        if self.linear is None:
+            return context @ found["c_proj.weight"] + found["c_proj.bias"]
+        return context @ found[f"{named['o']}.weight"].T + found.get(f"{named['o']}.bias", 0.0)
+
+    def turned(self, heads):
+        """Heads turned by their positions, in halves, as `rotate_half` of transformers does."""
+        size = self.rotary
+        base = self.config["rope_theta"]
+        angles = np.arange(heads.shape[2])[:, None] * base ** (-np.arange(0, size, 2) / size)
+        cos, sin = (np.concatenate([f(angles), f(angles)], -1) for f in (np.cos, np.sin))
+        part, rest = heads[..., :size], heads[..., size:]
+        one, other = np.split(part, 2, axis=-1)
+        part = part * cos + np.concatenate([-other, one], -1) * sin
+        return np.concatenate([part, rest], axis=-1)
+
+
+def sized(kind, **more):
+    return {"model_type": kind, "num_attention_heads": HEADS, "rope_theta": 100.0, **more}
+
+
+OF_LLAMA = {
+    "embeddings": ["model.embed_tokens.weight"],
+    "head": ["lm_head.weight"],
+    "MLP": ["model.layers.0.mlp.up_proj.weight"],
+    "norms": ["model.norm.weight", "model.layers.1.input_layernorm.weight"],
+    "buffers": ["model.layers.0.self_attn.rotary_emb.inv_freq"],
+    "unknown": ["model.thing.weight"],
+}
+OF_T5 = {
+    "position biases": ["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+}
+MODELS = {
+    "llama": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, rotary=HEAD, others=OF_LLAMA,
+        config=sized("llama", num_key_value_heads=2),
+    ),
+    "llama that turns a half": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, rotary=HEAD // 2,
+        config=sized("llama", partial_rotary_factor=0.5, hidden_size=HEADS * HEAD),
+    ),
+    "qwen2": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, biased="qkv", rotary=HEAD,
+        config=sized("qwen2", num_key_value_heads=2),
+    ),
+    "qwen3": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, kv_heads=1, norm=0.0, rotary=HEAD,
+        config=sized("qwen3", num_key_value_heads=1, rms_norm_eps=1e-6),
+    ),
+    "gemma": Model("model.layers.{layer}.self_attn.", LINEAR, rotary=HEAD, config=sized("gemma")),
+    "gemma2": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, rotary=HEAD, cap=2.0, scale=0.5,
+        config=sized("gemma2", num_key_value_heads=2, query_pre_attn_scalar=4,
+                     attn_logit_softcapping=2.0),
+    ),
+    "gemma2 without a cap": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, rotary=HEAD, scale=1 / 3,
+        config=sized("gemma2", query_pre_attn_scalar=9, attn_logit_softcapping=None),
+    ),
+    "gemma3": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, norm=1.0, rotary=HEAD, scale=0.25,
+        config=sized("gemma3_text", num_key_value_heads=2, query_pre_attn_scalar=16,
+                     rms_norm_eps=1e-6),
+    ),
+    "gpt2": Model(
+        "transformer.h.{layer}.attn.", None, head=4,
+        config={"model_type": "gpt2", "n_head": HEADS, "n_embd": WIDTH},
+        others={"buffers": ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"],
+                "embeddings": ["transformer.wte.weight"], "norms": ["transformer.ln_f.bias"]},
+    ),
+    "bert": Model(
+        "bert.encoder.layer.{layer}.attention.", BERT, head=4, biased="qkvo", config=sized("bert"),
+        others={"norms": ["bert.encoder.layer.0.attention.output.LayerNorm.bias"],
+                "MLP": ["bert.encoder.layer.0.output.dense.bias"],
+                "head": ["cls.predictions.transform.dense.bias"]},
+    ),
+    "vit": Model(
+        "vit.encoder.layer.{layer}.attention.", VIT, head=4, biased="o", config=sized("vit"),
+    ),
+    "t5": Model(
+        "encoder.block.{layer}.layer.0.SelfAttention.", {it: it for it in "qkvo"}, scale=1.0,
+        config={"model_type": "t5", "num_heads": HEADS}, others=OF_T5,
+    ),
+    "t5 with heads of 4": Model(
+        "encoder.block.{layer}.layer.0.SelfAttention.", {it: it for it in "qkvo"}, scale=1.0,
+        config={"model_type": "t5", "num_heads": HEADS}, others=OF_T5, head=4,
+    ),
+}  # fmt: skip
+
+NEIGHBOURS = """
+from conformance import RotaryBase
+from conformance.adapters.ours import Ours
+
+def declaring(**changes):
+    turns = RotaryBase("base", size="size", alignment="top-left", **changes)
+    return tuple(turns if isinstance(it, RotaryBase) else it for it in Ours.features)
+
+class Neighbours(Ours):
+    features = declaring(pairs="interleaved")
+
+    def build_with(self, shape, dtype, scale, mode, settings):
+        if "base" in settings:
+            settings = {**settings, "interleaved": True}
+        return super().build_with(shape, dtype, scale, mode, settings)
+
+class SaysHalves(Neighbours):
+    features = declaring(pairs="halves")
+"""
+
+
+def target_of(tmp_path):
+    (tmp_path / "mine.py").write_text(NEIGHBOURS)
+    return f"{tmp_path}/mine.py:Neighbours"
+
+
+def reference_of(model, file, target, x, prefix=""):
+    """What the definition says of the weights in a file for a target."""
+    stored, adapter = look(file), load(target)
+    assert isinstance(adapter, Layer)
+    native = {
+        name.removeprefix(prefix): stored.read(name).values
+        for name in stored.header
+        if name.startswith(prefix)
+    }
+    bias = any("bias" in name for name in native)
+    sizes = dict.fromkeys(("query_width", "key_width", "value_width", "output_width"), WIDTH)
+    shape = Shape(
+        batch=x.shape[0], query_length=x.shape[1], key_length=x.shape[1], heads=HEADS,
+        kv_heads=model.kv_heads, head_size=model.head, value_head_size=model.head, bias=bias,
+        sharing="self", **sizes,
+    )  # fmt: skip
+    weights = Weights(**adapter.table(shape).export(native))
+    gains = [native.get(f"{side}_norm.weight") for side in ("query", "key")]
+    pairs = "halves" if target == "ours" else "interleaved"
+    turns = model.rotary and Rotary(size=model.rotary, base=model.config["rope_theta"], pairs=pairs)
+    return Problem(
+        shape=shape, dtype="float64", weights=weights, query=x, key=x, value=x, rotary=turns,
+        cotangent=np.zeros((*x.shape[:2], WIDTH)), soft_cap=model.cap,
+        scale=model.scale if adapter.custom_scale else None,
+        norm=None if gains[0] is None else Norm(query=gains[0], key=gains[1]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["ours", "neighbours"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_becomes_ours(name, target, tmp_path, capsys):
+    """Both layers, from the command: the output by hand is that of the file that was written."""
+    pytest.importorskip("torch")
+    model = MODELS[name]
+    folder, out = model.save(tmp_path / "in", shards=3), tmp_path / "out.safetensors"
+    target = target_of(tmp_path) if target == "neighbours" else target
+    command = ["convert", "--to", target, "--all-layers", str(folder), str(out), "--json"]
+    assert main([*command, "--out-prefix", "{layer}/"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert [it["read"] for it in told["layers"]] == [
+        model.place.replace("{layer}", str(layer)) for layer in (0, 1)
+    ]
+    assert {k: sorted(names) for k, names in told["left_over"].items()} == {
+        kind: sorted(names) for kind, names in model.others.items()
+    }
+    x = np.random.default_rng(5).standard_normal((2, 6, WIDTH))
+    for layer, piece in enumerate(told["layers"]):
+        assert piece["target_error"] < 8
+        assert piece["target_not_run"] == ""
+        problem = reference_of(model, out, target, x, f"{layer}/")
+        wanted = model.attend(layer, x)
+        assert np.allclose(solve(problem).output, wanted, rtol=1e-6, atol=1e-6)
+
+
+SIMPLE = ("gpt2", "bert", "vit", "t5 with heads of 4")
+
+
+@pytest.mark.parametrize("target", ["torch-mha", "flax-nnx", "flax-linen", "keras-tensorflow-mha"])
+@pytest.mark.parametrize("name", SIMPLE)
+def test_a_model_becomes_a_library_s(name, target, tmp_path, capsys):
+    """The scale of T5, 1, is made of that of the library, 1/2, by queries that are doubled."""
+    model = MODELS[name]
+    out = tmp_path / "out.safetensors"
+    folder = model.save(tmp_path / "in")
+    command = ["--to", target, "--layer", "1", str(folder), str(out)]
+    if name.startswith("t5") and target != "torch-mha":
+        assert "relative_attention_bias is added to the logits" in refused(capsys, *command)
+        return
+    assert main(["convert", *command, "--json"]) == ExitCode.OK
+    (piece,) = json.loads(capsys.readouterr().out)["layers"]
+    x = np.random.default_rng(5).standard_normal((2, 6, WIDTH))
+    problem = reference_of(model, out, target, x)
+    assert np.allclose(solve(problem).output, model.attend(1, x), rtol=1e-6, atol=1e-6)
+    assert piece["target_not_run"] or piece["target_error"] < 8
+
+
+def test_every_declared_model_is_tried():
+    assert {model.config["model_type"] for model in MODELS.values()} | {"mistral"} == {
+        *checkpoints()
+    }
+
+
+MUTANTS = {
+    "pairs": "class Mutant(SaysHalves): pass",
+    "order of heads": '''
+from dataclasses import replace
+class Mutant(Ours):
+    parameters = tuple(
+        replace(it, interleaved="query" in it.sources or it.sources == "output")
+        for it in Ours.parameters
+    )
+''',
+    "transposed": '''
+from conformance import Parameter
+class Mutant(Ours):
+    parameters = (
+        Parameter("query_projection.weight", "query", "embed heads head -> embed (heads head)"),
+        *Ours.parameters[1:],
+    )
+''',
+    "query and key": '''
+from dataclasses import replace
+class Mutant(Ours):
+    parameters = tuple(
+        replace(it, sources={"query": "key", "key": "query"}.get(it.sources, it.sources))
+        for it in Ours.parameters
+    )
+''',
+    "scale": '''
+class Mutant(Ours):
+    def build_with(self, shape, dtype, scale, mode, settings):
+        return super().build_with(shape, dtype, 1.0, mode, settings)
+''',
+    "turns and does not say so": '''
+class Mutant(Ours):
+    features = ()
+    def build_with(self, shape, dtype, scale, mode, settings):
+        turns = {"base": 10000.0, "size": shape.head_size, "interleaved": False}
+        return super().build_with(shape, dtype, scale, mode, turns)
+''',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_declaration_is_found_by_running(name, tmp_path, capsys):
+    """No shape tells: the outputs do. Nothing is written, not even half of it."""
+    pytest.importorskip("torch")
+    target_of(tmp_path)
+    (tmp_path / "mutant.py").write_text(f"{NEIGHBOURS}\n{MUTANTS[name]}")
+    folder, out = tmp_path / "in", tmp_path / "out.safetensors"
+    model = MODELS["bert" if name in ("turns and does not say so", "transposed") else "llama"]
+    if name == "query and key":
+        model = MODELS["llama that turns a half"]
+    model.save(folder)
+    before = sorted(tmp_path.glob("[!_]*"))
+    command = ["convert", "--all-layers", str(folder), str(out)]
+    assert main([*command, "--to", f"{tmp_path}/mutant.py:Mutant"]) == ExitCode.DEVIATES
+    told = capsys.readouterr()
+    assert re.search(r"Mutant [\d.e+]+σ from the reference \(allowed: 8σ\)", told.err)
+    assert "nothing was written" in told.err
+    assert sorted(tmp_path.glob("[!_]*")) == before
+    assert main([*command, "--to", "ours"]) == ExitCode.OK
+
+
+def refused(capsys, *arguments):
+    code = main(["convert", *map(str, arguments)])
+    told = capsys.readouterr()
+    assert code == ExitCode.USAGE
+    assert told.err.count("\n") == 1
+    return told.err.removeprefix("mha-conformance: ")
+
+
+REFUSED = {
+    "turns": ("llama", "flax-nnx", r"always rotates .* declares no rotary .*--rotary-size 0"),
+    "norm": ("qwen3", "llama-model-eager", r"no place for query/key norm"),
+    "soft cap": ("gemma2", "llama-model-eager", r"no place for soft cap"),
+    "scale": (
+        "gemma2 without a cap",
+        "llama-model-eager",
+        r"would round them; choose a target with a scale of its own",
+    ),
+    "always more": ("llama", "qwen3-eager", r"it always has query/key norm, with which they were"),
+    "always turns": ("gpt2", "llama-model-eager", r"llama-model-eager always rotates"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_changes_the_meaning_is_refused(name, tmp_path, capsys):
+    model, target, told = REFUSED[name]
+    folder = MODELS[model].save(tmp_path / "in")
+    out = tmp_path / "out.safetensors"
+    assert re.search(told, refused(capsys, "--to", target, "--layer", 0, folder, out))
+    assert not out.exists()
+
+
+def test_pairs_are_declared_or_said(tmp_path):
+    """By each side that turns; an undeclared one is refused, with what to do."""
+    (tmp_path / "mine.py").write_text(
+        NEIGHBOURS
+        + """
+from conformance import PositionIds
+class Undeclared(Ours):
+    features = (PositionIds("query_positions", "key_positions", dtype="int64"),)
+"""
+    )
+    place = f"{tmp_path}/mine.py"
+    tensors = MODELS["bert"].save(tmp_path / "bert")
+    out = tmp_path / "out"
+    with pytest.raises(Untranslatable, match="does not declare their pairs; declare RotaryBase"):
+        convert_file(tensors, out, target=f"{place}:Undeclared", layer_number=0)
+    convert_file(tensors, out, target="ours", layer_number=0, run=False)
+    asked = {"source": "ours", "target": f"{place}:Neighbours", "heads": HEADS, "run": False}
+    with pytest.raises(Untranslatable, match=r"interleaved selects the pairs.*--rotary-pairs"):
+        convert_file(out, tmp_path / "other", **asked)
+    kept, turned = (tmp_path / pairs for pairs in ("interleaved", "halves"))
+    for file in (kept, turned):
+        convert_file(out, file, rotary_pairs=file.name, **asked)
+    query = "query_projection.weight"
+    assert look(kept).read(query).bits.tobytes() == look(out).read(query).bits.tobytes()
+    assert look(turned).read(query).bits.tobytes() != look(out).read(query).bits.tobytes()
+
+
+def test_layers_of_llama_may_be_taken_by_any_adapter_of_it(tmp_path, capsys):
+    """One by its prefix, or by its number: the pairs are in another order in neighbours."""
+    folder, target = MODELS["llama"].save(tmp_path / "in"), target_of(tmp_path)
+    outs = []
+    for source in ("llama-eager", "llama-model-eager"):
+        for way in (("--prefix", "model.layers.1."), ("--layer", "1")):
+            outs.append(tmp_path / f"{source}{way[0]}")
+            command = ["--from", source, "--to", target, *way, "--no-run", folder, outs[-1]]
+            assert main(["convert", *map(str, command)]) == ExitCode.OK
+    assert "left over: unknown: model.thing.weight" in capsys.readouterr().out
+    bits = [look(out).read("query_projection.weight").bits for out in outs]
+    assert all(np.array_equal(it, bits[0]) for it in bits)
+    own = Tensor.of("", MODELS["llama"].tensors(1)["q_proj.weight"]).bits
+    order = np.arange(HEADS * HEAD).reshape(HEADS, 2, -1).swapaxes(1, 2).ravel()
+    assert np.array_equal(bits[0], own[order])
+    assert not np.array_equal(bits[0], own)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("target", ["qwen3-eager", "gemma3"])
+def test_a_norm_takes_the_scale_of_queries(target, dtype, tmp_path):
+    """It would remove it from the weights; and 1 is added before."""
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    model = MODELS["gemma3"]
+    tensors = {name: array.astype(kind) for name, array in model.tensors(0).items()}
+    place = model.place.replace("{layer}", "0")
+    config = {**model.config, "query_pre_attn_scalar": 4 * HEAD}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = {place + name: Tensor.of(name, array) for name, array in tensors.items()}
+    write(tmp_path / "model.safetensors", made, {})
+    kept = target == "gemma3"
+    if kept:
+        target = "conformance.adapters.transformers_checkpoints:Gemma3"
+    out = tmp_path / "out"
+    convert_file(tmp_path, out, target=target, layer_number=0)
+    for side, factor in (("q", 0.5), ("k", 1.0)):
+        name = f"{side}_norm.weight"
+        found = look(out).read(f"layers.0.self_attn.{name}")
+        own = tensors[name].astype(np.float64)
+        # Gemma itself has a scale of its own, so that nothing has to be changed.
+        wanted = own if kept else (factor * (1 + own)).astype(np.float32)
+        assert np.array_equal(found.values, wanted)
+        assert found.dtype == (Tensor.of("", tensors[name]).dtype if kept else "F32")
+
+
+def test_names_alone_are_no_model(tmp_path, capsys):
+    """Gemma 2 has the names of Llama, and another scale and a cap."""
+    folder = MODELS["gemma2"].save(tmp_path / "in")
+    command = ("--from", "llama-eager", "--to", "ours", "--layer", 0, folder, tmp_path / "out")
+    assert "says that these are weights of gemma2, and llama-eager is of llama" in refused(
+        capsys, *command
+    )
+
+
+def test_models_and_adapters_name_each_other():
+    for kind, point in checkpoints().items():
+        declared = load(point.value).checkpoint
+        assert declared is not None
+        assert kind in declared.models
+
+
+def broken(folder, name):
+    """Do something to the files of a model, and return what is told of it."""
+    index, config = folder / "model.safetensors.index.json", folder / "config.json"
+    places = json.loads(index.read_text())["weight_map"]
+    first = next(iter(places))
+
+    def store(changed):
+        index.write_text(json.dumps({"weight_map": changed}))
+
+    if name == "no shard":
+        (folder / places[first]).unlink()
+        return f"lacks {places[first]}, which its index names"
+    if name == "beyond":
+        store({**places, first: "../other.safetensors"})
+        return "names files that are not beside it: ../other.safetensors"
+    if name == "not in its file":
+        store({**places, "more": places[first]})
+        return "and its files differ in more"
+    if name == "not in the index":
+        store({key: place for key, place in places.items() if key != first})
+        return f"and its files differ in {first}"
+    if name == "no index":
+        index.write_text("[]")
+        return "is no JSON object"
+    if name == "no config":
+        config.unlink()
+        return "no config.json beside it names a model_type; say with --from"
+    if name == "unknown":
+        config.write_text(json.dumps(sized("mamba")))
+        return "no adapter is declared for the model_type 'mamba', only for bert, "
+    if name == "another number":
+        config.write_text(json.dumps({**sized("llama"), "num_attention_heads": 3}))
+        return "cannot have weights of these shapes with heads=3"
+    assert name == "twice"
+    index.with_name("other.safetensors.index.json").write_text("{}")
+    return "has several indexes; name one of them"
+
+
+BROKEN = ("no shard", "beyond", "not in its file", "not in the index", "no index", "no config",
+          "unknown", "another number", "twice")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_folders(name, tmp_path, capsys):
+    folder = MODELS["llama"].save(tmp_path / "in", shards=4)
+    told = broken(folder, name)
+    assert told in refused(capsys, "--to", "ours", "--layer", 0, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_asked_for_is_clear(tmp_path, capsys):
+    folder, out = MODELS["llama"].save(tmp_path / "in"), tmp_path / "out"
+    command = ("--to", "ours", folder, out)
+    for more, told in (
+        ((), "there are 2 attentions, in layers 0 to 1 of model.layers.{layer}.self_attn.; give"),
+        (("--layer", 7), "no layer 7; there are 0 to 1"),
+        (("--layer", 1, "--prefix", "text."), "no attention that begins with 'text.'; there is"),
+        (("--layer", 1, "--heads", 2), "config.json says heads=4, and --heads 2"),
+        (("--layer", 1, "--from", "torch-mha"), "torch-mha does not declare how models name"),
+        (("--layer", 1, "--from", "bert-eager"), "no tensor named as in encoder.layer.{layer}."),
+        (("--all-layers", "--out-prefix", "a."), "would be written twice; use {layer} in"),
+    ):
+        assert told in refused(capsys, *command, *more)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "told"),
+    [
+        ("llama", "q_norm.weight", "unexpected layers.0.self_attn.q_norm.weight"),
+        ("llama", "q_proj.bias", "missing layers.0.self_attn.k_proj.bias, "),
+        ("bert", "self.distance_embedding.weight", "unexpected self.distance_embedding.weight"),
+    ],
+)
+def test_nothing_inside_an_attention_is_ignored(name, added, told, tmp_path, capsys):
+    model = MODELS[name]
+    folder = model.save(tmp_path / "in")
+    file = folder / "model.safetensors"
+    tensors = {each: look(file).read(each) for each in look(file).header}
+    more = np.ones(HEADS * model.head, np.float32)
+    tensors[model.place.replace("{layer}", "0") + added] = Tensor.of("", more)
+    write(file, tensors, {})
+    assert told in refused(capsys, "--to", "ours", "--layer", 0, folder, tmp_path / "out")
+
+
+def test_attentions_of_several_stacks(tmp_path, capsys):
+    """As of T5: an encoder's, a decoder's, and those between them."""
+    names = ("encoder.block.0.layer.0.SelfAttention.", "decoder.block.0.layer.0.SelfAttention.",
+             "decoder.block.0.layer.1.EncDecAttention.")  # fmt: skip
+    model, tensors = MODELS["t5 with heads of 4"], {}
+    for number, place in enumerate(names):
+        tensors |= {place + name: array for name, array in model.tensors(number).items()}
+    tensors[f"{names[1]}relative_attention_bias.weight"] = np.ones((32, HEADS), np.float32)
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model.config))
+    made = {name: Tensor.of(name, array) for name, array in tensors.items()}
+    write(folder / "model.safetensors", made, {})
+    told = refused(capsys, "--to", "ours", "--layer", 0, folder, out)
+    assert all(place in told for place in names)
+    done = convert_file(folder, out, target="ours", all_layers=True, run=False)
+    assert {piece.begin for piece in done.pieces} == {*names}
+    added = {piece.place for piece in done.pieces if "relative_attention_bias" in str(piece.notes)}
+    assert added == {names[1]}
+    one = convert_file(folder, tmp_path / "one", target="flax-nnx", prefix=names[2], run=False)
+    assert [piece.place for piece in one.pieces] == [names[2]]
+    doubled = look(tmp_path / "one").read("query/kernel").values.reshape(WIDTH, -1)
+    assert np.array_equal(doubled, 2 * model.tensors(2)["q.weight"].T)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_doubled_queries_are_exact_or_refused(dtype, tmp_path):
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    place = "decoder.block.0.layer.1.EncDecAttention."
+    tensors = MODELS["t5 with heads of 4"].tensors(0)
+    tensors = {name: array.astype(kind) for name, array in tensors.items()}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "num_heads": HEADS}))
+    file, out = tmp_path / "model.safetensors", tmp_path / "out"
+
+    def made():
+        write(file, {place + n: Tensor.of(n, array) for n, array in tensors.items()}, {})
+        convert_file(tmp_path, out, target="flax-nnx", run=False, force=True)
+        return look(out).read("query/kernel")
+
+    found = made()
+    wide = tensors["q.weight"].astype(np.float64)
+    assert np.array_equal(found.values.reshape(WIDTH, -1), 2 * wide.T)
+    tensors["q.weight"][0, 0] = {"float16": 6e4, "bfloat16": 3e38, "float64": 1.5e308}[dtype]
+    with pytest.raises(Untranslatable, match=r"query times 2 would be rounded in"):
+        made()
+
+
+# In transformers itself
+
+
+def tiny(name):
+    """A model with random weights."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes["num_attention_heads"] = 4
+    text = {**sizes, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    shared = {**text, "num_key_value_heads": 2}
+    wide = {**shared, "head_dim": 16}
+    made = {
+        "llama": ("LlamaForCausalLM", "LlamaConfig", shared),
+        "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", shared),
+        "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", wide),
+        "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**wide, "query_pre_attn_scalar": 9}),
+        "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**text, "n_positions": 32}),
+        "bert": ("BertForMaskedLM", "BertConfig", text),
+        "t5": ("T5ForConditionalGeneration", "T5Config",
+               {"vocab_size": 50, "d_model": 32, "d_kv": 8, "d_ff": 24, "num_layers": 2,
+                "num_heads": 4, "pad_token_id": 0, "decoder_start_token_id": 0}),
+        "vit": ("ViTForImageClassification", "ViTConfig",
+                {**sizes, "image_size": 8, "patch_size": 4}),
+    }  # fmt: skip
+    model, config, options = made[name]
+    if not hasattr(transformers, config):
+        pytest.skip("this version of transformers does not have the model")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    built = getattr(transformers, model)(getattr(transformers, config)(**options))
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return built
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("llama", "ours"), ("llama", "neighbours"), ("qwen2", "neighbours"),
+        ("qwen3", "neighbours"), ("gemma3", "ours"), ("gpt2", "torch-mha"), ("gpt2", "flax-nnx"),
+        ("bert", "torch-mha"), ("bert", "flax-linen"), ("bert", "keras-tensorflow-mha"),
+        ("vit", "torch-mha"), ("vit", "flax-nnx"), ("t5", "ours"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", ["5GB", "8KB"])
+def test_models_that_transformers_saves(name, target, size, tmp_path, capsys):
+    """Both sides are run by the command, in one file and in many."""
+    tiny(name).save_pretrained(tmp_path / "in", max_shard_size=size)
+    assert (tmp_path / "in" / "model.safetensors").exists() is (size == "5GB")
+    target = target_of(tmp_path) if target == "neighbours" else target
+    command = ["convert", "--to", target, "--all-layers", "--json", tmp_path / "in"]
+    capsys.readouterr()
+    assert main([*map(str, command), str(tmp_path / "out")]) == ExitCode.OK
+    for piece in json.loads(capsys.readouterr().out)["layers"]:
+        assert piece["source_not_run"] == ""
+        assert piece["source_error"] < 8
+        assert piece["target_not_run"] or piece["apart"] < 8
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "gpt2", "bert"])
+def test_a_whole_model_attends_as_what_was_made_of_it(name, tmp_path):
+    """Inputs and outputs of an attention inside the model, as its own loader reads the files."""
+    torch = pytest.importorskip("torch")
+    tiny(name).save_pretrained(tmp_path / "in", max_shard_size="8KB")
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(
+        tmp_path / "in", attn_implementation="eager"
+    ).eval()
+    done = convert_file(tmp_path / "in", tmp_path / "out", target="ours", layer_number=1)
+    place = done.pieces[0].place.rstrip(".").removeprefix("model.")
+    place = place.removeprefix("transformer.").removeprefix("bert.")
+    seen = {}
+
+    def look_on(module, inputs, options, outputs):
+        seen["input"] = (inputs or (options["hidden_states"],))[0]
+        seen["output"] = outputs[0]
+
+    module = model.get_submodule(place + (".self" if name == "bert" else ""))
+    module.register_forward_hook(look_on, with_kwargs=True)
+    with torch.no_grad():
+        model(input_ids=torch.arange(1, 9)[None])
+        output = seen["output"]
+        if name == "bert":
+            output = model.get_submodule(place).output.dense(output)
+    stored, adapter = look(tmp_path / "out"), load("ours")
+    native = {each: stored.read(each).values for each in stored.header}
+    shape = dataclasses.replace(done.shape, batch=1, query_length=8, key_length=8, sharing="self")
+    x = seen["input"].double().numpy()
+    gains = [native.get(f"{side}_norm.weight") for side in ("query", "key")]
+    turns = name not in ("gpt2", "bert")
+    problem = Problem(
+        shape=shape, dtype="float32", weights=Weights(**adapter.table(shape).export(native)),
+        query=x, key=x, value=x, cotangent=np.zeros_like(x),
+        causal=None if name == "bert" else "top-left",
+        rotary=Rotary(size=shape.head_size, base=10000.0) if turns else None,
+        norm=None if gains[0] is None else Norm(query=gains[0], key=gains[1]),
+        scale=1 / 3 if name == "gemma3" else None,
+    )  # fmt: skip
+    expected = expect(problem, gradients=False)
+    want, noise = expected.arrays["output"], expected.sigma["output"]
+    found = compare("output", output.double().numpy(), want, noise, expected.underflow)
+    assert found.figures.max_ratio < 8
