@@ -390,6 +390,11 @@ REFUSED = {
         r"would round them; choose a target with a scale of its own",
     ),
     "always more": ("llama", "qwen3-eager", r"it always has query/key norm, with which they were"),
+    "turns all": (
+        "llama that turns a half",
+        "llama-model-eager",
+        r"rotates all 8 components, not 4",
+    ),
     "always turns": ("gpt2", "llama-model-eager", r"llama-model-eager always rotates"),
 }
 
@@ -401,6 +406,20 @@ def test_what_changes_the_meaning_is_refused(name, tmp_path, capsys):
     out = tmp_path / "out.safetensors"
     assert re.search(told, refused(capsys, "--to", target, "--layer", 0, folder, out))
     assert not out.exists()
+
+
+def test_a_base_that_is_fixed_is_that_of_the_model(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        """
+from conformance import RotaryBase
+from conformance.adapters.ours import Ours
+class Fixed(Ours):
+    features = (RotaryBase(500.0),)
+"""
+    )
+    folder, target = MODELS["llama"].save(tmp_path / "in"), f"{tmp_path}/mine.py:Fixed"
+    told = refused(capsys, "--to", target, "--layer", 0, folder, tmp_path / "out")
+    assert "it always rotates with the base 500, not 100; choose another target" in told
 
 
 def test_pairs_are_declared_or_said(tmp_path):

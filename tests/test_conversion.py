@@ -142,7 +142,7 @@ def said_of(source, target, shape):
     if not both and (source in PAIRS or target in ALWAYS):
         size = 0
     if both and target in ALWAYS and source not in ALWAYS:
-        size = shape.head_size - shape.head_size % 2
+        size = 0 if shape.head_size % 2 else shape.head_size
     meaning = Meaning(rotary_size=size, rotary_pairs=pairs)
     if turning(source, target, meaning) and shape.head_size % 2:
         meaning = dataclasses.replace(meaning, rotary_size=0)

@@ -256,12 +256,10 @@ def chosen(
         )
     if len(of_layer) > 1 and not all_layers:
         stacks = _stacks(of_layer)
-        if len(stacks) > 1 and layer is not None:
-            which = " or ".join(it.split("{layer}")[0] for it in stacks)
-            last = " or ".join(it.place for it in of_layer)
+        if layer is not None:
             raise WrongTensors(
                 f"{store.path}: layer {layer} has {len(of_layer)} attentions; give --prefix: "
-                f"{last if len(set(which)) else which}"
+                f"{' or '.join(it.place for it in of_layer)}"
             )
         numbers = sorted({it.layer for it in of_layer})
         raise WrongTensors(

@@ -762,6 +762,17 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning) -> Tu
             f"and those of {target.name} are {other.pairs}; say which the weights were trained "
             "with: --rotary-pairs halves or interleaved (rotary_pairs=)"
         )
+    if isinstance(other, RotaryBase):
+        fixed = (
+            [] if other.size or size == head_size else [f"all {head_size} components, not {size}"]
+        )
+        if not isinstance(other.base, str) and meaning.base not in (None, other.base):
+            fixed.append(f"with the base {other.base:g}, not {meaning.base:g}")
+        if fixed:
+            raise Untranslatable(
+                f"{target.name} cannot have these weights of {source.name}: it always rotates "
+                f"{' and '.join(fixed)}; choose another target"
+            )
     before = (pairs or "halves") if one.flag else one.pairs
     after = (pairs or before) if other.flag else other.pairs
     base = "" if meaning.base is None else f", base {meaning.base:g}"
