@@ -372,6 +372,27 @@ def test_a_wrong_declaration_is_found_by_running(name, tmp_path, capsys):
     assert main([*command, "--to", "ours"]) == ExitCode.OK
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise RuntimeError('no')", "cannot be run with these weights.*RuntimeError: no"),
+        ("return layer(query)[:, :2]", r"an output of shape \[2, 2, 16\], not \[2, 7, 16\]"),
+    ],
+)
+def test_a_target_that_fails_is_told_by_its_name(body, told, tmp_path, capsys):
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(
+        "from conformance.adapters.ours import Ours\nclass Failing(Ours):\n"
+        f"    def call(self, layer, query, *_):\n        {body}\n"
+    )
+    folder, out = MODELS["bert"].save(tmp_path / "in"), tmp_path / "out"
+    found = refused(capsys, "--to", f"{tmp_path}/mine.py:Failing", "--layer", 0, folder, out)
+    assert re.search(f"Failing.*{told}.*--no-run", found)
+    assert not out.exists()
+    asked = ["--to", f"{tmp_path}/mine.py:Failing", "--layer", "0", str(folder), str(out)]
+    assert main(["convert", *asked, "--no-run"]) == ExitCode.OK
+
+
 def refused(capsys, *arguments):
     code = main(["convert", *map(str, arguments)])
     told = capsys.readouterr()

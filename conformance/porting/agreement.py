@@ -27,6 +27,7 @@ from conformance.errors import (
     Disagreement,
     Unavailable,
     Unsupported,
+    WrongAnswer,
     WrongShape,
     WrongTensors,
 )
@@ -198,7 +199,7 @@ def _output(layer: Layer, problem: Problem) -> tuple[Array | None, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return layer.run(problem, Call(mode=mode)).output, ""
+            output = layer.run(problem, Call(mode=mode)).output
     except (Unsupported, Unavailable) as error:
         return None, str(error)
     except Exception as error:
@@ -206,3 +207,9 @@ def _output(layer: Layer, problem: Problem) -> tuple[Array | None, str]:
             f"{layer.name} cannot be run with these weights, so nothing was written: "
             f"{type(error).__name__}: {message(error)}; --no-run leaves this out"
         ) from error
+    if output.shape != problem.cotangent.shape:
+        raise WrongAnswer(
+            f"{layer.name} returned an output of shape {list(output.shape)}, not "
+            f"{list(problem.cotangent.shape)}, so nothing was written; --no-run leaves this out"
+        )
+    return output, ""
