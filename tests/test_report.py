@@ -311,6 +311,16 @@ def test_the_same_implementation_on_two_devices_is_two_columns(tmp_path):
     assert [column.key for column in build(kept).columns] == ["mine on cpu", "mine on gpu"]
 
 
+@pytest.mark.parametrize("render", [render_html, render_markdown])
+def test_the_provenance_of_a_gpu_has_its_driver_and_its_toolkit(render):
+    gpu = {"device": "gpu", "device_model": "an H100", "driver": "580.95.05"}
+    packages = {"torch": "2.11", "CUDA": "13.0", "cuDNN": "9.13.0"}
+    page = render(report(result(good()), packages=packages, **gpu))
+    for told in ("gpu: an H100", "580.95.05", "CUDA 13.0", "cuDNN 9.13.0"):
+        assert told in page
+    assert "river" not in render(report(result(good())))
+
+
 def test_folders_give_whole_records_and_unfinished_journals(tmp_path):
     save(tmp_path, record(result(good()), name="torch"))
     save(tmp_path, record(result(good()), name="torch"), "torch.narrowed.json")

@@ -133,6 +133,24 @@ def test_the_device_is_a_filter(visit, files):
     expect(page.locator("#the-matrix")).to_be_visible()
 
 
+def test_two_devices_are_two_columns_of_one_filter(visit, tmp_path):
+    parts = []
+    for device, found in (("cpu", good()), ("gpu", bad())):
+        own = msgspec.structs.replace(result(found, name="mine"), device=device)
+        parts.append(loaded(record(own, name=device, device=device, driver="580.95.05")))
+    file = tmp_path / "devices.html"
+    file.write_text(render_html(build(parts), None, parts), encoding="utf-8")
+    page = visit(file, "#device=gpu")
+    expect(page.locator("#the-matrix thead").get_by_text("mine on gpu")).to_be_visible()
+    expect(page.locator("#the-matrix thead").get_by_text("mine on cpu")).to_be_hidden()
+    page.get_by_role("button", name="Clear all").click()
+    expect(page.locator("#the-matrix thead").get_by_text("mine on cpu")).to_be_visible()
+    page = visit(file, "#provenance")
+    part = page.locator("section[aria-labelledby=provenance]")
+    part.locator("summary", has_text="gpu").click()
+    expect(part.locator("details[open]")).to_contain_text("580.95.05")
+
+
 def test_the_legend_filters_by_verdict(visit, files):
     page = visit(files["two"])
     page.locator("[data-legend=deviates]").click()
