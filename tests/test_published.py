@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -34,7 +36,14 @@ from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records import long
 from conformance.records.findings import Finding
-from conformance.records.record import EXPLORATION, Exploration, Found, write_document
+from conformance.records.record import (
+    EXPLORATION,
+    Exploration,
+    Found,
+    Journal,
+    encode_line,
+    write_document,
+)
 from conformance.records.record import read as read_record
 from conformance.records.schema1 import parsed
 from conformance.reports import publishing as keep
@@ -83,22 +92,27 @@ def test_the_pages_are_those_that_the_records_make(published):
     made = render(published)
     for path, content in made.items():
         assert path.read_text(encoding="utf-8") == content, f"{path.name}: mha-conformance publish"
-    kept = {*PUBLISHED.glob("*.md"), *PUBLISHED.glob("*.svg"), *WANTED.pages.glob("*.md")}
+    kept = {*PUBLISHED.glob("*.md"), *PUBLISHED.rglob("*.svg"), *WANTED.pages.glob("*.md")}
     assert kept == set(made)
 
 
 def test_every_deviation_is_sorted(published):
     unsorted = {
         key: [item.detail for item in known if item.kind == UNSORTED]
-        for one in (published.known, published.beside, published.sizes)
+        for own in filter(None, (published, published.gpu))
+        for one in (own.known, own.beside, own.sizes)
         for key, known in one.items()
     }
     assert not {key: told for key, told in unsorted.items() if told}
 
 
 def test_every_defect_has_a_script(published):
-    everything = [*published.known.values(), *published.beside.values()]
-    everything += published.sizes.values()
+    everything = [
+        known
+        for own in filter(None, (published, published.gpu))
+        for one in (own.known, own.beside, own.sizes)
+        for known in one.values()
+    ]
     for known in itertools.chain.from_iterable(everything):
         if known.kind == "defect":
             assert known.entry.reproduction, known.reason
@@ -335,6 +349,301 @@ def test_level_large_is_a_column(tmp_path, monkeypatch):
 
 
 ADD = ["--add", "--output", "published", "--pages", "pages", "--baseline", "known.toml", "--quiet"]
+
+
+# Beside the CPU, a GPU
+
+
+RENDERED = ["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"]
+TOOLKIT = {"CUDA": "13.0", "cuDNN": "9.13.0"}
+H100 = {"device": "gpu", "device_model": "NVIDIA <H100>", "driver": "580.95.05"}
+ON_GPU = "NVIDIA &#60;H100&#62;, driver 580.95.05, CUDA 13.0, cuDNN 9.13.0"
+COARSE = (
+    f'[[known]]\nrequirement="{GRADIENT}"\nwhen=\'device == "gpu"\'\nverdict="deviates"\n'
+    'kind="accuracy"\nreason="It is coarse there."\nlink="https://example.org/coarse"\n'
+)
+
+
+def on_gpu(*results, name="ours", ours=OURS, **changes):
+    """A record as a GPU would have made it, of what a CPU said."""
+    ours = msgspec.structs.replace(
+        ours, name=name, versions={"torch": "2.11"}, toolkit=TOOLKIT, features=[]
+    )
+    results = [msgspec.structs.replace(one, device="gpu") for one in results]
+    return of(*results, name=name, ours=ours, selection="--level core", **H100 | changes)
+
+
+def gpus(folder, *records, climbs=(), large=()):
+    """A folder as `mha-conformance gpu` leaves it."""
+    folder.mkdir()
+    for place, own in ((folder, records), (folder / "large", large)):
+        for one in own:
+            place.mkdir(exist_ok=True)
+            (place / f"{one.header.name}.json").write_bytes(msgspec.json.encode(one))
+    for one in climbs:
+        write_document(folder / "long" / f"{one.implementation.name}.json", one)
+    return str(folder)
+
+
+def test_what_no_gpu_was_asked_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    table, page = Path("published/README.md").read_text(), Path("pages/ours.md").read_text()
+    assert "Not measured on a GPU." in table
+    assert "cpu; not measured on a GPU\n" in page
+    assert (table + page).count("GPU") == 2
+
+
+def test_a_gpu_stands_beside_the_cpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    other = of(result(good(), name="other"), name="two", ours=implementation("other"))
+    cpu = of(result(good(), good(GRADIENT), name="ours"))
+    assert publish(tmp_path, cpu, other, baseline=COARSE) == ExitCode.OK
+    gpu = on_gpu(result(good(), bad(GRADIENT, size=24.0), name="ours"))
+    assert main([*RENDERED, "--gpu", gpus(tmp_path / "gpu", gpu)]) == ExitCode.OK
+    assert "no baseline sorts" not in capsys.readouterr().out
+    table = Path("published/README.md").read_text()
+    assert "1 implementation, NVIDIA &#60;H100&#62;, driver 580.95.05 (2026-01-02)." in table
+    (row,) = [line for line in table.splitlines() if "(ours)" in line]
+    assert row.endswith("✓ nothing | float32 ✗ 24σ<br>accuracy<br>with torch 2.11 |")
+    (row,) = [line for line in table.splitlines() if "**Other**" in line]
+    assert row.endswith("✓ nothing | – |")
+    page = Path("pages/ours.md").read_text()
+    assert "Linux x86_64, cpu; [on a GPU too](#on-a-gpu)\n" in page
+    where = f"{ON_GPU} · torch 2.11 · 2026-01-02, Python 3.11.0, Linux x86_64"
+    assert f"## On a GPU\n\n{where} · asked: `--level core`\n" in page
+    assert "| float32 | 2.0σ, 0.5σ | ✗ 24σ, 6.0σ | A0 |" in page
+    assert "### Accuracy on a GPU: It is coarse there\n" in page
+    assert "- Upstream: [example.org/coarse](https://example.org/coarse).\n" in page
+    # The section about the CPU says nothing of it.
+    assert "Nothing that it supports." in page.partition("## On a GPU")[0]
+    assert "not measured on a GPU" in Path("pages/other.md").read_text()
+    before = {file: file.read_bytes() for file in Path().glob("p*/**/*.*")}
+    assert main(RENDERED) == ExitCode.OK
+    assert {file: file.read_bytes() for file in Path().glob("p*/**/*.*")} == before
+
+
+def test_what_deviates_on_one_device_only_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = "".join(
+        f'[[known]]\nrequirement="{requirement}"\nverdict="deviates"\nkind="{kind}"\n'
+        f'reason="{reason}"\n'
+        for requirement, kind, reason in (
+            (GRADIENT, "defect", "It is everywhere."),
+            (OUTPUT, "defect", "It is on the CPU."),
+        )
+    )
+    wrong = result(bad(), bad(GRADIENT), name="ours")
+    beyond = result(bad(MASKED), name="ours", case="edge/a/self")
+    assert publish(tmp_path, of(wrong, beyond), baseline=known) == ExitCode.OK
+    gpu = on_gpu(result(good(), bad(GRADIENT), name="ours"))
+    assert main([*RENDERED, "--gpu", gpus(tmp_path / "gpu", gpu)]) == ExitCode.OK
+    section = Path("pages/ours.md").read_text().partition("## On a GPU")[2]
+    assert "- As on the CPU: defect: It is everywhere\n" in section
+    assert "- Not there, although it was asked: defect: It is on the CPU\n" in section
+    # What was not asked there is neither.
+    assert section.count("although it was asked") == 1
+    assert "### " not in section
+    table = Path("published/README.md").read_text().partition("## Defects")[2]
+    assert "| `ours`, `ours on gpu` | It is everywhere. |" in table
+    assert "| `ours` | It is on the CPU. |" in table
+
+
+def test_what_only_a_gpu_can_run_has_a_row_and_a_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours")), baseline=COARSE) == ExitCode.OK
+    fused = msgspec.structs.replace(OURS, title="fused")
+    gpu = on_gpu(result(bad(GRADIENT), name="fused"), name="fused", ours=fused)
+    assert main([*RENDERED, "--gpu", gpus(tmp_path / "gpu", gpu)]) == ExitCode.OK
+    (row,) = [line for line in Path("published/README.md").read_text().splitlines()
+              if "**fused**" in line]  # fmt: skip
+    assert row.endswith("| not measured on a CPU | float32 ✗ 99σ<br>accuracy |")
+    page = Path("pages/fused.md").read_text()
+    assert f"{ON_GPU}; not measured on a CPU · asked: `--level core`\n" in page
+    assert "### Accuracy: It is coarse there\n" in page
+    assert "## On a GPU" not in page
+    assert "`fused`, on a GPU: accuracy" in Path("pages/index.md").read_text()
+    answers = {one["key"]: one for one in site(tmp_path)["implementations"]}
+    assert (answers["ours"]["device"], answers["ours"]["gpu"]) == ("cpu", None)
+    assert answers["fused"]["device"] == "gpu"
+    assert answers["fused"]["gpu"]["known"] == answers["fused"]["known"] != []
+
+
+def site(folder):
+    return msgspec.json.decode((folder / "published" / "site.json").read_bytes())
+
+
+def test_the_sizes_of_kernels_are_told_of_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    long = climb(
+        step("causal", 1024),
+        step("causal", 4096, "deviates", largest=17.0),
+        provenance=provenance(**H100),
+    )
+    large = on_gpu(result(good(), name="ours", case="plain/no-mask/self.d64t64x64"))
+    folder = gpus(tmp_path / "gpu", climbs=[long], large=[large])
+    assert main([*RENDERED, "--gpu", folder]) == ExitCode.OK
+    told = "large: float32 ✓ 1<br>long: float32 1,024, ✗ 4,096 (17σ, unsorted deviation)"
+    assert told in Path("published/README.md").read_text()
+    page = Path("pages/ours.md").read_text()
+    assert "### Unsorted deviation at the sizes of kernels on a GPU: " in page
+    assert "## At the sizes of kernels\n" not in page
+    ElementTree.fromstring(Path("published/gpu/long.svg").read_text().partition("\n<!--")[0])
+    # A folder without them replaces all of it, and with --add nothing that it does not have.
+    own = gpus(tmp_path / "own", on_gpu(result(good(), name="ours")))
+    assert main([*RENDERED, "--gpu", own, "--add"]) == ExitCode.OK
+    assert told in Path("published/README.md").read_text()
+    assert main([*RENDERED, "--gpu", own]) == ExitCode.OK
+    assert "float32 A0<br>✓ nothing<br>with torch 2.11 |" in Path("published/README.md").read_text()
+
+
+def test_what_could_not_be_run_on_a_gpu_is_no_result(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    ours = msgspec.structs.replace(OURS, unavailable="torch sees no gpu")
+    gone = result(Finding(OUTPUT, "unavailable", "torch sees no gpu"), name="ours")
+    folder = gpus(tmp_path / "gpu", on_gpu(gone, ours=ours))
+    assert main([*RENDERED, "--gpu", folder]) == ExitCode.OK
+    table = Path("published/README.md").read_text()
+    assert "| unavailable: torch sees no gpu" in table
+    assert "## Not verified on a GPU\n\n- **ours** is unavailable: torch sees no gpu\n" in table
+    page = Path("pages/ours.md").read_text()
+    assert "**It could not be run there: torch sees no gpu**" in page
+    assert "Nothing that was asked deviates" not in page
+
+
+def test_a_run_that_was_cut_off_on_a_gpu_is_published_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    own = on_gpu(result(good(), name="ours"), complete=False, planned=9)
+    assert main([*RENDERED, "--gpu", gpus(tmp_path / "gpu", own)]) == ExitCode.OK
+    table, page = Path("published/README.md").read_text(), Path("pages/ours.md").read_text()
+    assert "float32 A0<br>not verified<br>with torch 2.11 |" in table
+    assert "## Not verified on a GPU" in table
+    assert "Nothing that was asked deviates, but not all of it was verified." in page
+
+
+@pytest.mark.parametrize("kind", ["records", "large", "climbs"])
+def test_a_record_of_a_cpu_is_not_taken_for_one_of_a_gpu(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    cpu = of(result(good(), name="ours"))
+    assert publish(tmp_path, cpu) == ExitCode.OK
+    given = {"records": ([cpu], {}), "large": ([], {"large": [cpu]}),
+             "climbs": ([], {"climbs": [climb(step("causal", 1024))]})}  # fmt: skip
+    records, sizes = given[kind]
+    folder = gpus(tmp_path / "gpu", *records, **sizes)
+    assert main([*RENDERED, "--gpu", folder]) == ExitCode.USAGE
+    assert "it was made on the device 'cpu', not 'gpu'" in capsys.readouterr().err
+    assert main(RENDERED) == ExitCode.OK
+    assert "Not measured on a GPU." in Path("published/README.md").read_text()
+
+
+def test_a_folder_of_gpu_records_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    assert main([*RENDERED, "--gpu", "nowhere"]) == ExitCode.USAGE
+    assert "nowhere: no folder of records" in capsys.readouterr().err
+    # Nor does a wrong folder remove what is kept.
+    assert main([*RENDERED, "--gpu", gpus(tmp_path / "empty")]) == ExitCode.USAGE
+    assert "no records are there" in capsys.readouterr().err
+
+
+def test_nothing_is_replaced_by_a_part_of_what_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    given = gpus(tmp_path / "a", on_gpu(result(good(), name="ours")))
+    assert main([*RENDERED, "--gpu", given]) == ExitCode.OK
+    kept = Path("published/gpu/records/ours.json.gz").read_bytes()
+    other = gpus(tmp_path / "b", on_gpu(result(bad(), name="ours")), climbs=[climb()])
+    assert main([*RENDERED, "--gpu", other]) == ExitCode.USAGE
+    assert Path("published/gpu/records/ours.json.gz").read_bytes() == kept
+
+
+def test_of_a_run_that_was_begun_again_the_whole_record_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    whole = on_gpu(result(good(), good(GRADIENT), name="ours"))
+    folder = gpus(tmp_path / "gpu", whole)
+    journal = Journal(tmp_path / "gpu" / "ours.json", whole.header)
+    journal.add(encode_line(msgspec.structs.replace(whole.results[0], findings=[bad()]), {}))
+    journal.close()
+    assert main([*RENDERED, "--gpu", folder]) == ExitCode.OK
+    assert read_record(Path("published/gpu/records/ours.json.gz")).results == whole.results
+    # Without it, what the journal has is published, as not verified.
+    Path("gpu/ours.json").unlink()
+    assert main([*RENDERED, "--gpu", folder]) == ExitCode.OK
+    assert not read_record(Path("published/gpu/records/ours.json.gz")).complete
+
+
+ANSWERS = runpy.run_path(str(ROOT / "docs" / "site" / "answers.py"))
+
+
+def pages_of_the_site(folder):
+    """What the site makes of what is published in a folder."""
+    (folder / "reports").mkdir(exist_ok=True)
+    shutil.copytree(folder / "published", folder / "reports" / "published", dirs_exist_ok=True)
+    return ANSWERS["pages"](folder)
+
+
+def test_on_the_site_a_gpu_is_a_switch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    others = [
+        of(result(good(), name=name), name=name, ours=implementation(name))
+        for name in ("other", "third")
+    ]
+    cpu = of(result(good(), good(GRADIENT), name="ours"))
+    known = COARSE + COARSE.replace("accuracy", "defect").replace(GRADIENT, OUTPUT)
+    assert publish(tmp_path, cpu, *others, baseline=known) == ExitCode.OK
+    made = pages_of_the_site(tmp_path)
+    assert "On CPUs: nothing was measured on a GPU." in made["can-i-use.md"]
+    assert "on-gpu" not in made["can-i-use.md"]
+    records = (
+        on_gpu(result(bad(), bad(GRADIENT), name="ours")),
+        on_gpu(result(good(), name="only"), name="only", ours=implementation("only")),
+        on_gpu(result(good(), name="third"), name="third", ours=implementation("third")),
+    )
+    main([*RENDERED, "--gpu", gpus(tmp_path / "gpu", *records)])
+    made = pages_of_the_site(tmp_path)
+    assert "nothing was measured" not in made["can-i-use.md"]
+    glance = made["can-i-use.md"].partition("## Everybody at a glance")[2].partition("<script")[0]
+    names = ("ours", "Other", "Third", "Only")
+    rows = {name: line for line in glance.splitlines() for name in names if name in line}
+    halves = '<span class="on-cpu">{}</span><span class="on-gpu" hidden>{}</span> |'
+    assert rows["ours"].endswith(halves.format("conforms", "defect, accuracy"))
+    assert rows["Other"].endswith(halves.format("conforms", "not measured on a GPU"))
+    assert rows["Only"].endswith(halves.format("not measured on a CPU", "conforms"))
+    # What both devices say is there once.
+    assert rows["Third"].endswith("| conforms |")
+    assert "[Only &#40;on a GPU&#41;]" in rows["Only"]
+    (defect,) = (path for path in made if path.startswith("defects/") and "all" not in path)
+    assert "on a GPU]" in made[defect]
+    assert "torch 2.11" in made[defect]
+    assert "on a GPU]" in made["known/accuracy.md"]
+    assert "on a GPU]" in made[f"requirements/{GRADIENT}.md"]
+    assert "conforms" in made["badges/ours.svg"]
+    beyond = ANSWERS["beyond"](tmp_path)
+    assert defect in beyond["ours"]
+    assert beyond["other"] == ""
+
+
+def test_what_is_not_sorted_on_a_gpu_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    folder = gpus(tmp_path / "gpu", on_gpu(result(bad(), name="ours")))
+    assert main([*RENDERED, "--gpu", folder]) == ExitCode.OK
+    assert "ours on gpu: 1 deviation that no baseline sorts" in capsys.readouterr().out
+
+
+def test_a_gpu_of_another_catalogue_stays(tmp_path, monkeypatch):
+    """Nobody has every GPU again when a case is added."""
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    records = (
+        on_gpu(result(good(), name=name), name=name, catalogue=name) for name in ("ours", "other")
+    )
+    assert main([*RENDERED, "--gpu", gpus(tmp_path / "gpu", *records)]) == ExitCode.OK
+    assert "2 implementations, NVIDIA" in Path("published/README.md").read_text()
 
 
 def test_one_record_is_added_to_those_that_are_kept(tmp_path, monkeypatch):

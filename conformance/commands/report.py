@@ -116,6 +116,15 @@ def add_parser(commands: Commands) -> None:
         versions="records of the same implementations with other versions of their libraries",
         large='records of level "large", a column of the table',
     )
+    publish.add_argument(
+        "--gpu",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FOLDER",
+        help='folders of records of a GPU; those of level "large" and those of `long` lie in '
+        "folders `large` and `long` inside",
+    )
     names: dict[str, Any] = {"type": _names, "default": [], "metavar": "NAME,NAME"}
     for option, dest, meaning in (
         ("--expect", "expected", "records that must be there, by their file's name without .json"),

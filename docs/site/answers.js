@@ -38,6 +38,18 @@
   const form = document.getElementById("can-i-use-form");
   if (site && form) {
     const answer = document.getElementById("can-i-use-answer");
+    const onGpu = site.implementations.some((one) => one.gpu);
+    const devices = ["cpu", "gpu"].map((value) => make("input", undefined, { type: "radio", name: "device", value }));
+    if (onGpu) {
+      add(form, add(make("fieldset"), make("legend", "Measured on"),
+        ...devices.map((input) => add(make("label"), input, ` ${input.value.toUpperCase()}`))));
+    }
+    devices[asked.get("device") === "gpu" ? 1 : 0].checked = true;
+    const measured = () => {
+      const one = byKey.get(who.value);
+      const device = devices.find((input) => input.checked).value;
+      return device === one.device ? one : device === "gpu" ? one.gpu : null;
+    };
     const who = choice(form, "implementation", "Implementation");
     const what = choice(form, "question", "Question");
     const dtype = choice(form, "dtype", "Dtype");
@@ -46,11 +58,11 @@
     fill(who, site.implementations.map((one) => [one.key, one.title, one.library]), asked.get("implementation") ?? "torch-mha");
     fill(what, Object.entries(site.asked).map(([name, [told]]) => [name, told]), asked.get("question"));
     const narrow = (from) => {
-      const one = byKey.get(who.value);
-      const packages = Object.entries(one.versions).map(([name, at]) => `${name} ${at}`).join(", ");
-      fill(dtype, [["", "any"], ...one.dtypes.map((name) => [name, name])], from?.get("dtype"));
-      const points = one.history.filter((point) => !point.now).reverse();
-      fill(version, [["", packages || "today"], ...points.map((point) => [point.with, point.with])], from?.get("version"));
+      const own = measured();
+      const packages = Object.entries(own?.versions ?? {}).map(([name, at]) => `${name} ${at}`).join(", ");
+      fill(dtype, [["", "any"], ...(own?.dtypes ?? []).map((name) => [name, name])], from?.get("dtype"));
+      const points = (own?.history ?? []).filter((point) => !point.now).reverse();
+      fill(version, [["", packages || (own ? "today" : "–")], ...points.map((point) => [point.with, point.with])], from?.get("version"));
     };
     const since = (one, name) => {
       const course = one.courses[name] ?? [];
@@ -64,9 +76,12 @@
     };
     const show = () => {
       const one = byKey.get(who.value);
+      const own = measured();
+      const device = devices.find((input) => input.checked).value;
+      for (const half of document.querySelectorAll(".on-cpu, .on-gpu")) half.hidden = half.className !== `on-${device}`;
       const name = what.value;
       const point = version.value && one.history.find((item) => item.with === version.value);
-      const answers = point ? point.answers : one.answers;
+      const answers = (point || own)?.answers ?? {};
       const seen = answers[name];
       const feature = one.features[name];
       const list = make("dl");
@@ -74,8 +89,8 @@
       const supported = site.features.includes(name)
         ? (feature?.declared?.length ? "yes" : feature?.declared ? "no argument for it" : "not asked")
         : "";
-      const refused = dtype.value && !one.dtypes.includes(dtype.value);
-      const heading = refused ? "not in this dtype" : seen ? values(seen) : supported || "not seen in an experiment";
+      const refused = dtype.value && !own?.dtypes.includes(dtype.value);
+      const heading = !own ? `not measured on a ${device.toUpperCase()}` : own.unavailable ? `could not be run: ${own.unavailable}` : refused ? "not in this dtype" : seen ? values(seen) : supported || "not seen in an experiment";
       line(site.asked[name][0], make("strong", heading));
       if (feature?.declared?.length) line("How", make("code", feature.declared.join(", ")));
       else if (name.startsWith("Causal") && one.causal) line("How", make("code", one.causal[0]), ` aligned ${one.causal[1]}`);
@@ -85,8 +100,14 @@
           ` [${axes}]` + (yes ? `, True ${yes}` : "") + (number ? `, a number ${number === "added" ? "is added" : number}` : ""),
         ]));
       }
-      if (seen) line("Since", ...since(one, name));
-      const wrong = one.known.filter((item) =>
+      if (seen && own.history) line("Since", ...since(one, name));
+      if (own && !point) {
+        const reached = Object.entries(own.accuracy).filter(([name]) => !dtype.value || name === dtype.value);
+        if (reached.length) line("Accuracy", reached.map((item) => item.join(" ")).join(", "));
+        if (device === "cpu") line("Measured on", `a CPU${one.gpu ? "" : "; not measured on a GPU"}`);
+        else line("Measured on", `${one.gpu.on}, ${one.gpu.date}`, ...(one.gpu.asked ? [", asked: ", make("code", one.gpu.asked)] : []));
+      }
+      const wrong = (own?.known ?? []).filter((item) =>
         (!dtype.value || item.dtypes.includes(dtype.value)) && (!point || point.known.includes(item.reason)));
       const entries = (some) => add(make("ul"), ...some.map((item) => {
         const entry = add(make("li"), make("strong", item.kind), `: ${item.reason} (${item.dtypes.join(", ")})`);
@@ -96,7 +117,7 @@
       }));
       const here = wrong.filter((item) => item.about.includes(name));
       const others = wrong.filter((item) => !here.includes(item));
-      line("What deviates", here.length ? entries(here) : wrong.length ? "Nothing known about this question." : "Nothing known.");
+      if (own) line("What deviates", here.length ? entries(here) : wrong.length ? "Nothing known about this question." : "Nothing known.");
       if (others.length) {
         add(list.lastChild, add(make("details"), make("summary", `${here.length ? "Other" : "Known"} deviations: ${others.length}`), entries(others)));
       }
@@ -106,7 +127,7 @@
     };
     narrow(asked);
     form.addEventListener("change", (event) => {
-      if (event.target === who) narrow();
+      if (event.target === who || devices.includes(event.target)) narrow();
       keep(form);
       show();
     });

@@ -111,15 +111,26 @@ def read(root: Path) -> Site:
     """Return the data of the site, with answers in full."""
     site: Site = json.loads((root / SITE).read_text(encoding="utf-8"))
     for one in site["implementations"]:
-        for point in (one, *one["history"]):
+        gpu = [one["gpu"]] if one["gpu"] else []
+        if one["device"] == "gpu":
+            one["title"] += " (on a GPU)"
+        for point in (one, *one["history"], *gpu):
             for name, values in point["answers"].items():
                 said = SAID.get(name, {})
                 point["answers"][name] = [
                     [said.get(value, value), *rest] for value, *rest in values
                 ]
-        for known in one["known"]:
+        for known in itertools.chain.from_iterable(own["known"] for own in (one, *gpu)):
             known["about"] = [name for name in ABOUT if _is_about(known, name)]
     return site
+
+
+def _everybody(site: Site) -> Iterator[Item]:
+    """Yield each implementation and, after it, what a GPU showed beside the CPU."""
+    for one in site["implementations"]:
+        yield one
+        if one["gpu"] and one["device"] != "gpu":
+            yield one | one["gpu"] | {"title": f"{one['title']} on a GPU", "history": []}
 
 
 def _is_about(known: Item, name: str) -> bool:
@@ -201,7 +212,7 @@ def _its_defects(one: Item, defects: Sequence[Defect]) -> str:
     links = [
         f"- {_link(defect['reason'], f'../defects/{page}.md')}"
         for page, defect, found in defects
-        if any(item is one for item, _ in found)
+        if any(item["key"] == one["key"] for item, _ in found)
     ]
     if not links:
         return ""
@@ -362,7 +373,7 @@ def _convention(site: Site, name: str) -> str:
 def _known(site: Site, wanted: Callable[[Item], bool]) -> str:
     """Return a table of known deviations, a line for each reason; "" if there is none."""
     groups: dict[tuple[str, str], list[tuple[Item, Item]]] = {}
-    for one in site["implementations"]:
+    for one in _everybody(site):
         for own in filter(wanted, one["known"]):
             groups.setdefault((own["kind"], own["reason"]), []).append((one, own))
     rows = []
@@ -405,7 +416,7 @@ def _requirement(site: Site, one: Item) -> str:
     ]
     known = [
         (_implementation(item), _text(known["kind"]), _text(known["reason"]))
-        for item in site["implementations"]
+        for item in _everybody(site)
         for known in item["known"]
         if one["id"] in known["requirements"]
     ]
@@ -420,7 +431,7 @@ def _requirement(site: Site, one: Item) -> str:
 def _defects(site: Site) -> Iterator[Defect]:
     """Yield each defect once: a name for its page, its longest reason, and who has it."""
     groups: dict[str, list[tuple[Item, Item]]] = {}
-    for one in site["implementations"]:
+    for one in _everybody(site):
         for known in one["known"]:
             if known["kind"] == "defect":
                 groups.setdefault(known["script"] or known["reason"], []).append((one, known))
@@ -455,10 +466,11 @@ def _can_i_use(site: Site) -> str:
     short = [name for name in site["questions"] if name in _questions(site)][:1]
     few = [*short, "0 and −inf", "A fully masked query gets", CAUSAL, "Window"]
     few = [name for name in few if name in _questions(site)]
+    is_on_gpu = any(one["gpu"] for one in site["implementations"])
     rows = [
         (_implementation(one, "implementations/"),
-         *(_values(one["answers"].get(name, ())) or "·" for name in few),
-         _text(_standing(one)[0]))
+         *map(_switched, _glance(one, few, "cpu"), _glance(one, few, "gpu")))
+        if is_on_gpu else (_implementation(one, "implementations/"), *_glance(one, few, "cpu"))
         for one in site["implementations"]
     ]  # fmt: skip
     asked = {name: [ASKED[name], f"conventions/{_slug(name)}.html"] for name in _questions(site)}
@@ -472,13 +484,30 @@ def _can_i_use(site: Site) -> str:
     ]
     given = {"features": site["features"], "implementations": ones, "asked": asked}
     table = _table(("Implementation", *map(_text, few), "Deviates"), rows)
+    measured = "" if is_on_gpu else " On CPUs: nothing was measured on a GPU."
     return (
         "---\nhide: [toc]\n---\n\n# Can I use\n\nChoose an implementation and a question; "
-        "the answer is what experiments showed, with what deviates.\n\n"
+        f"the answer is what experiments showed, with what deviates.{measured}\n\n"
         '<form id="can-i-use-form" class="answers-form" hidden></form>\n\n'
         '<div id="can-i-use-answer" class="answers-result" aria-live="polite"></div>\n\n'
         f"## Everybody at a glance\n\n{table}\n\n{_data('site-data', given)}\n"
     )
+
+
+def _glance(one: Item, few: Sequence[str], device: str) -> list[str]:
+    """Return the cells of a row about one device: answers, and what deviates."""
+    own = one if one["device"] == device else one["gpu"] if device == "gpu" else None
+    if own is None:
+        return [*("–" for _ in few), f"not measured on a {device.upper()}"]
+    answers = (_values(own["answers"].get(name, ())) or "·" for name in few)
+    return [*answers, _text(own.get("unavailable") or _standing(own)[0])]
+
+
+def _switched(cpu: str, gpu: str) -> str:
+    """Return a cell of which the page shows one half: what the chosen device did."""
+    if cpu == gpu:
+        return cpu
+    return f'<span class="on-cpu">{cpu}</span><span class="on-gpu" hidden>{gpu}</span>'
 
 
 def _translator(site: Site) -> str:

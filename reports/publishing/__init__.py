@@ -12,7 +12,7 @@ import gzip
 import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,8 +21,8 @@ import psutil
 
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records.header import processor
-from conformance.records.long import as_record, read_climb
-from conformance.records.record import Record, read_exploration
+from conformance.records.long import Climb, as_record, read_climb
+from conformance.records.record import Record, read_exploration, write_document
 from conformance.reports.figures.lengths import plot
 from conformance.reports.gate.baseline import read_baselines
 from conformance.reports.load import find_records, load, load_versions
@@ -55,6 +55,10 @@ T = TypeVar("T")
 RECORDS, VERSIONS = "records", "versions"
 """The folders of the records, and of those that show other versions of the libraries."""
 
+GPU = "gpu"
+"""The folder of what was measured on a GPU, with folders of its own for records, `LARGE` and `LONG`
+beside those of the CPU."""
+
 MADE = "made.json"
 END = "\n<!-- made by mha-conformance publish -->\n"
 """The end of every page and of the figure; a page without it was not made by this command, and is
@@ -71,6 +75,8 @@ class Wanted:
         versions: record files or folders of the same implementations with other versions of their
             libraries; they replace all stored ones if `records` are given without `add`.
         large: record files or folders of level "large"; if empty, those in `output` are kept.
+        gpu: folders of records that were made on a GPU, those of level "large" and of long
+            sequences in folders `LARGE` and `LONG` inside; if empty, those in `output` are kept.
         expected, expected_versions: names of records that are required; unused with `add`.
         run: file with the id of the run; records of other runs are left out, unless with `add`.
         output: folder of the records and of the table.
@@ -91,6 +97,7 @@ class Wanted:
     baselines: Sequence[Path]
     add: bool = False
     large: Sequence[Path] = ()
+    gpu: Sequence[Path] = ()
     translator: Translator = lambda declared: {}
 
 
@@ -105,7 +112,10 @@ def publish(wanted: Wanted) -> int:
         if wanted.records:
             (_add if wanted.add else _keep_all)(wanted)
         if wanted.large:
-            _keep_large(wanted)
+            folder = wanted.output / LARGE
+            keep(_beside(_narrowed(wanted.large), folder, add=wanted.add), folder)
+        if wanted.gpu:
+            _keep_gpu(wanted)
         advance("rendering")
         published = read(wanted)
         files = render(published)
@@ -116,15 +126,19 @@ def publish(wanted: Wanted) -> int:
         if stale.read_text(encoding="utf-8").endswith(END):
             stale.unlink()
     beside = {f"{name}, {record}": known for (record, name), known in published.beside.items()}
-    sizes = {f"{name}, {LARGE} or {LONG}": known for name, known in published.sizes.items()}
-    for key, known in {**published.known, **beside, **sizes}.items():
+    every = [("", published), *([(f" on {GPU}", published.gpu)] if published.gpu else [])]
+    for where, own in every:
+        sizes = {f"{name}{where}, {LARGE} or {LONG}": known for name, known in own.sizes.items()}
+        beside |= {f"{name}{where}": known for name, known in own.known.items()} | sizes
+    for key, known in beside.items():
         if times := sum(item.kind == UNSORTED for item in known):
             print(printable(f"{key}: {plural(times, 'deviation')} that no baseline sorts"))
-    for problem in published.report.not_verified.problems:
-        print(printable(f"left out: {problem}"))
+    for _, own in every:
+        for problem in own.report.not_verified.problems:
+            print(printable(f"left out: {problem}"))
     for name in published.report.not_verified.missing:
         print(printable(f"expected, and not there: {name}"))
-    pages = len(published.report.columns)
+    pages = len(published.columns)
     print(printable(f"published: {wanted.output}, {pages} pages in {wanted.pages}"))
     return outcome(published.report)
 
@@ -157,21 +171,63 @@ def _add(wanted: Wanted) -> None:
     _write_made(msgspec.structs.replace(made, expected=expected), wanted.output)
 
 
-def _keep_large(wanted: Wanted) -> None:
-    """Store the records of level "large"; with `add`, keep those that are already stored."""
-    # These are records of narrowed runs, which `find_records` leaves out of folders.
-    new = [
+def _narrowed(paths: Sequence[Path]) -> list[Path]:
+    """Return files, and those records in folders that `find_records` leaves out."""
+    return [
         file
-        for path in wanted.large
+        for path in paths
         for file in (sorted(path.glob("*.narrowed.json")) if path.is_dir() else [path])
     ]
-    folder = wanted.output / LARGE
+
+
+def _beside(new: Sequence[Path], folder: Path, *, add: bool, device: str = "") -> Sequence[Loaded]:
+    """Return the records to store in a folder; with `add`, also those that are already there.
+
+    Raises:
+        ConformanceError: if a record cannot be read, or was made on another device than `device`.
+    """
     names = {path.name.partition(".")[0] for path in new}
     old = [path for path in folder.glob("*.json.gz") if path.name.partition(".")[0] not in names]
-    loaded, problems = load_versions([*new, *(old if wanted.add else [])])
+    loaded, problems = load_versions([*new, *(old if add else [])])
     if problems:
         raise ConformanceError("; ".join(problems))
-    keep(loaded, folder)
+    for path, record, _ in loaded:
+        _check_device(path, record.header.provenance.device, device)
+    # Of a run that was begun again, the record that is whole replaces the one that is not.
+    return sorted(loaded, key=lambda item: item[1].complete)
+
+
+def _keep_gpu(wanted: Wanted) -> None:
+    """Store what was measured on a GPU; with `add`, keep what is already stored."""
+    folder = wanted.output / GPU
+    for path in wanted.gpu:
+        if not path.is_dir():
+            raise ConformanceError(f"{path}: no folder of records")
+    kept = {}
+    for inside, place in (("", folder / RECORDS), (LARGE, folder / LARGE)):
+        places = [path / inside for path in wanted.gpu if (path / inside).is_dir()]
+        new = [*find_records(places), *_narrowed(places)]
+        kept[place] = _beside(new, place, add=wanted.add, device=GPU)
+    climbs: dict[str, Climb] = {}
+    for path in wanted.gpu:
+        climbs |= _read_each(path / LONG, read_climb, lambda it: it.implementation.name)
+    for name, climb in climbs.items():
+        _check_device(Path(f"{name}.json"), climb.provenance.device, GPU)
+    if not (climbs or any(kept.values())):
+        raise ConformanceError(f"{wanted.gpu[0]}: no records are there")
+    # Everything was read, so nothing is replaced by a part of what was given.
+    for place, records in kept.items():
+        keep(records, place)
+    old = set() if wanted.add else {*(folder / LONG).glob("*.json")}
+    for path in old - {folder / LONG / f"{name}.json" for name in climbs}:
+        path.unlink()
+    for name, climb in climbs.items():
+        write_document(folder / LONG / f"{name}.json", climb)
+
+
+def _check_device(path: Path, device: str, wanted: str) -> None:
+    if wanted and device != wanted:
+        raise ConformanceError(f"{path.name}: it was made on the device {device!r}, not {wanted!r}")
 
 
 def keep(records: Sequence[Loaded], folder: Path) -> None:
@@ -253,12 +309,33 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     others, refused = load_versions(find_records([wanted.output / VERSIONS]))
     if not loaded.current:
         raise ConformanceError(f"{wanted.output}: no records are kept there; name some to publish")
-    folder = wanted.output / LARGE
-    large, refused_large = load_versions(find_records([folder] if folder.is_dir() else []))
+    problems = [*loaded.problems, *refused]
+    published = _read(wanted, loaded.current, problems, root, versions=others)
+    folder = wanted.output / GPU
+    if not folder.is_dir():
+        return published
+    # Nobody has every GPU again when a case is added, so records of other catalogues stay.
+    on_gpu, refused = load_versions(_stored(folder / RECORDS))
+    gpu = _read(replace(wanted, output=folder), on_gpu, refused, root)
+    return replace(published, gpu=gpu) if gpu.origins else published
+
+
+def _read(
+    wanted: Wanted,
+    records: Sequence[Loaded],
+    problems: Sequence[str],
+    root: Path,
+    versions: Sequence[Loaded] = (),
+) -> Published:
+    """Return the data for the pages, given the records of one kind of device.
+
+    All other files are read from `wanted.output`.
+    """
+    large, refused = load_versions(_stored(wanted.output / LARGE))
     climbs = _read_each(wanted.output / LONG, read_climb, lambda it: it.implementation.name)
     explored = _read_each(wanted.output / EXPLORED, read_exploration, lambda it: it.implementation)
     made = read_made(wanted.output)
-    problems = [*(made.problems if made else ()), *loaded.problems, *refused, *refused_large]
+    problems = [*(made.problems if made else ()), *problems, *refused]
     expected = made.expected if made else ()
     baseline = read_baselines(wanted.baselines)
     at_length: list[Loaded] = [(Path(name), as_record(climb), {}) for name, climb in climbs.items()]
@@ -266,24 +343,31 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     for part, known in sort([*large, *at_length], baseline):
         sizes.setdefault(part.implementation.name, []).extend(known)
     return Published(
-        report=build(loaded.current, expected, problems, versions=others),
-        declared={part.key: part.implementation for part in parts_of(loaded.current)},
+        report=build(records, expected, problems, versions=versions),
+        declared={part.key: part.implementation for part in parts_of(records)},
         explored=explored,
-        known={part.key: known for part, known in sort(loaded.current, baseline)},
+        known={part.key: known for part, known in sort(records, baseline)},
         beside={
             (part.record.header.name, part.implementation.name): known
-            for part, known in sort(others, baseline)
+            for part, known in sort(versions, baseline)
         },
         large={part.implementation.name: large_of(part, baseline) for part in parts_of(large)},
         lengths={name: lengths_of(climb, baseline) for name, climb in climbs.items()},
         sizes=sizes,
         climbs=climbs,
-        versions=others,
+        versions=versions,
+        origins={
+            part.implementation.name: part for part in parts_of([*large, *at_length, *records])
+        },
         made=made,
         output=wanted.output,
         pages=wanted.pages,
         root=root,
     )
+
+
+def _stored(folder: Path) -> list[Path]:
+    return find_records([folder] if folder.is_dir() else [])
 
 
 def _read_each(
@@ -309,8 +393,9 @@ def render(published: Published) -> dict[Path, str]:
         published.output / "README.md": render_table(published),
         published.pages / "index.md": render_index(published),
     }
-    for column in published.report.columns:
+    for column in published.columns:
         files[published.pages / f"{column.key}.md"] = render_page(published, column)
-    if published.climbs:
-        files[published.output / PLOT] = plot(list(published.climbs.values()))
+    for own in filter(None, (published, published.gpu)):
+        if own.climbs:
+            files[own.output / PLOT] = plot(list(own.climbs.values()))
     return {path: content + END for path, content in files.items()}

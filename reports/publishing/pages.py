@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,14 +20,14 @@ import msgspec
 from markupsafe import Markup
 
 from conformance.records.findings import NOTHING, VERIFIED, Phrase
-from conformance.records.header import Implementation
+from conformance.records.header import Implementation, Provenance
 from conformance.records.long import Climb, Reach, as_record, reaches
 from conformance.records.record import Exploration
 from conformance.reports import wording
-from conformance.reports.cards import glances_of
+from conformance.reports.cards import Shown, glances_of
 from conformance.reports.gate.baseline import Baseline, Entry
 from conformance.reports.gate.judging import Claims, knower
-from conformance.reports.model import Column, Loaded, Point, Report, Trend
+from conformance.reports.model import Accuracy, Column, Loaded, Point, Report, Trend
 from conformance.reports.page.markdown import fenced, prose, render, text
 from conformance.reports.page.views import SEVERITY
 from conformance.reports.tables import (
@@ -309,6 +309,8 @@ class Published:
         sizes: by implementation, the deviations in the results of `large` and `lengths`.
         climbs: by implementation, the checks of long sequences.
         versions: the records with other versions.
+        origins: by implementation, its record: of the catalogue's cases, or else of its sizes.
+        gpu: what was measured on a GPU, with everything of its own; None if nothing was.
         made: how the records were made, if that was stored.
         output, pages: folders of the table and of the pages.
         root: folder that links of baselines are relative to.
@@ -328,6 +330,26 @@ class Published:
     pages: Path
     root: Path = Path()
     versions: Sequence[Loaded] = ()
+    origins: Mapping[str, Part] = field(default_factory=dict)
+    gpu: Published | None = None
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of the report, and after them those that were measured on a GPU only."""
+        names = {column.name for column in self.report.columns}
+        others = self.gpu.report.columns if self.gpu else ()
+        return [*self.report.columns, *(one for one in others if one.name not in names)]
+
+    def holding(self, column: Column) -> Published:
+        """Return `gpu` for a column that was measured on a GPU only, or else this object."""
+        return self if self.gpu is None or column in self.report.columns else self.gpu
+
+    def on_gpu(self, name: str) -> OnGpu | None:
+        """Return what was measured of an implementation on a GPU; None if nothing was."""
+        if self.gpu is None or name not in self.gpu.origins:
+            return None
+        columns = (column for column in self.gpu.report.columns if column.name == name)
+        return OnGpu(self.gpu, name, next(columns, None))
 
     def course(self, column: Column) -> Trend | None:
         """Return how a column changed over versions; None if there are no other versions."""
@@ -340,6 +362,120 @@ class Published:
         return self.beside.get((point.record, column.name), ())
 
 
+@dataclass(frozen=True)
+class OnGpu:
+    """What was measured of one implementation on a GPU.
+
+    Attributes:
+        all: what was measured of all implementations.
+        name: the name of the implementation.
+        column: its column; None if only its sizes were measured.
+    """
+
+    all: Published
+    name: str
+    column: Column | None
+
+    @property
+    def key(self) -> str:
+        """The key of its column, or else its name."""
+        return self.column.key if self.column else self.name
+
+    @property
+    def declared(self) -> Implementation:
+        """What its adapter declared on the GPU."""
+        return self.all.origins[self.name].implementation
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where and how it was measured."""
+        return self.all.origins[self.name].record.header.provenance
+
+    @property
+    def device(self) -> str:
+        """The GPU with the versions of its driver, of CUDA and of cuDNN, as far as known."""
+        return device_of(self.declared, self.provenance)
+
+    @property
+    def known(self) -> Sequence[Known]:
+        """Its deviations, apart from those at the sizes of kernels."""
+        return self.all.known.get(self.key, ())
+
+    def lacks(self, known: Known) -> bool:
+        """Return whether a deviation on the CPU is absent here: what was asked of it conforms."""
+        verdicts = {
+            finding.verdict
+            for result in self.all.origins[self.name].results
+            for finding in result.findings
+            if (result.case, result.dtype, result.mode, finding.requirement) in known.places
+        }
+        return verdicts == {"conforms"}
+
+    @property
+    def sizes(self) -> Sequence[Known]:
+        """Its deviations at the sizes of kernels."""
+        return self.all.sizes.get(self.name, ())
+
+    @property
+    def large(self) -> Sequence[str]:
+        """A line for each dtype with the results of level "large"."""
+        return self.all.large.get(self.name, ())
+
+    @property
+    def lengths(self) -> Sequence[Length]:
+        """The results of checks of long sequences in each dtype."""
+        return self.all.lengths.get(self.name, ())
+
+    @property
+    def climb(self) -> Climb | None:
+        """The checks of long sequences; None if there are none."""
+        return self.all.climbs.get(self.name)
+
+    @property
+    def answers(self) -> dict[str, list[Shown]]:
+        """What experiments observed, by question."""
+        return _answers(self.all.report, self.key)
+
+    @property
+    def accuracy(self) -> list[Accuracy]:
+        """How accurate it is, by dtype."""
+        return [item for item in self.all.report.accuracy if item.column == self.key]
+
+    @property
+    def lines(self) -> list[str]:
+        """A summary, as lines of a table cell."""
+        if self.declared.unavailable:
+            return [f"unavailable: {self.declared.unavailable}"]
+        lines = []
+        if self.column:
+            standing = self.column.standing
+            reached = accuracy_of(self.all.report, self.column)
+            lines += [f"{dtype} {worst}" for dtype, worst in reached.items()]
+            lines += [
+                f"{times} × {kind}" if times > 1 else kind for kind, times in _kinds(self.known)
+            ]
+            if not self.known:
+                lines.append("✓ nothing" if standing == "conforms" else standing)
+        sizes = {LARGE: self.large, LONG: [one.text for one in self.lengths]}
+        lines += [f"{size}: {line}" for size, own in sizes.items() for line in own if line]
+        return lines
+
+
+def _answers(report: Report, column: str) -> dict[str, list[Shown]]:
+    """Return what experiments observed of a column, by question."""
+    cards = [card for card in report.cards if card.column == column]
+    return {glance.heading: glance.take(cards[0]) for glance in glances_of(cards)}
+
+
+def device_of(declared: Implementation, provenance: Provenance) -> str:
+    """Return the model of the device, with the versions of its driver and of its toolkit."""
+    if provenance.device == "cpu":
+        return provenance.device
+    versions = {"driver": provenance.driver, **declared.toolkit}
+    texts = (f"{name} {version}" for name, version in versions.items() if version)
+    return ", ".join([provenance.device_model, *texts])
+
+
 def render_table(published: Published) -> str:
     """Return the page with the table of all implementations."""
     report = published.report
@@ -348,7 +484,10 @@ def render_table(published: Published) -> str:
         "table.md.j2",
         report=report,
         made=published.made,
-        groups=_groups(report.columns),
+        gpu=published.gpu,
+        on_gpu=published.on_gpu,
+        gpus=_gpus(published),
+        groups=_groups(published.columns),
         glances=_few(report),
         cards={card.column: card for card in report.cards},
         dtypes=list(dict.fromkeys(item.dtype for item in report.accuracy)),
@@ -371,25 +510,52 @@ def render_table(published: Published) -> str:
     )
 
 
+def _gpus(published: Published) -> list[str]:
+    """Return the GPUs on which anything was measured, each with its driver and the dates."""
+    if published.gpu is None:
+        return []
+    made = [part.record.header.provenance for part in published.gpu.origins.values()]
+    dates = by_key(made, lambda one: (one.device_model, one.driver))
+    return [
+        f"{model}{f', driver {driver}' if driver else ''} "
+        f"({', '.join(sorted({wording.date(one.created) for one in own}))})"
+        for (model, driver), own in dates.items()
+    ]
+
+
 def render_page(published: Published, column: Column) -> str:
     """Return the page of one implementation."""
+    on_gpu = published.on_gpu(column.name)
+    published = published.holding(column)
     report = published.report
     declared = published.declared[column.key]
     link = _links(published.pages, published.root)
-    cards = [card for card in report.cards if card.column == column.key]
+    source = next(item for item in report.sources if item.name == column.record)
+    answers = _answers(report, column.key)
     known = published.known.get(column.key, ())
     elsewhere = _elsewhere(published, column)
     every = [*known, *published.sizes.get(column.name, ()), *(item for item, _ in elsewhere)]
+    other = on_gpu if published.gpu is not None else None
+    if other:
+        every += [*other.known, *other.sizes]
     times = Counter(item.heading for item in every)
     return _render(
         "page.md.j2",
         column=column,
+        on_gpu=other,
+        same={item.identity for item in known},
+        differing=[
+            (heading, answers.get(heading, []), told)
+            for heading, told in (other.answers if other else {}).items()
+            if told != answers.get(heading)
+        ],
+        device=device_of(declared, source.provenance),
         declared=declared,
         documentation=_address(declared.documentation, link),
-        source=next(item for item in report.sources if item.name == column.record),
+        source=source,
         about=prose(declared.about),
         example=fenced(declared.example, "python") if declared.example else None,
-        answers=[(glance.heading, glance.take(cards[0])) for glance in glances_of(cards)],
+        answers=list(answers.items()),
         deviations=known,
         explored=published.explored.get(column.name),
         large=published.large.get(column.name, ()),
@@ -423,9 +589,9 @@ def render_index(published: Published) -> str:
     link = _links(published.pages, published.root)
     return _render(
         "index.md.j2",
-        groups=_groups(published.report.columns),
+        groups=_groups(published.columns),
         table=link(str((published.output / "README.md").absolute())),
-        kinds=lambda key: _kinds(published.known.get(key, ())),
+        kinds=lambda column: _kinds(published.holding(column).known.get(column.key, ())),
     )
 
 
@@ -482,15 +648,21 @@ def _reached(report: Report) -> Callable[[Column, str], str]:
     return reached
 
 
+def accuracy_of(report: Report, column: Column) -> dict[str, str]:
+    """Return, by dtype, the least accurate class that a column reached, or its largest error."""
+    reached = _reached(report)
+    dtypes = (item.dtype for item in report.accuracy if item.column == column.key)
+    return {dtype: reached(column, dtype) for dtype in dtypes}
+
+
 def _defects(published: Published) -> list[tuple[list[str], Known]]:
     """Return, for each defect, its columns and its deviation with the longest reason."""
+    every = [("", published), *([(" on gpu", published.gpu)] if published.gpu else [])]
     defects = [
-        (column.key, known)
-        for column in published.report.columns
-        for known in (
-            *published.known.get(column.key, ()),
-            *published.sizes.get(column.name, ()),
-        )
+        (f"{column.key}{where}", known)
+        for where, own in every
+        for column in own.report.columns
+        for known in (*own.known.get(column.key, ()), *own.sizes.get(column.name, ()))
         if known.kind == "defect"
     ]
     return [

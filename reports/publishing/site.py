@@ -16,7 +16,14 @@ import msgspec
 from conformance.records.header import Implementation
 from conformance.reports.cards import FAMILIES, GLANCES, experiment_cards, features
 from conformance.reports.model import Card, Column, Feature
-from conformance.reports.publishing.pages import Known, Published, library_of, varying
+from conformance.reports.publishing.pages import (
+    Known,
+    OnGpu,
+    Published,
+    accuracy_of,
+    library_of,
+    varying,
+)
 from conformance.reports.tables import columns, parts_of, topics_of
 from conformance.words import say
 
@@ -44,13 +51,15 @@ def render_site(published: Published, translator: Translator) -> bytes:
         for part in parts
     }
     answers = _answers(report.cards, report.features)
+    gpu = published.gpu
+    on_gpu = _answers(gpu.report.cards, gpu.report.features) if gpu else {}
     content = {
         "schema": SCHEMA,
         "questions": [glance.heading for glance in GLANCES],
         "features": [family.name for family in FAMILIES],
         "implementations": [
-            _implementation(published, column, answers.get(column.key, {}), other_versions)
-            for column in report.columns
+            _implementation(published, column, answers, on_gpu, other_versions)
+            for column in published.columns
         ],
         "requirements": [
             {
@@ -70,13 +79,24 @@ def render_site(published: Published, translator: Translator) -> bytes:
 def _implementation(
     published: Published,
     column: Column,
-    answers: Answers,
+    on_cpu: Mapping[str, Answers],
+    on_gpu: Mapping[str, Answers],
     before: Mapping[tuple[str, str], Answers],
 ) -> dict[str, Any]:
+    """Return the data of one implementation.
+
+    What only a GPU showed is given twice: as the implementation's data, and as those of the GPU.
+    """
+    gpu, is_own = published.on_gpu(column.name), column in published.report.columns
+    published = published.holding(column)
+    answers = (on_cpu if is_own else on_gpu).get(column.key, {})
     declared = published.declared[column.key]
     return {
         "key": column.key,
         "title": column.title,
+        "device": column.device,
+        "accuracy": accuracy_of(published.report, column),
+        "gpu": _on_gpu(gpu, on_gpu.get(gpu.key, {})) if gpu else None,
         "library": library_of(column),
         "versions": column.versions,
         "dtypes": column.dtypes,
@@ -93,6 +113,21 @@ def _implementation(
         },
         "known": [_known(one) for one in published.known.get(column.key, ())],
         "history": _history(published, column, answers, before),
+    }
+
+
+def _on_gpu(gpu: OnGpu, answers: Answers) -> dict[str, Any]:
+    made = gpu.provenance
+    return {
+        "on": gpu.device,
+        "date": made.created[:10],
+        "asked": made.selection,
+        "unavailable": gpu.declared.unavailable,
+        "versions": gpu.declared.versions,
+        "dtypes": gpu.column.dtypes if gpu.column else [],
+        "accuracy": accuracy_of(gpu.all.report, gpu.column) if gpu.column else {},
+        "answers": answers,
+        "known": [_known(one) for one in gpu.known],
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -225,6 +227,69 @@ def test_what_deviates_is_said_by_dtype(walk):
         page.locator("#choose-dtype").select_option(dtype)
         wrong = [own for own in BY_KEY["torch-mha"]["known"] if not dtype or dtype in own["dtypes"]]
         expect(items).to_have_count(len(wrong))
+
+
+GPU = {
+    "on": "a GPU of this test, driver 1.2",
+    "date": "2026-01-02",
+    "asked": "--level core",
+    "unavailable": "",
+    "versions": {"torch": "9.9"},
+    "dtypes": ["float32"],
+    "accuracy": {"float32": "A0"},
+    "answers": {"True in a mask": [["attends", "", False]]},
+    "known": [],
+}
+HALVES = '<span class="on-cpu">of the CPU</span><span class="on-gpu" hidden>of the GPU</span>'
+
+
+@pytest.fixture(scope="session")
+def measured(site) -> str:
+    """A page "Can I use" as it would be if one implementation was measured on a GPU."""
+    before, start, rest = (site / "can-i-use.html").read_text().partition('id="site-data">')
+    text, end, after = rest.partition("</script>")
+    data = json.loads(text)
+    for one in data["implementations"]:
+        if one["key"] == "torch-mha":
+            one["gpu"] = GPU
+    before = re.sub("<td[^>]*>", lambda cell: cell[0] + HALVES, before, count=1)
+    name = "can-i-use-on-a-gpu.html"
+    (site / name).write_text("".join((before, start, json.dumps(data), end, after)))
+    return name
+
+
+def test_without_a_gpu_there_is_no_switch_and_the_page_says_why(walk):
+    page = walk("can-i-use.html", "#implementation=torch-mha")
+    if all(one["gpu"] is None for one in SITE["implementations"]):
+        expect(page.get_by_role("group", name="Measured on")).to_have_count(0)
+        expect(page.locator("main")).to_contain_text("nothing was measured on a GPU")
+        assert "not measured on a GPU" in told(page)
+
+
+def test_the_device_is_a_switch_by_keyboard(walk, measured):
+    page = walk(measured, "#implementation=torch-mha&question=True+in+a+mask")
+    seen = page.locator("#can-i-use-answer dd strong").first
+    halves = [page.get_by_text(f"of the {device}", exact=True) for device in ("CPU", "GPU")]
+    expect(seen).to_have_text("blocks")
+    expect(halves[0]).to_be_visible()
+    expect(halves[1]).to_be_hidden()
+    page.get_by_role("radio", name="CPU").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("radio", name="GPU")).to_be_checked()
+    expect(seen).to_have_text("attends")
+    expect(halves[0]).to_be_hidden()
+    expect(halves[1]).to_be_visible()
+    assert f"{GPU['on']}, {GPU['date']}, asked: --level core" in told(page)
+    assert "float32 A0" in told(page)
+    expect(page.locator("#choose-version")).to_contain_text("torch 9.9")
+    expect(page.locator("#choose-dtype option")).to_have_text(["any", "float32"])
+    assert serious(page) == []
+    # The address is the answer: it can be sent to somebody.
+    page = walk(measured, page.evaluate("location.hash"))
+    expect(page.locator("#can-i-use-answer dd strong").first).to_have_text("attends")
+    page.locator("#choose-implementation").select_option("jax-sdpa")
+    expect(page.locator("#can-i-use-answer dd strong").first).to_have_text("not measured on a GPU")
+    assert "What deviates" not in told(page)
 
 
 def translation() -> tuple[int, int, int]:
