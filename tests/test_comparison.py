@@ -23,7 +23,7 @@ from conformance.definition.comparison import (
     element,
     worst_of,
 )
-from conformance.definition.expectation import Expectation
+from conformance.definition.expectation import ROW_SUMS, Expectation
 from conformance.errors import WrongShape
 from conformance.records.findings import INFINITE
 from conformance.records.numbers import LIMIT, ratios
@@ -434,8 +434,8 @@ def test_the_worst_comparison_is_that_closest_to_its_limit():
 
 
 def test_averaged_weights_are_compared_with_averages_of_more_samples_too():
-    arrays = {"weights": np.full((1, 4, 2, 2), 0.5)}
-    noise = {"A": {"weights": np.full((1, 4, 2, 2), 0.01)}}
+    arrays = {"weights": np.full((1, 4, 2, 2), 0.5), ROW_SUMS: np.ones((1, 4, 2))}
+    noise = {"A": {name: np.full_like(array, 0.01) for name, array in arrays.items()}}
     expectation = Expectation(arrays, noise, underflow=0.0)
     averaged = averaged_over_heads(replace(expectation, careful=lambda: expectation))
     beyond = averaged.arrays["weights"] + 9 * averaged.sigma["weights"]

@@ -135,7 +135,7 @@ SINKS_IN_FIFTY_DIGITS = np.array([12.0, -0.5])
 
 
 def truth(problem):
-    """Output, weights and gradients in 50 digits; central differences with a step of 1e-20."""
+    """Output, weights, their sums, and gradients by differences with a step of 1e-20: 50 digits."""
     with mpmath.workdps(50):
         number, step = mpmath.mpf, mpmath.mpf(10) ** -20
         leaf = {
@@ -148,7 +148,7 @@ def truth(problem):
             return (output * problem.cotangent).sum()
 
         output, weights = by_loops(problem, leaf, number, mpmath)
-        found = {"output": output, "weights": weights}
+        found = {"output": output, "weights": weights, expectation.ROW_SUMS: weights.sum(axis=-1)}
         for name, array in leaf.items():
             gradient = found[f"gradient.{name}"] = np.zeros(array.shape, dtype=object)
             for index in np.ndindex(array.shape):
@@ -167,8 +167,8 @@ def test_everything_is_that_of_fifty_digits(name, score):
     problem = make(TINY, score=score, **IN_FIFTY_DIGITS[name])
     if problem.sinks is not None:
         problem = problem.replace(sinks=SINKS_IN_FIFTY_DIGITS)
-    want, expectation = truth(problem), expect(problem)
-    got = expectation.arrays
+    want, expected = truth(problem), expect(problem)
+    got = expected.arrays
     assert_close(got, {name: array.astype(float) for name, array in want.items()}, 1e-14)
     with mpmath.workdps(50):
         # Small weights have all their digits too, and float64's σ knows float64's own error.
@@ -176,8 +176,8 @@ def test_everything_is_that_of_fifty_digits(name, score):
             assert abs(have - exact) <= 1e-14 * exact
         error = {name: (got[name] - array).astype(float) for name, array in want.items()}
     for name, difference in error.items():
-        zero, noise = np.zeros(difference.shape), expectation.sigma[name]
-        assert np.abs(ratios(difference, zero, noise, expectation.underflow)).max() <= LIMIT, name
+        zero, noise = np.zeros(difference.shape), expected.sigma[name]
+        assert np.abs(ratios(difference, zero, noise, expected.underflow)).max() <= LIMIT, name
 
 
 # Complex steps: every gradient.
