@@ -32,6 +32,7 @@ from conformance import (
     CausalFlag,
     Example,
     Function,
+    Geometry,
     Lengths,
     MaskArgument,
     Mode,
@@ -133,22 +134,26 @@ class DotProductAttention(Function):
 
 
 class CudnnAttention(DotProductAttention):
-    """The adapter for jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
+    """The adapter for jax.nn.dot_product_attention(implementation="cudnn").
 
-    Gradients need even lengths, but no shape family whose heads fit the kernel has even lengths.
-    The adapter declares neither the output of a fully masked query nor a causal alignment. Masks
-    and biases are passed in full size, because a single row for all queries is rejected.
+    Beside a mask or a bias, gradients need even lengths, so the first mode has no gradients. The
+    causal flag is cuDNN's mask of the same name, which begins top-left too. The adapter does not
+    declare the output of a fully masked query. Masks and biases are passed in full size, because a
+    single row for all queries is rejected.
     """
 
     title = "jax.nn.dot_product_attention (cuDNN)"
     dtypes = ("bfloat16", "float16")
+    geometry = Geometry(head_sizes=(64, 128), tiles=(64, 64))
     fully_masked_row = None
     mask_arguments = tuple(
         replace(argument, broadcasts=False) for argument in DotProductAttention.mask_arguments
     )
-    causal_flag = CausalFlag("is_causal")
     features = tuple(f for f in DotProductAttention.features if isinstance(f, Lengths))
-    modes = (Mode("cudnn", gradients=False, about='implementation="cudnn": one kernel, for GPUs'),)
+    modes = (
+        Mode("cudnn", gradients=False, about='implementation="cudnn": one kernel, for GPUs'),
+        Mode("cudnn-gradients", about="as cudnn, so that gradients can be asked for"),
+    )
     implementation = "cudnn"
 
     def check_device(self, device: str) -> None:

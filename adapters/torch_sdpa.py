@@ -11,7 +11,9 @@ a gradient. On a CPU it takes the tiled kernel ("flash"), unless value heads hav
 the mask has three axes or needs a gradient, or there is dropout; in these cases, it computes matrix
 products and a softmax ("math"). `torch.nn.attention.sdpa_kernel` restricts torch to one kernel. If
 that kernel does not support a problem, torch raises "No available kernel" and warns of the reason,
-which becomes the reason of `Unsupported`. Two kernels are for GPUs only.
+which becomes the reason of `Unsupported`. Two kernels are for GPUs only, and need head sizes that
+are multiples of 8. cuDNN's kernel supports half precision only, and head sizes of up to 128, or 256
+on newer GPUs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from conformance import (
     CausalFlag,
     Example,
     Function,
+    Geometry,
     MaskArgument,
     Mode,
     Unavailable,
@@ -167,6 +170,8 @@ class Flash(_OneKernel):
 class _OnGpu(_OneKernel):
     """The base class of adapters for kernels that exist only for GPUs."""
 
+    geometry = Geometry(head_sizes=(64, 128), tiles=(64, 64))
+
     def check_device(self, device: str) -> None:
         if device == "cpu":
             raise Unavailable(f"torch has {self.backend} for GPUs only; run it with --device gpu")
@@ -178,14 +183,20 @@ class Efficient(_OnGpu):
 
     title = "torch.nn.functional.scaled_dot_product_attention (efficient)"
     backend = "EFFICIENT_ATTENTION"
+    dtypes = ("float32", "bfloat16", "float16")
     example = _forced("EFFICIENT_ATTENTION")
 
 
 class Cudnn(_OnGpu):
-    """The adapter for cuDNN's kernel."""
+    """The adapter for cuDNN's kernel.
+
+    A tile of keys has 128, but lengths of 64 and 192 matter too: with a mask, torch 2.11 has NaN in
+    gradients there (https://github.com/pytorch/pytorch/issues/196678).
+    """
 
     title = "torch.nn.functional.scaled_dot_product_attention (cuDNN)"
     backend = "CUDNN_ATTENTION"
+    dtypes = ("bfloat16", "float16")
     example = _forced("CUDNN_ATTENTION")
 
 

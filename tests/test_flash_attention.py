@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -334,21 +335,54 @@ def test_the_functions_are_called_as_they_are_documented(name, stand_in):
     assert expected[name] <= supported
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_cases_are_posed_at_the_declared_sizes(name, stand_in):
-    declared = load(name)
+def at_declared_sizes(name, *cases):
+    """The verdicts by dtype of these cases, at the sizes and in the dtypes that are declared."""
+    declared, session = load(name), Session()
     adapter = without_gpu(name, dtypes=declared.dtypes, geometry=declared.geometry)
-    cases = [*find_cases("causal/bottom-right/gqa"), *find_cases("plain/no-mask/cross")]
+    cases = [one for case in cases for one in find_cases(case)]
     items = [*plan([adapter], cases, ("bfloat16", "float32"), "cpu")]
     sizes = {item.asked.problem("bfloat16").shape.head_size for item in items}
     assert sizes == {*declared.geometry.head_sizes}
-    session = Session()
     told = defaultdict(set)
     for item in items:
         told[item.dtype].add(session.examine(item).verdict)
+    return told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cases_are_posed_at_the_declared_sizes(name, stand_in):
+    told = at_declared_sizes(name, "causal/bottom-right/gqa", "plain/no-mask/cross")
     # A call with a cache needs queries that follow the cached keys.
     cached = {"unsupported"} if name == "flash-attn-kvcache" else set()
     assert told == {"bfloat16": {"conforms"} | cached, "float32": {"unsupported"}}
+
+
+USUAL = ("mask/key-padding/cross", "causal/square/self", "plain/no-mask/gqa")
+
+
+@pytest.mark.parametrize(("name", "single"), [("efficient", "conforms"), ("cudnn", "unsupported")])
+def test_the_kernels_that_torch_has_for_gpus_only(name, single, monkeypatch):
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", nullcontext)
+    told = at_declared_sizes(f"torch-sdpa-{name}", *USUAL)
+    assert told == {"bfloat16": {"conforms"}, "float32": {single}}
+
+
+def test_the_kernel_that_jax_has_for_gpus_only(monkeypatch):
+    jax = pytest.importorskip("jax")
+    written_out = jax.nn.dot_product_attention
+
+    def cudnn(query, *inputs, implementation, **given):
+        assert implementation == "cudnn"
+        if query.shape[-1] % 8:
+            raise NotImplementedError("the head dim must be a multiple of 8")
+        return written_out(query, *inputs, **given)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn)
+    told = at_declared_sizes("jax-sdpa-cudnn", *USUAL)
+    assert told == {"bfloat16": {"conforms"}, "float32": {"unsupported"}}
+    heads = jax.numpy.zeros((1, 3, 2, 4))
+    with pytest.raises(Unsupported, match="multiple of 8"):
+        without_gpu("jax-sdpa-cudnn").attend(heads, heads, heads, {})
 
 
 ASKED = ("causal", "windows", "soft-cap", "sinks", "alibi", "masks", "masked-rows")
@@ -420,11 +454,14 @@ def test_varlen_attn_of_torch_2_10_is_another_function(monkeypatch):
         load("torch-varlen").prepare()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES, "torch-sdpa-efficient", "torch-sdpa-cudnn", "jax-sdpa-cudnn"]
+)
 def test_without_a_gpu_it_is_unavailable(name):
     adapter = load(name)
     with pytest.raises(Unavailable, match="GPUs only"):
         adapter.check_device("cpu")
+    pytest.importorskip(adapter.framework)
     if not torch.cuda.is_available():
         with pytest.raises(Unavailable, match="sees no gpu"):
             adapter.check_device("gpu")
