@@ -7,7 +7,7 @@ masked query averages all values; float16 cannot represent -1e10. All heads shar
 [batch, query, key]. A translation model calls the layer in three places:
 
     encoder          attention(x, x, x, pad_mask(x_lengths, x_len))
-    decoder          attention(y, y, y, pad_mask(y_lengths, y_len) & causal_mask(y_len))
+    decoder          attention(y, y, y, pad_mask(y_lengths, y_len) & causal_mask(y_len, y.device))
     decoder, memory  attention(y, memory, memory, pad_mask(x_lengths, x_len))
 """
 
@@ -67,6 +67,6 @@ def pad_mask(lengths: Tensor, max_len: int) -> Tensor:
     return (torch.arange(max_len, device=lengths.device) < lengths[:, None]).unsqueeze(1)
 
 
-def causal_mask(length: int) -> Tensor:
+def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor:
     """Return a mask [1, length, length]: True where a token meets itself or an earlier token."""
-    return torch.ones(1, length, length, dtype=torch.bool).tril()
+    return torch.ones(1, length, length, dtype=torch.bool, device=device).tril()

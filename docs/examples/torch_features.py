@@ -42,7 +42,8 @@ def windowed_attention(
         logits = softcap * torch.tanh(logits / softcap)  # before anything is masked
 
     queries, keys = logits.shape[-2:]
-    ahead = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+    index = torch.arange(max(queries, keys), device=query.device)
+    ahead = index[:keys] - index[:queries, None] - (keys - queries)
     before, after = (keys + queries if side < 0 else side for side in window)
     visible = (ahead >= -before) & (ahead <= (min(after, 0) if causal else after))
     visible = visible if mask is None else visible & mask

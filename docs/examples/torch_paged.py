@@ -53,7 +53,8 @@ def paged_attention(
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         # The last query stands at the last key.
-        ahead = torch.arange(count) - torch.arange(count - length, count)[:, None]
+        own = torch.arange(count - length, count, device=query.device)
+        ahead = torch.arange(count, device=query.device) - own[:, None]
         blocked = (ahead > 0) & causal
         blocked |= (ahead < -left) & (left >= 0)
         blocked |= (ahead > right) & (right >= 0)
