@@ -185,13 +185,26 @@ class RankRaised(ConformanceError):
     """A rank, that is, one of several processes that compute one call together, raised an error."""
 
 
-class RankLost(ConformanceError):
-    """One of several processes that compute one call together ended or did not answer in time.
+class ProcessLost(ConformanceError):
+    """This process can examine nothing more, because of what the implementation did.
 
     `verdict` is the verdict of the item that was being examined.
     """
 
     verdict: Literal["crashed", "timed-out"]
+
+
+class DeviceLost(ProcessLost):
+    """An implementation made an error after which every call on its device fails in this process.
+
+    On a GPU, such are failed assertions and accesses to memory out of range.
+    """
+
+    verdict = "crashed"
+
+
+class RankLost(ProcessLost):
+    """One of several processes that compute one call together ended or did not answer in time."""
 
 
 class RankDied(RankLost):
@@ -235,3 +248,9 @@ class Unsupported(Exception):
 
     It is not a `ConformanceError`, because it is a result (verdict `unsupported`), not an error.
     """
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an exception says that memory ran out, be it the host's or a device's."""
+    signs = ("out of memory", "Out of memory", "RESOURCE_EXHAUSTED")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)

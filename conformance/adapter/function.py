@@ -20,7 +20,7 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import NO_MASK, CausalFlag, MaskArgument, Spelling
 from conformance.adapter.base import Call, FullyMasked, Mode
 from conformance.adapter.handing import Moved, turns_of
-from conformance.adapter.native import NativeAdapter, Prepared
+from conformance.adapter.native import NativeAdapter, Prepared, check_device_of
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.problem import Answer, Problem, Shape, check_shape
 from conformance.errors import Unsupported, WrongAnswer, WrongDeclaration
@@ -128,6 +128,7 @@ class Function(NativeAdapter):
             options |= {name: own[name] for name in given if name in own}
             result = attend(*heads.values(), masks, **options)
             context, weights = result if isinstance(result, tuple) else (result, None)
+            check_device_of(bridge, context, heads["query"], "returned its result")
             if call.given is None:
                 self._check_context(context, problem, moved)
             if moved is not None and moved.back is not None:

@@ -160,6 +160,7 @@ class NativeAdapter(Adapter):
     def _native(self, call: Call, ready: Prepared) -> Evaluated:
         """Call the implementation, and return its native results."""
         variables, constants = ready.split(call.wanted)
+        self.bridge.poison([*variables.values(), *constants.values(), ready.cotangent])
         request = Request(
             ready.function,
             variables,
@@ -281,11 +282,13 @@ class NativeAdapter(Adapter):
             masks = _named(given, _MASK) | plain
             result = invoke(_named(given, _WEIGHT), query, key, value, masks)
             if not isinstance(result, tuple):
-                return result, None
+                result = result, None
             if len(result) != 2:
                 raise WrongAnswer(
                     f"returned a tuple of {len(result)}; return output or (output, weights)"
                 )
+            for what, array in zip(("output", "weights"), result, strict=True):
+                check_device_of(bridge, array, query, f"returned {what}")
             return result
 
         cotangent = self._input("cotangent", problem, call)
@@ -365,6 +368,19 @@ class NativeAdapter(Adapter):
             gradients,
             {name: bridge.dtype(native) for name, native in returned.items()},
         )
+
+
+def check_device_of(bridge: Framework, array: Any, given: Any, did: str) -> None:
+    """Raise `WrongAnswer` if an implementation made an array on another device than it was given.
+
+    Otherwise, an implementation that falls back to the CPU would be taken for one that runs on the
+    device. What is no array of the framework is not looked at. `did` begins the message.
+    """
+    if not bridge.is_array(array):
+        return
+    device, wanted = bridge.device_of(array), bridge.device_of(given)
+    if device != wanted and device and wanted:
+        raise WrongAnswer(f"{did} on another device than the inputs': {device}, not {wanted}")
 
 
 def _batched(answer: Answer, problem: Problem) -> Answer:

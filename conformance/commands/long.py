@@ -160,9 +160,10 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
     with progress(adapter.name, len(ladder)) as advance:
 
         def begin(step: Step, left: float) -> None:
-            advance(f"{step.dtype} {step.length:,}, {left:,.0f} s left", steps=0)
+            needs = ladder.needs(step)
+            advance(f"{step.dtype} {step.length:,}, {needs}, {left:,.0f} s left", steps=0)
             # This is what the record says if the process ends during this problem.
-            keep(msgspec.structs.replace(step, why="the process ended"))
+            keep(msgspec.structs.replace(step, why=f"the process ended; it needed {needs}"))
 
         for step in ladder.climb(begin):
             climb.steps.append(step)

@@ -11,6 +11,7 @@ restore it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import math
 import os
@@ -27,7 +28,8 @@ import numpy as np
 from packaging.version import Version
 
 from conformance.definition.dtypes import DTYPES
-from conformance.errors import Unsupported, WrongDeclaration
+from conformance.errors import DeviceLost, Unsupported, WrongDeclaration, is_exhausted
+from conformance.text import message
 
 Natives = dict[str, Any]
 """Arrays of a framework, by name."""
@@ -39,6 +41,12 @@ GUARD = 4096
 """The number of elements before and after an array in `Framework.surrounded`.
 
 It is greater than the size of a batch entry in the experiments that surround arrays."""
+
+_SMALL = tuple(2**power for power in range(9, 21))
+"""The sizes in bytes of the small blocks that are poisoned whatever the sizes of the arrays."""
+
+_POISONED = 4
+"""How many blocks of the size of an array are poisoned: for results, gradients, and between."""
 
 Divided = list[tuple[int, Sequence[np.ndarray]]]
 """The axes of an array that are divided among ranks, each with the indices that each rank gets."""
@@ -113,6 +121,18 @@ class Evaluated:
     output: Any
     weights: Any
     gradients: Natives
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a device, in bytes: what is free, what is used, and the most that was used.
+
+    See `Framework.memory` for the time from which the peak counts.
+    """
+
+    free: int
+    used: int
+    peak: int
 
 
 Values = list[Any]
@@ -235,6 +255,49 @@ PROCESS = (
 """The settings that exist in every process, whatever the framework."""
 
 
+class DeviceState:
+    """What a call on a device other than the CPU may leave behind: no memory, or no device."""
+
+    def __init__(self) -> None:
+        self._exhausted = False
+        self._lost = ""
+
+    @contextmanager
+    def watching(
+        self, attempt: Callable[[], object], empty: Callable[[], object] = lambda: None
+    ) -> Iterator[None]:
+        """Enter the context of a call on the device.
+
+        If the last call ran out of memory, that which nothing uses is freed first.
+
+        Args:
+            attempt: a function that raises an exception if the device can no longer be used.
+            empty: a function that returns unused memory from the framework to the device.
+
+        Raises:
+            DeviceLost: the device cannot be used in this process, since this call or an earlier.
+        """
+        if self._lost:
+            raise DeviceLost(self._lost)
+        if self._exhausted:
+            # Exceptions are in cycles with the frames that hold the arrays.
+            gc.collect()
+            empty()
+            self._exhausted = False
+        try:
+            yield
+        except Exception as error:
+            self._exhausted = is_exhausted(error)
+            try:
+                attempt()
+            except Exception as again:
+                if is_exhausted(again):
+                    raise
+                self._lost = f"the device is lost: {type(error).__name__}: {message(error)[:300]}"
+                raise DeviceLost(self._lost) from error
+            raise
+
+
 class Framework(ABC):
     """The base class of bridges, with the operations that the suite needs from a framework."""
 
@@ -267,6 +330,13 @@ class Framework(ABC):
         Other dtypes are kept as far as the framework has them.
         """
 
+    def device_of(self, native: Any) -> str:
+        """Return the kind of device on which an array lies; "" if arrays lie on none in particular.
+
+        The array may be abstract, as in a function that is being compiled; it lies on no device.
+        """
+        return ""
+
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
         """Return a native array as a NumPy array: of bool if it is boolean, or else of float64."""
@@ -286,6 +356,31 @@ class Framework(ABC):
     @abstractmethod
     def devices(self) -> dict[str, str]:
         """Return the model of each kind of device, "cpu" or "gpu", that the framework can use."""
+
+    def memory(self, device: str, *, anew: bool = False) -> Memory | None:
+        """Return the memory of a device; None if it is the host's, or if the framework cannot say.
+
+        If `anew` is true, the peak counts from this call on, where the framework can do that. By
+        default, return None.
+        """
+        return None
+
+    def poison(self, arrays: Iterable[Any]) -> None:  # noqa: B027 - most hand out no memory
+        """Leave NaN in free memory, where the next arrays of these sizes will lie.
+
+        A kernel that reads what it has not written then returns NaN rather than, by luck, zeros or
+        the right numbers of an earlier call. This is done on devices whose memory the framework
+        hands out itself. By default, do nothing.
+        """
+
+    def wait(self, arrays: Iterable[Any]) -> None:
+        """Wait until these arrays are computed; raise the error of a computation that failed.
+
+        Frameworks compute asynchronously on some devices, so time is taken only after this. By
+        default, one element of each array is read.
+        """
+        for array in arrays:
+            self.numpy(array[tuple(slice(1) for _ in array.shape)])
 
     def evaluate(self, request: Request) -> Evaluated:
         """Call the function and, if requested, compute the gradients of the variables.
@@ -470,6 +565,16 @@ class Framework(ABC):
 @lru_cache(maxsize=64)
 def _name_of(dtype: Hashable) -> str:
     return str(dtype).rpartition(".")[2]
+
+
+def poisoned_sizes(sizes: Iterable[int], free: int) -> list[int]:
+    """Return the sizes in bytes of the blocks to poison before a call on arrays of `sizes`.
+
+    Allocators hand out the block that fits best, so blocks of all these sizes exist at once. There
+    are none if they would take more than a quarter of the memory that is `free`.
+    """
+    found = [*_SMALL, *(size for size in {*sizes} if size for _ in range(_POISONED))]
+    return found if sum(found) <= free // 4 else []
 
 
 def by_name(variables: Natives, gradients: Iterable[Any]) -> Natives:

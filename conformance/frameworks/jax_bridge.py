@@ -11,7 +11,7 @@ JAX 0.4.31 or later is required. Newer features are detected by trying them out,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from typing import Any
@@ -20,7 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request, Setting
+from conformance.frameworks.base import (
+    DeviceState,
+    Evaluated,
+    Framework,
+    Function,
+    Memory,
+    Natives,
+    Request,
+    Setting,
+    poisoned_sizes,
+)
 
 _IN_ONE_PIECE = {"xla_cpu_parallel_codegen_split_count": 1}
 """A small program compiles in half the time if XLA does not divide it among threads."""
@@ -70,11 +80,18 @@ class Jax(Framework):
     def __init__(self) -> None:
         self._programs: dict[Hashable, Callable[..., Any]] = {}
         self._sessions = 0
+        self._state = DeviceState()
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         if values.dtype == np.float64:
             values = values.astype(jnp.dtype(dtype))
         return jax.device_put(values, jax.devices(device)[0])
+
+    def device_of(self, native: Any) -> str:
+        if isinstance(native, jax.core.Tracer):
+            return ""
+        kinds = {_kind_of(device) for device in native.devices()}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     def numpy(self, native: Any) -> np.ndarray:
         values = np.asarray(native)
@@ -93,7 +110,24 @@ class Jax(Framework):
             jax.default_device(jax.devices(device)[0]),
             _optimising(device != "cpu"),
         ):
-            yield
+            if device == "cpu":
+                yield
+                return
+            with self._state.watching(partial(_try, jax.devices(device)[0])):
+                yield
+
+    def poison(self, arrays: Iterable[Any]) -> None:
+        memory = None if _on_cpu() else self.memory("gpu")
+        if memory is not None:
+            sizes = {array.nbytes for array in arrays}
+            # They are freed when all of them are made. In every dtype of floats, 255s are NaN.
+            _ = [
+                jax.device_put(np.full(size, 255, np.uint8), _gpus()[0])
+                for size in poisoned_sizes(sizes, memory.free)
+            ]
+
+    def wait(self, arrays: Iterable[Any]) -> None:
+        jax.block_until_ready([*arrays])
 
     def call(self, request: Request) -> Evaluated:
         return self._run(request, _plain(request.function), request.cotangent)
@@ -120,9 +154,16 @@ class Jax(Framework):
 
     def devices(self) -> dict[str, str]:
         models = {"cpu": "jax on the CPU"}
-        with suppress(RuntimeError):
-            models["gpu"] = jax.devices("gpu")[0].device_kind
+        if _gpus():
+            models["gpu"] = _gpus()[0].device_kind
         return models
+
+    def memory(self, device: str, *, anew: bool = False) -> Memory | None:
+        found = None if device == "cpu" or not _gpus() else _gpus()[0].memory_stats()
+        if not found or "bytes_limit" not in found:
+            return None
+        used = found["bytes_in_use"]
+        return Memory(found["bytes_limit"] - used, used, found["peak_bytes_in_use"])
 
 
 def _options(optimised: bool) -> dict[str, Any]:
@@ -154,7 +195,25 @@ def _known_options() -> frozenset[str]:
 def _on_cpu() -> bool:
     """Return whether arrays are placed on the CPU by default in the current session."""
     device = jax.config.jax_default_device
-    return device is None or device.platform == "cpu"
+    return _kind_of(jax.devices()[0] if device is None else device) == "cpu"
+
+
+def _kind_of(device: Any) -> str:
+    """Return the kind of a device, "cpu" or "gpu"."""
+    return "gpu" if device in _gpus() else "cpu"
+
+
+def _try(device: Any) -> None:
+    """Use a device; raise an exception if that is no longer possible."""
+    jax.block_until_ready(jax.device_put(np.zeros(1, np.float32), device))
+
+
+@cache
+def _gpus() -> tuple[Any, ...]:
+    """Return the GPUs that JAX can use; to be told that there are none takes a third of a ms."""
+    with suppress(RuntimeError):
+        return tuple(jax.devices("gpu"))
+    return ()
 
 
 @contextmanager

@@ -1,4 +1,8 @@
-"""The PyTorch bridge loads parameters into the module and differentiates with autograd."""
+"""The PyTorch bridge loads parameters into the module and differentiates with autograd.
+
+A "gpu" is torch's accelerator, of whatever kind: CUDA, ROCm, XPU, MPS, or a backend that registers
+itself. What the suite asks of it is in the accelerator's own module, such as `torch.cuda`.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,46 @@ import itertools
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 import torch
 
-from conformance.errors import WrongAnswer
+from conformance.errors import Unavailable, Unsupported, WrongAnswer
 from conformance.frameworks.base import (
+    DeviceState,
     Divided,
     Evaluated,
     Framework,
+    Memory,
     Natives,
     OnRanks,
     Request,
     Setting,
     by_name,
+    poisoned_sizes,
 )
+
+
+@cache
+def _accelerator() -> Any:
+    """Return torch's accelerator as a `torch.device`, or None if torch can use none here."""
+    if hasattr(torch, "accelerator"):  # since torch 2.6
+        usable = torch.accelerator.is_available()
+        return torch.accelerator.current_accelerator() if usable else None
+    return torch.device("cuda") if torch.cuda.is_available() else None
+
+
+def _of_accelerator(name: str, otherwise: Any = None) -> Any:
+    """Return a function of the accelerator's module; `otherwise` if it lacks such a function."""
+    return getattr(getattr(torch, _accelerator().type), name, otherwise)
+
+
+def _bytes_of(state: Any) -> bytes:
+    return state.numpy().tobytes()
 
 
 def _put_generator(state: bytes) -> None:
@@ -61,13 +86,30 @@ def _put_matmul_precision(value: str) -> None:
         torch.set_float32_matmul_precision(general)
     for place, precision in zip(_of_products(), others, strict=True):
         place.fp32_precision = precision
+def _generator_of_accelerator() -> bytes:
+    """Return the state of the accelerator's random generator, or b"" if it has not been started."""
+    if _accelerator() is None or not _of_accelerator("is_initialized", lambda: True)():
+        return b""
+    return _bytes_of(_of_accelerator("get_rng_state")())
+
+
+def _put_generator_of_accelerator(state: bytes) -> None:
+    if state:
+        given = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        _of_accelerator("set_rng_state")(given)
 
 
 _SETTINGS = (
     Setting(
         "torch's random generator",
-        lambda: torch.get_rng_state().numpy().tobytes(),
+        lambda: _bytes_of(torch.get_rng_state()),
         _put_generator,
+        shown=False,
+    ),
+    Setting(
+        "the random generator of torch's accelerator",
+        _generator_of_accelerator,
+        _put_generator_of_accelerator,
         shown=False,
     ),
     Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -121,6 +163,9 @@ class Torch(Framework):
     differentiates_weights = True
     rank = f"{__name__}:Rank"
 
+    def __init__(self) -> None:
+        self._state = DeviceState()
+
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         # Faster than `torch.tensor`; the tensor owns its memory, as users' tensors do.
         is_float = values.dtype == np.float64
@@ -130,6 +175,10 @@ class Torch(Framework):
             # NumPy has no bfloat16, and is slow in float16.
             tensor = tensor.to(getattr(torch, dtype))
         return tensor if device == "cpu" else tensor.to(_device(device))
+
+    def device_of(self, native: Any) -> str:
+        device = native.device.type
+        return "gpu" if _accelerator() is not None and device == _accelerator().type else device
 
     def numpy(self, native: Any) -> np.ndarray:
         tensor = native.detach()
@@ -178,20 +227,41 @@ class Torch(Framework):
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        try:
+        if device == "cpu":
             yield
-        finally:
-            if device == "gpu":
+            return
+        _check_dtype(dtype)
+        wait = _of_accelerator("synchronize")
+        with self._state.watching(wait, _of_accelerator("empty_cache")):
+            try:
+                yield
+            finally:
                 # Kernels run asynchronously: wait, so that errors are attributed to this problem.
-                torch.cuda.synchronize()
+                wait()
+
+    def poison(self, arrays: Iterable[Any]) -> None:
+        sizes = {array.numel() * array.element_size() for array in arrays if not array.is_cpu}
+        memory = self.memory("gpu") if sizes else None
+        if memory is not None:
+            # They are freed when all of them are made. In every dtype of floats, 255s are NaN.
+            _ = [
+                torch.full((size,), 255, dtype=torch.uint8, device=_accelerator())
+                for size in poisoned_sizes(sizes, memory.free)
+            ]
+
+    def wait(self, arrays: Iterable[Any]) -> None:
+        if any(not array.is_cpu for array in arrays):
+            _of_accelerator("synchronize")()
 
     def overwrite(self, native: Any, by: Any) -> None:
         # The detached tensor shares memory with `native`; this is faster than `no_grad`.
         native.detach().copy_(by)
 
     def fill(self, native: Any, values: np.ndarray, dtype: str, device: str) -> None:
-        # `copy_` converts the dtype; it is exact, as `dtype` represents all values.
-        self.overwrite(native, torch.from_numpy(values))
+        # `copy_` converts the dtype; it is exact, as `dtype` represents all values. Not every
+        # accelerator has the dtype from which it would convert.
+        given = torch.from_numpy(values) if native.is_cpu else self.array(values, dtype, device)
+        self.overwrite(native, given)
 
     def cast(self, native: Any, dtype: str) -> Any:
         return native.to(getattr(torch, dtype))
@@ -201,9 +271,20 @@ class Torch(Framework):
 
     def devices(self) -> dict[str, str]:
         models = {"cpu": "torch on the CPU"}
-        if torch.cuda.is_available():
-            models["gpu"] = torch.cuda.get_device_name()
+        if _accelerator() is not None:
+            models["gpu"] = _of_accelerator("get_device_name", lambda: str(_accelerator()))()
         return models
+
+    def memory(self, device: str, *, anew: bool = False) -> Memory | None:
+        none = device == "cpu" or _accelerator() is None
+        ask = None if none else _of_accelerator("mem_get_info")
+        if ask is None:
+            return None
+        if anew:
+            _of_accelerator("reset_peak_memory_stats")()
+        # Memory that torch has reserved and does not use is free as well.
+        reserved, used = (_of_accelerator(f"memory_{kind}")() for kind in ("reserved", "allocated"))
+        return Memory(ask()[0] + reserved - used, used, _of_accelerator("max_memory_allocated")())
 
 
 def _graphs_that_last() -> AbstractContextManager[Any]:
@@ -229,8 +310,22 @@ def _frozen(tensor: Any) -> Any:
     return tensor.requires_grad_(False) if tensor.is_leaf else tensor.detach()
 
 
-def _device(kind: str) -> str:
-    return "cuda" if kind == "gpu" else kind
+def _device(kind: str) -> Any:
+    """Return the device of a kind for torch; raise `Unavailable` if there is none."""
+    if kind == "cpu":
+        return kind
+    if _accelerator() is None:
+        raise Unavailable(f"torch sees no {kind} on this machine")
+    return _accelerator()
+
+
+@cache
+def _check_dtype(dtype: str) -> None:
+    """Raise `Unsupported` if the accelerator lacks a dtype, as MPS lacks float64."""
+    try:
+        torch.empty(1, dtype=getattr(torch, dtype), device=_accelerator())
+    except TypeError as error:
+        raise Unsupported(f"{_accelerator()} has no {dtype}") from error
 
 
 _CALLS = itertools.count()

@@ -24,6 +24,7 @@ import numpy as np
 
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.function import Function
+from conformance.adapter.native import check_device_of
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem, Shape, Weights, check_shape
 from conformance.errors import Unsupported, WrongAnswer
@@ -149,7 +150,9 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
         def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:
             inputs = (variables[name] for name in _INPUTS)
             result = attend(*inputs, constants | flags, **options)
-            return (result[0] if isinstance(result, tuple) else result), None
+            output = result[0] if isinstance(result, tuple) else result
+            check_device_of(bridge, output, request.cotangent, "returned its result")
+            return output, None
 
         request = Request(
             function,
@@ -176,9 +179,13 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
             for array in returned.values():
                 if not bridge.is_array(array):
                     raise WrongAnswer(f"returned {type(array).__name__}, no array of {bridge.name}")
-                # Wait for asynchronous computation.
-                bridge.numpy(array[:1, :1, :1, :1])
+            bridge.wait(returned.values())
             return returned
+
+        given_arrays = [*variables.values(), *constants.values(), request.cotangent]
+        bridge.poison(given_arrays)
+        # The time of a call is not that of moving its inputs to the device.
+        bridge.wait(given_arrays)
 
         compiles = bridge.compiles or call.mode.optimised
         returned, seconds, first = _timed(evaluate, compiles=compiles)

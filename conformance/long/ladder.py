@@ -8,6 +8,10 @@ The cost of a problem is predicted from the cost of the same problem at shorter 
 with the number of pairs and tokens, and memory beyond the estimate of `needed` with the number of
 pairs. Thus, if calls at shorter lengths show that an implementation holds all logits, it is not
 called at lengths for which the logits do not fit into memory.
+
+On a device with its own memory, a problem must fit into that memory and into the host's. The host
+holds what is drawn, converted and compared, and the device what the implementation is given and
+returns.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ import numpy as np
 import psutil
 
 from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.native import NativeAdapter
 from conformance.definition.geometry import Geometry
-from conformance.errors import Unavailable, Unsupported
+from conformance.errors import ProcessLost, Unavailable, Unsupported
+from conformance.frameworks.base import Memory
 from conformance.long.calling import AtLength, call
 from conformance.long.checking import Tally, check, check_sampled, missed
 from conformance.long.noise import UNKNOWN
@@ -55,6 +61,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 _ARRAYS_AT_ONCE = 14
 """How many float32 arrays of the size of the queries exist at once: the four inputs, the copies
 that the implementation gets, their conversion through float64, and four results."""
+
+_ARRAYS_ON_DEVICE = 8
+"""How many arrays of the size of the queries a device holds at once: four inputs, four results."""
 
 WRAP = 2**31
 """The number of elements (batch · heads · length · head) beyond which a signed 32-bit index
@@ -139,15 +148,27 @@ def needed(queries: int, keys: int, head_size: int, dtype: str) -> int:
     return 2**28 + _ARRAYS_AT_ONCE * (queries + keys) // 2 * (head_size + 4) * _wide(dtype)
 
 
+def needed_on_device(queries: int, keys: int, head_size: int, dtype: str) -> int:
+    """Return an estimate of the bytes that a problem takes on a device with its own memory.
+
+    As in `needed`, any further memory is measured in calls.
+    """
+    return _ARRAYS_ON_DEVICE * (queries + keys) // 2 * head_size * _stored(dtype)
+
+
 def needed_beyond(keys: int, head_size: int, dtype: str) -> int:
     """Return an estimate of the bytes that keys and values with more than `WRAP` elements take.
 
     Keys and values exist as they are drawn, as arrays of the implementation, and as its gradients.
     In addition, one array at a time is converted through float64.
     """
-    wide = _wide(dtype)
-    stored = 2 if dtype in ("bfloat16", "float16") else wide
-    return heads_beyond(keys, head_size) * keys * head_size * (2 * wide + 8 + 4 * stored)
+    drawn = heads_beyond(keys, head_size) * keys * head_size * (2 * _wide(dtype) + 8)
+    return drawn + needed_beyond_on_device(keys, head_size, dtype)
+
+
+def needed_beyond_on_device(keys: int, head_size: int, dtype: str) -> int:
+    """Return an estimate of the part of `needed_beyond` that a device holds, if not the host."""
+    return heads_beyond(keys, head_size) * keys * head_size * 4 * _stored(dtype)
 
 
 def heads_beyond(keys: int, head_size: int) -> int:
@@ -161,6 +182,11 @@ def largest(memory: int, head_size: int, dtype: str) -> int:
     This inverts the estimate of `needed`. The result is 0 if the memory is too small for any.
     """
     return max(0, int((memory - 2**28) / (_ARRAYS_AT_ONCE * (head_size + 4) * _wide(dtype))))
+
+
+def _stored(dtype: str) -> int:
+    """Return the size in bytes of a number of this dtype in the implementation's arrays."""
+    return 2 if dtype in ("bfloat16", "float16") else _wide(dtype)
 
 
 def _wide(dtype: str) -> int:
@@ -184,6 +210,100 @@ def mode_of(adapter: Adapter, dtype: str) -> Mode:
     return max(fit or adapter.modes, key=merit)
 
 
+class _Room:
+    """The memory of the host, in which problems must fit, and how much of it was used.
+
+    Args:
+        limit: the bytes that may be used, or None for all that are available.
+    """
+
+    where = ""
+
+    def __init__(self, limit: int | None) -> None:
+        available = self.available()
+        self.free = min(available, limit or available)
+
+    def available(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def needed(self, step: Step, head_size: int) -> int:
+        """Return an estimate of the bytes that a problem takes."""
+        if step.problem == BEYOND:
+            return needed_beyond(step.keys, head_size, step.dtype)
+        return needed(step.queries, step.keys, head_size, step.dtype)
+
+    def largest(self, head_size: int, dtype: str) -> int:
+        """Return the length of the longest whole sequence that fits."""
+        return largest(self.free, head_size, dtype)
+
+    def forget_peak(self) -> int:
+        """Reset the peak, if possible, and return the bytes that are used now."""
+        return _forget_peak()
+
+    def peak(self) -> int:
+        """Return the most bytes that were used."""
+        return _peak()
+
+
+class _RoomBesideDevice(_Room):
+    """The memory of the host of a device that holds the implementation's arrays itself."""
+
+    def needed(self, step: Step, head_size: int) -> int:
+        found = super().needed(step, head_size)
+        if step.problem == BEYOND:
+            # One array at a time is converted on its way to the device.
+            on_device = needed_beyond_on_device(step.keys, head_size, step.dtype)
+            found -= on_device - on_device // 4
+        return found
+
+
+class _RoomOnDevice(_Room):
+    """The memory of a device, which its framework knows."""
+
+    where = " on the device"
+
+    def __init__(self, limit: int | None, ask: Callable[[bool], Memory]) -> None:
+        self._ask, self._earlier = ask, 0
+        super().__init__(limit)
+
+    def available(self) -> int:
+        return self._ask(False).free
+
+    def needed(self, step: Step, head_size: int) -> int:
+        if step.problem == BEYOND:
+            return needed_beyond_on_device(step.keys, head_size, step.dtype)
+        return needed_on_device(step.queries, step.keys, head_size, step.dtype)
+
+    def largest(self, head_size: int, dtype: str) -> int:
+        return self.free // needed_on_device(1, 1, head_size, dtype)
+
+    def forget_peak(self) -> int:
+        now = self._ask(True)
+        self._earlier = now.peak
+        return now.used
+
+    def peak(self) -> int:
+        # Where the peak cannot be reset, one that has not risen is that of an earlier call.
+        now = self._ask(False)
+        return now.peak if now.peak > self._earlier else now.used
+
+
+def _rooms(adapter: Adapter, device: str, limit: int | None) -> list[_Room]:
+    """Return the memories in which the problems of an implementation must fit."""
+    if isinstance(adapter, AtLength) or not isinstance(adapter, NativeAdapter):
+        return [_Room(limit)]
+    bridge = adapter.bridge
+    if bridge.memory(device) is None:
+        return [_Room(limit)]
+
+    def ask(anew: bool) -> Memory:
+        found = bridge.memory(device, anew=anew)
+        assert found is not None
+        return found
+
+    return [_RoomBesideDevice(limit), _RoomOnDevice(limit, ask)]
+
+
 @dataclass
 class _Cost:
     """The measured costs of one problem in one dtype and mode, for each length so far.
@@ -191,30 +311,33 @@ class _Cost:
     Attributes:
         pairs: the number of pairs of a query and a key.
         seconds: the seconds per unit of work; see `_work`.
-        extra: the bytes beyond the estimate that the function `needed` returns.
+        extra: the bytes beyond the estimate that `needed` of each memory returns.
         fixed: the extra seconds, such as for compiling, of the first call at the latest length.
     """
 
     pairs: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    extra: list[float] = field(default_factory=list)
+    extra: list[list[float]] = field(default_factory=list)
     fixed: float = 0.0
 
-    def foreseen(self, step: Step, rate: float) -> tuple[float, float]:
-        """Return the predicted seconds of a problem, and its bytes beyond the estimate of `needed`.
+    def foreseen(self, step: Step, rate: float) -> float:
+        """Return the predicted seconds of a problem.
 
         If nothing has been measured yet, `rate` is taken as the seconds per unit of work.
         """
-        work, pairs = _work(step), float(step.queries) * step.keys
         if not self.pairs:
-            return rate * work, 0.0
-        last, extra = self.pairs[-1], self.extra[-1]
+            return rate * _work(step)
+        return self.fixed + self.seconds[-1] * _work(step)
+
+    def foreseen_extra(self, step: Step, room: int) -> float:
+        """Return the predicted bytes of a problem beyond the estimate, in the memory `room`."""
+        if not self.pairs:
+            return 0.0
+        pairs, last, extra = float(step.queries) * step.keys, self.pairs[-1], self.extra[-1][room]
         if len(self.pairs) > 1 and last > self.pairs[-2]:
-            growth = max(0.0, extra - self.extra[-2]) / (last - self.pairs[-2])
-            extra += growth * max(0.0, pairs - last)
-        else:
-            extra *= max(1.0, pairs / last)
-        return self.fixed + self.seconds[-1] * work, extra
+            growth = max(0.0, extra - self.extra[-2][room]) / (last - self.pairs[-2])
+            return extra + growth * max(0.0, pairs - last)
+        return extra * max(1.0, pairs / last)
 
 
 def _work(step: Step) -> float:
@@ -254,8 +377,8 @@ class Ladder:
         self._costs: dict[tuple[str, str, str], _Cost] = {}
         self._rate = 0.0
         self._started = 0.0
-        available = psutil.virtual_memory().available
-        self._memory = min(available, limits.memory or available)
+        self._rooms = _rooms(adapter, device, limits.memory)
+        self._lost = ""
         self._declared = {part for feature in adapter.features for part in feature.says}
         names = [*PROBLEMS, *(STRUCTURED if isinstance(adapter, AtLength) else ())]
         names += [name for name, parts in WITH_FEATURES.items() if self._declared & {*parts}]
@@ -312,30 +435,36 @@ class Ladder:
 
     def _beyond(self, step: Step) -> str:
         """Return why a problem is beyond the limits, or "" if it can be run."""
-        if step.problem == BEYOND:
-            return self._beyond_by_elements(step)
-        own = self._needed(step)
-        if own > self._memory:
-            most = largest(self._memory, self._sizes.head_size, step.dtype)
-            have = f"{self._memory / 2**30:.1f} GiB hold {most:,} tokens"
-            return f"needs {own / 2**30:.1f} GiB; {have}"
-        seconds, extra = self._cost(step).foreseen(step, self._rate)
-        if own + extra > self._memory:
-            return f"needs about {(own + extra) / 2**30:,.0f} GiB; it holds all logits"
-        left = self._time_left()
-        if left <= 0:
-            return "takes longer than the time that is left"
-        return f"takes about {seconds:,.0f} s" if seconds > left else ""
-
-    def _beyond_by_elements(self, step: Step) -> str:
-        own = needed_beyond(step.keys, self._sizes.head_size, step.dtype)
-        if own > self._memory:
-            return f"needs {own / 2**30:.1f} GiB; there are {self._memory / 2**30:.1f} GiB"
-        seconds = self._rate * _work(step) * self._heads(step)
+        if self._lost:
+            return self._lost
+        head, by_elements = self._sizes.head_size, step.problem == BEYOND
+        for place, room in enumerate(self._rooms):
+            own = room.needed(step, head)
+            if own > room.free:
+                have = f"{room.free / 2**30:.1f} GiB"
+                most = f"hold {room.largest(head, step.dtype):,} tokens"
+                have = f"there are {have}" if by_elements else f"{have} {most}"
+                return f"needs {own / 2**30:.1f} GiB{room.where}; {have}"
+            extra = 0.0 if by_elements else self._cost(step).foreseen_extra(step, place)
+            if own + extra > room.free:
+                needs = f"{(own + extra) / 2**30:,.0f} GiB{room.where}"
+                return f"needs about {needs}; it holds all logits"
+        if by_elements:
+            seconds = self._rate * _work(step) * self._heads(step)
+        else:
+            seconds = self._cost(step).foreseen(step, self._rate)
+            if self._time_left() <= 0:
+                return "takes longer than the time that is left"
         return f"takes about {seconds:,.0f} s" if seconds > self._time_left() else ""
 
-    def _needed(self, step: Step) -> int:
-        return needed(step.queries, step.keys, self._sizes.head_size, step.dtype)
+    def needs(self, step: Step) -> str:
+        """Return text with the memory that a problem takes, as far as it is known beforehand."""
+        found = []
+        for place, room in enumerate(self._rooms):
+            own = room.needed(step, self._sizes.head_size)
+            extra = self._cost(step).foreseen_extra(step, place)
+            found.append(f"{(own + extra) / 2**30:.1f} GiB{room.where}")
+        return " and ".join(found)
 
     def _time_left(self) -> float:
         if self._limits.seconds is None:
@@ -348,7 +477,7 @@ class Ladder:
         `number` is the index of the problem in the plan. Problems beyond the limits take no time.
         """
         found = sum(
-            self._cost(step).foreseen(step, self._rate)[0] * self._heads(step)
+            self._cost(step).foreseen(step, self._rate) * self._heads(step)
             for step, _ in self._plan[number:]
             if not self._beyond(step)
         )
@@ -359,7 +488,7 @@ class Ladder:
         return heads_beyond(step.keys, self._sizes.head_size) if step.problem == BEYOND else 1
 
     def _measured(self, step: Step, mode: Mode) -> Step:
-        began, before = time.perf_counter(), _forget_peak()
+        began, before = time.perf_counter(), [room.forget_peak() for room in self._rooms]
         cost = self._cost(step)
         result = self._asked(step, mode)
         took = time.perf_counter() - began
@@ -367,7 +496,12 @@ class Ladder:
             cost.fixed = result.first
             cost.pairs.append(float(step.queries) * step.keys)
             cost.seconds.append(max(0.0, took - result.first) / _work(step))
-            cost.extra.append(max(0.0, _peak() - before - self._needed(step)))
+            cost.extra.append(
+                [
+                    max(0.0, room.peak() - then - room.needed(step, self._sizes.head_size))
+                    for room, then in zip(self._rooms, before, strict=True)
+                ]
+            )
         return result
 
     def _asked(self, step: Step, mode: Mode) -> Step:
@@ -379,6 +513,8 @@ class Ladder:
             return msgspec.structs.replace(step, verdict="unsupported", why=str(reason)[:200])
         except Exception as error:
             why = f"{type(error).__name__}: {message(error)}"[:200]
+            if isinstance(error, ProcessLost):
+                self._lost = f"not asked, because earlier {message(error)}"[:200]
             own = time.perf_counter() - began
             return msgspec.structs.replace(step, verdict="error", why=why, own=own)
 

@@ -9,6 +9,7 @@ separately for implementations without gradients.
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from conformance.definition.expectation import (
     of_function,
 )
 from conformance.definition.problem import Answer, Problem, check_shape
-from conformance.errors import ConformanceError, Unsupported, WrongShape
+from conformance.errors import ConformanceError, Unsupported, WrongShape, is_exhausted
 from conformance.text import text_of
 
 T = TypeVar("T")
@@ -380,6 +381,9 @@ def _theirs() -> Iterator[None]:
         # They come from the adapter, the suite or the user, not from the implementation.
         raise
     except BaseException as error:
+        if is_exhausted(error):
+            # The exception is cached, and the arrays in its frames would fill the memory.
+            traceback.clear_frames(error.__traceback__)
         raise Raised from error
 
 

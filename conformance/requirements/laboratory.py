@@ -40,7 +40,7 @@ from conformance.definition.expectation import expect
 from conformance.definition.problem import Answer, Problem, Score, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
-    RankLost,
+    ProcessLost,
     Unavailable,
     Unsupported,
     WrongAnswer,
@@ -462,7 +462,7 @@ class Laboratory:
             answer = self.adapter.run(problem, call)
             if call.given is None:
                 check_answer(answer, problem)
-        except (Unavailable, RankLost, KeyboardInterrupt):
+        except (Unavailable, ProcessLost, KeyboardInterrupt):
             raise
         except Unsupported as reason:
             return Refused(str(reason), unsupported=True, value=CANNOT_BE_ASKED)

@@ -29,7 +29,7 @@ from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import case_of
 from conformance.definition.dtypes import Array
 from conformance.definition.geometry import Geometry
-from conformance.errors import ConformanceError, FailsOnImport, RankLost, Unavailable
+from conformance.errors import ConformanceError, FailsOnImport, ProcessLost, Unavailable
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import Verdict, item_id, without_outcome
 from conformance.records.header import Implementation
@@ -164,7 +164,10 @@ def decode(data: bytes, kind: Any) -> Any:
 # The process
 
 FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED")
-"""Parts of error messages after which every later call in the same process would fail."""
+"""Parts of error messages after which every later call in the same process would fail.
+
+Bridges notice by themselves that a device is lost; these are for frameworks whose bridge does not.
+"""
 
 
 def serve(channel: Connection, printed: Connection, spec: str, device: str) -> None:
@@ -222,8 +225,8 @@ class Desk:
             if isinstance(request, Declare):
                 return self._declare(request)
             return self._examine(request)
-        except RankLost as error:
-            # A process without its ranks is replaced like one that ended.
+        except ProcessLost as error:
+            # A process without its ranks or its device is replaced like one that ended.
             return Ended(error.verdict, str(error))
         except Exception:
             return Mistaken(traceback.format_exc())
@@ -271,6 +274,7 @@ class Desk:
             result, arrays = self._examiner.examine(row)
         details = [finding.detail for finding in result.findings if finding.verdict == "error"]
         spent = any(sign in detail for detail in details for sign in FATAL)
+        spent |= self._examiner.session.lost_device
         return Examined(encode_line(result, arrays), row.id, spent)
 
     def _case(self, name: str, file: str) -> Case:

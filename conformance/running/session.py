@@ -29,7 +29,7 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import posed
 from conformance.causes import explain, of_entries
 from conformance.definition.dtypes import Array
-from conformance.errors import RankLost, Unavailable, Unsupported
+from conformance.errors import DeviceLost, ProcessLost, Unavailable, Unsupported
 from conformance.experiments import Experiment, Question
 from conformance.experiments.experiment import declared
 from conformance.frameworks.base import look, put_back
@@ -221,6 +221,7 @@ class Session:
             causes of its deviations, if there is such a search.
         entries: the entries (observations) of experiments in their first mode, by the id of the
             row, for comparison with other modes.
+        lost_device: whether a device was lost, so that this process can examine nothing more on it.
     """
 
     bench: Workbench = field(default_factory=lambda: Workbench(expect=expectation))
@@ -231,6 +232,7 @@ class Session:
     apart: Callable[[Inquiry], CaseResult] | None = None
     checked: Callable[[CaseResult], None] = lambda result: None
     entries: dict[str, Sequence[Entry]] = field(default_factory=dict)
+    lost_device: bool = False
 
     def examination(self, item: Item, put_back: Callable[[], None] = lambda: None) -> Examination:
         """Return an examination of the item, which shares this session's caches."""
@@ -247,7 +249,8 @@ class Session:
     def examine(self, item: Item) -> CaseResult:
         """Return the result of an item; exceptions of the implementation become findings.
 
-        If one of several processes that compute a call together is lost, the only finding says so.
+        If the device, or one of several processes that compute a call together, is lost, the only
+        finding says so.
         """
         try:
             with _unchanged(item.adapter) as put_back:
@@ -260,8 +263,9 @@ class Session:
                         explain(finding, examination) if _unexplained(finding) else finding
                         for finding in findings
                     ]
-        except RankLost as error:
-            # Every other requirement would lose the rank again, after the same time.
+        except ProcessLost as error:
+            # Every other requirement would lose it again, after the same time.
+            self.lost_device |= isinstance(error, DeviceLost)
             return without_outcome(item.id, error.verdict, str(error))
         return item.result(findings)
 
@@ -274,7 +278,8 @@ class Session:
                 shown = inquiry.asked.run(self._laboratory(inquiry))
         except (Unsupported, Unavailable, NoAnswer) as error:
             return inquiry.result([_without_answer(declares, error)]), {}
-        except RankLost as error:
+        except ProcessLost as error:
+            self.lost_device |= isinstance(error, DeviceLost)
             return without_outcome(inquiry.id, error.verdict, str(error)), {}
         others = self._between_modes(inquiry, shown.entries)
         return inquiry.concluded(shown.entries, others), shown.arrays
@@ -327,7 +332,7 @@ class Session:
                 key = (requirement.id, examination.answer_identity)
                 return self.bench.decided.get(key, check)
             return check()
-        except RankLost:
+        except ProcessLost:
             raise
         except NO_ANSWER as error:
             return _without_answer(requirement, error)

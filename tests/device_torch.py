@@ -1,0 +1,402 @@
+"""The bridge to torch, adapters and commands on a stand-in for a GPU; see test_device.py."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+import standin
+import torch
+from standin import STATE
+
+from conformance import Call, MaskArgument, attention_function
+from conformance.cases.catalogue import case_of
+from conformance.cli import main
+from conformance.errors import Unsupported, WrongAnswer
+from conformance.frameworks import framework
+from conformance.frameworks.torch_bridge import _check_dtype
+from conformance.long.calling import call
+from conformance.long.ladder import BEYOND, Ladder, Limits
+from conformance.long.problem import draw
+from conformance.records.record import decode_line
+from conformance.running.examine import examine
+from conformance.running.isolation_child import Desk, Ended, Examine, Examined
+
+standin.register()
+BRIDGE = framework("torch")
+NUMBERS = np.arange(24.0).reshape(2, 3, 4)
+CASE = "mask/per-batch/self"
+PROBLEM = case_of(CASE).problem("float32")
+FEW = ("plain/no-mask/cross", CASE)
+MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_from_the_last_test():
+    STATE.fresh()
+    BRIDGE._state.__init__()
+    gc.collect()
+
+
+@attention_function("torch", MASK)
+def honest(query, key, value, mask=None):
+    """Attend where everything lies."""
+    logits = query / math.sqrt(query.shape[-1]) @ key.mT
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf)
+    return torch.softmax(logits, dim=-1) @ value
+
+
+def lies(array):
+    return BRIDGE.device_of(array), BRIDGE.numpy(array).tolist()
+
+
+# The bridge
+
+
+def test_the_device_is_known_by_the_name_that_it_gives_itself():
+    assert BRIDGE.devices() == {"cpu": "torch on the CPU", "gpu": "Stand-in 1000"}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_arrays_lie_on_the_device_and_come_back(dtype):
+    for values in (NUMBERS, NUMBERS > 5, NUMBERS.astype(np.int32)):
+        assert lies(BRIDGE.array(values, dtype, "gpu")) == ("gpu", values.tolist())
+        assert lies(BRIDGE.array(values, dtype, "cpu")) == ("cpu", values.tolist())
+
+
+@pytest.mark.parametrize("how", ["gaps", "transposed", "window", "expanded"])
+def test_arrays_with_strides_lie_on_the_device(how):
+    for values in (NUMBERS, NUMBERS > 5):
+        array = BRIDGE.array(values, "float32", "gpu")
+        assert lies(BRIDGE.strided(array, how, "gpu")) == ("gpu", values.tolist())
+        assert lies(BRIDGE.surrounded(array, np.nan, "gpu")) == ("gpu", values.tolist())
+
+
+def test_parameters_are_moved_and_written_on_the_device():
+    layer = BRIDGE.place(torch.nn.Linear(4, 3), "gpu")
+    numbers = {"weight": NUMBERS[0], "bias": NUMBERS[1, :, 0]}
+    loaded = BRIDGE.load(layer, numbers, "float32", "gpu")
+    assert {name: lies(array) for name, array in loaded.items()} == {
+        name: ("gpu", values.tolist()) for name, values in numbers.items()
+    }
+    array = BRIDGE.array(NUMBERS, "float32", "gpu")
+    BRIDGE.overwrite(array, 2 * array)
+    assert lies(array) == ("gpu", (2 * NUMBERS).tolist())
+    assert lies(BRIDGE.take(array, np.array([1, 0]))) == ("gpu", (2 * NUMBERS[::-1]).tolist())
+
+
+def test_the_random_generator_of_the_device_is_a_setting():
+    names = [setting.name for setting in BRIDGE.settings]
+    (place,) = [
+        n for n, name in enumerate(names) if name.endswith("generator of torch's accelerator")
+    ]
+    setting = BRIDGE.settings[place]
+    before = setting.get()
+    drawn = torch.rand(3, device="standin").tolist()
+    assert setting.get() != before
+    setting.put(before)
+    assert torch.rand(3, device="standin").tolist() == drawn
+
+
+def test_a_dtype_that_the_device_lacks_is_unsupported():
+    STATE.lacks = {torch.float64}
+    _check_dtype.cache_clear()
+    try:
+        with pytest.raises(Unsupported, match="standin has no float64"):
+            honest.run(PROBLEM.replace(dtype="float64"), Call(device="gpu"))
+        assert honest.run(PROBLEM, Call(device="gpu")).gradients
+    finally:
+        _check_dtype.cache_clear()
+
+
+# Adapters: every item gets the verdict that it gets on the CPU
+
+SOME = [
+    "mask/key-padding/self",
+    "mask/per-head/self",
+    "bias/per-head/self",
+    "mask/key-padding/additive",
+    "causal/bottom-right/gqa",
+    "causal/square/self",
+    "edge/fully-masked-row/self",
+    "feature/cache-rotary/gqa",
+    "feature/norm-with-rotary/gqa",
+    "feature/gpt-oss/gqa",
+    "feature/segments/self",
+    "feature/alibi-in-models/self",
+    "feature/key-lengths/cross",
+    "feature/lengths-causal/separate",
+    "feature/key-lengths-causal/decoding",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "modes", "cases"),
+    [
+        ("ours", "train", SOME),
+        ("torch-mha", "train eval", SOME[:8]),
+        ("torch-sdpa", "", SOME[:8]),
+        ("torch-sdpa-math", "", SOME[:3]),
+        # Nested tensors of a tensor that stands for another are none.
+        ("torch-encoder-layer", "train fast-path", SOME[:3]),
+        *((f"tutorial-{number}", "", SOME[:4]) for number in (1, 2, 3, 4, 5)),
+        ("docs/examples/torch_features.py:windowed_attention", "", SOME),
+        ("docs/examples/torch_paged.py:paged_attention", "", SOME),
+        ("docs/examples/torch_module.py:CrossAttention", "", SOME[:4]),
+    ],
+)
+def test_verdicts_are_those_of_the_cpu(name, modes, cases):
+    found = {}
+    for device in ("cpu", "gpu"):
+        outcome = examine(name, cases=cases, dtypes="float32", modes=modes.split(), device=device)
+        found[device] = {
+            result.id.replace(f":{device}:", ":"): {
+                finding.requirement: (finding.verdict, finding.detail)
+                for finding in result.findings
+            }
+            for result in outcome.record.results
+        }
+        assert outcome.record.header.provenance.device == device
+    assert found["gpu"] == found["cpu"]
+    assert any(("conforms", "") in one.values() for one in found["gpu"].values())
+
+
+# What an implementation does wrong with the device
+
+
+def verdicts(adapter, cases=FEW, device="gpu"):
+    """The verdict of each case, and the details of the findings with this verdict."""
+    outcome = examine(adapter, cases=cases, dtypes="float32", device=device)
+    return {
+        result.case: (
+            result.verdict,
+            {one.detail for one in result.findings if one.verdict == result.verdict},
+        )
+        for result in outcome.record.results
+    }
+
+
+CONFORMS = ("conforms", {""})
+
+
+@attention_function("torch", MASK)
+def falls_back(query, key, value, mask=None):
+    """Compute on the CPU, and forget to go back."""
+    mask = None if mask is None else mask.cpu()
+    return honest(query.cpu(), key.cpu(), value.cpu(), mask)
+
+
+@attention_function("torch", MASK, returns_weights="per head")
+def weights_fall_back(query, key, value, mask=None):
+    """Return the weights on the CPU."""
+    output = honest(query, key, value, mask)
+    return output, torch.zeros(query.shape[:3] + key.shape[2:3])
+
+
+@attention_function("torch", MASK)
+def mask_of_the_cpu(query, key, value, mask=None):
+    """Forget where the inputs lie when it makes a mask."""
+    full = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+    return honest(query, key, value, full if mask is None else mask & full)
+
+
+@attention_function("torch", MASK)
+def reads_unwritten(query, key, value, mask=None):
+    """Leave the rows of the first query as they happen to be, which must be 0 by luck."""
+    context = honest(query, key, value, mask)
+    result = torch.empty_like(context)
+    result[:, :, 1:] = context[:, :, 1:]
+    return context - context.detach() + result.detach() + first_row_of(context)
+
+
+def first_row_of(context):
+    rows = torch.arange(context.shape[2], device=context.device)[:, None]
+    return context.detach() * (rows == 0)
+
+
+ELSEWHERE = "returned its result on another device than the inputs': cpu, not gpu"
+
+
+def test_what_falls_back_to_the_cpu_is_an_error():
+    found = verdicts(falls_back)
+    assert found.keys() >= {*FEW}
+    assert all(found[case] == ("error", {ELSEWHERE}) for case in FEW)
+    for fine in (verdicts(falls_back, device="cpu"), verdicts(honest)):
+        assert all(fine[case] == CONFORMS for case in FEW)
+
+
+def test_weights_on_the_cpu_are_an_error():
+    with pytest.raises(WrongAnswer, match="returned weights on another device"):
+        weights_fall_back.run(PROBLEM, Call(device="gpu"))
+
+
+def test_what_falls_back_at_length_is_an_error():
+    heads = draw("float32", 64, 64)
+    with pytest.raises(WrongAnswer, match="returned its result on another device"):
+        call(falls_back, heads, "gpu")
+    assert call(honest, heads, "gpu").arrays.keys() == {"output", "query", "key", "value"}
+
+
+def test_tensors_of_two_devices_are_an_error_as_on_a_gpu():
+    verdict, why = verdicts(mask_of_the_cpu)[CASE]
+    assert verdict == "error"
+    assert all("Expected all tensors to be on the same device" in one for one in why)
+
+
+def test_memory_that_was_not_written_is_not_lucky(monkeypatch):
+    assert verdicts(reads_unwritten, CASE)[CASE][0] == "deviates"
+    standin._BLOCKS.clear()
+    monkeypatch.setattr(type(BRIDGE), "poison", lambda *_: None)
+    assert verdicts(reads_unwritten, CASE)[CASE] == CONFORMS
+
+
+# Errors that show later, and what they leave behind
+
+
+def of_case(query, key):
+    """Whether a call is of CASE, not of the other one."""
+    return query.shape[2] == key.shape[2]
+
+
+def test_an_error_belongs_to_the_call_that_made_it():
+    @attention_function("torch", MASK)
+    def fails_later(query, key, value, mask=None):
+        if of_case(query, key):
+            STATE.failure = torch.AcceleratorError("standin error: misaligned address")
+        return honest(query, key, value, mask)
+
+    found = verdicts(fails_later)
+    verdict, why = found[CASE]
+    assert verdict == "error"
+    assert all(one.startswith("AcceleratorError: standin error: misaligned") for one in why)
+    assert all(found[case] == CONFORMS for case in FEW if case != CASE)
+
+
+def test_time_belongs_to_the_call_that_takes_it():
+    @attention_function("torch", MASK)
+    def slow(query, key, value, mask=None):
+        STATE.seconds = 0.3
+        return honest(query, key, value, mask)
+
+    assert call(slow, draw("float32", 64, 64), "gpu").seconds >= 0.3
+
+
+@attention_function("torch", MASK)
+def asserts(query, key, value, mask=None):
+    """Fail for good at CASE."""
+    if of_case(query, key):
+        STATE.failure = torch.AcceleratorError("standin error: device-side assert triggered")
+        STATE.sticky = True
+    return honest(query, key, value, mask)
+
+
+LOST = "the device is lost: AcceleratorError: standin error: device-side assert triggered"
+
+
+def test_a_lost_device_ends_the_process_and_its_item_alone():
+    asserts.name = "asserts"
+    desk = Desk(asserts, "", "gpu", lambda line: None)
+    before = desk.answer(Examine(FEW[0], "float32", "default"))
+    assert isinstance(before, Examined)
+    assert not before.spent
+    assert decode_line(before.line)[0].verdict == "conforms"
+    after = desk.answer(Examine(CASE, "float32", "default"))
+    assert isinstance(after, Examined)
+    assert after.spent  # so that the next item is examined by a new process
+    result = decode_line(after.line)[0]
+    assert (result.verdict, [one.detail for one in result.findings]) == ("crashed", [LOST])
+    # So is the next question of an experiment.
+    question = Examine("probe/bad-input", "float32", "default", question=0)
+    assert desk.answer(question) == Ended("crashed", LOST)
+
+
+def test_at_length_nothing_is_asked_of_a_lost_device():
+    @attention_function("torch", MASK)
+    def fails(query, key, value, mask=None):
+        if query.shape[2] == 512:
+            STATE.failure, STATE.sticky = torch.AcceleratorError("standin error"), True
+        return honest(query, key, value, mask)
+
+    ladder = Ladder(fails, [128, 512, 1024], ["float32"], Limits(), device="gpu")
+    steps = list(ladder.climb())
+    errors = [step for step in steps if step.verdict == "error"]
+    assert [(step.length, step.why[:31]) for step in errors] == [
+        (512, "DeviceLost: the device is lost:")
+    ]
+    after = steps[steps.index(errors[0]) + 1 :]
+    assert {step.verdict for step in after} == {"not reached"}
+    assert all(
+        step.why.startswith("not asked, because earlier the device is lost") for step in after
+    )
+
+
+def test_what_does_not_fit_is_the_verdict_of_its_item_alone():
+    @attention_function("torch", MASK)
+    def hungry(query, key, value, mask=None):
+        kept = torch.zeros(2**16, device=query.device)
+        if of_case(query, key):
+            room, STATE.memory = STATE.memory, standin.used() + 2**10
+            try:
+                kept = [kept, torch.zeros(2**20, device=query.device)]
+            finally:
+                STATE.memory = room
+        return honest(query, key, value, mask)
+
+    gc.collect()
+    before = standin.used()
+    found = verdicts(hungry, (CASE, FEW[0]))
+    verdict, why = found[CASE]
+    assert verdict == "error"
+    assert all(one.startswith("OutOfMemoryError: standin out of memory") for one in why)
+    assert found[FEW[0]] == CONFORMS
+    assert STATE.emptied
+    assert standin.used() < before + 2**16
+
+
+# At length
+
+
+def test_lengths_that_do_not_fit_on_the_device_are_not_begun():
+    STATE.memory = standin.used() + 2**22
+    ladder = Ladder(honest, [256, 4096], ["float32"], Limits(), device="gpu")
+    begun = []
+    steps = list(ladder.climb(lambda step, left: begun.append((step, ladder.needs(step)))))
+    assert {step.verdict for step in steps if step.length == 256} == {"conforms"}
+    whole = {step.problem: step for step in steps if step.length == 4096}
+    assert whole["full"].verdict == "not reached"
+    assert "GiB on the device; 0.0 GiB hold 2,04" in whole["full"].why
+    assert all(" GiB on the device" in needs for _, needs in begun)
+
+
+def test_what_holds_all_logits_is_not_begun_where_the_device_has_no_room():
+    STATE.memory = standin.used() + 2**25
+    ladder = Ladder(honest, [256, 1024, 4096], ["float32"], Limits(), device="gpu")
+    (step,) = (s for s in ladder.climb() if (s.problem, s.length) == ("full", 4096))
+    assert "GiB on the device; it holds all logits" in step.why
+
+
+def test_indices_beyond_31_bits_are_asked_where_the_device_holds_them():
+    for memory, reason in ((2**30, "needs 16.5 GiB on the device; there are 1.0 GiB"), (2**36, "")):
+        STATE.memory = standin.used() + memory
+        ladder = Ladder(honest, [2**20], ["bfloat16"], Limits(), device="gpu")
+        ladder._rooms[0].free = 2**40
+        (step,) = (step for step, _ in ladder._plan if step.problem == BEYOND)
+        assert ladder._beyond(step).startswith(reason)
+        assert ladder.needs(step).endswith("16.5 GiB on the device")
+
+
+# Commands
+
+
+def test_commands_run_on_the_device(capsys, tmp_path):
+    for command in (
+        ["run", "torch-mha", "--no-isolate", "--case", CASE, "--dtype", "float32"],
+        ["heads", "torch-mha", "--case", CASE, "--output", str(tmp_path / "heads.svg")],
+        ["long", "torch-sdpa", "--lengths", "64:256", "--dtype", "float32"],
+        ["explore", "tutorial-1", "--examples", "3", "--dtype", "float32"],
+    ):
+        capsys.readouterr()
+        code = main([*command, "--device", "gpu"])
+        told = capsys.readouterr()
+        assert code == 0, (command, told)

@@ -1,0 +1,22 @@
+"""Code for GPUs runs without one: on stand-ins for them, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_on_a_stand_in(framework):
+    pytest.importorskip(framework)
+    file = Path(__file__).with_name(f"device_{framework}.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        env={**os.environ, "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
