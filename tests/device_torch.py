@@ -2,6 +2,7 @@
 
 import gc
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ import standin
 import torch
 from standin import STATE
 
-from conformance import Call, MaskArgument, attention_function
+from conformance import Cache, Call, CausalFlag, MaskArgument, Packed, attention_function
+from conformance.adapter.arguments import NO_MASK
 from conformance.cases.catalogue import case_of
 from conformance.cli import main
-from conformance.errors import Unsupported, WrongAnswer
-from conformance.frameworks import framework
+from conformance.errors import Unavailable, Unsupported, WrongAnswer
+from conformance.frameworks import framework, torch_bridge
 from conformance.frameworks.torch_bridge import _check_dtype
 from conformance.long.calling import call
 from conformance.long.ladder import BEYOND, Ladder, Limits
@@ -160,6 +162,86 @@ def test_verdicts_are_those_of_the_cpu(name, modes, cases):
         assert outcome.record.header.provenance.device == device
     assert found["gpu"] == found["cpu"]
     assert any(("conforms", "") in one.values() for one in found["gpu"].values())
+
+
+@pytest.mark.parametrize(
+    "manner", [{"around": np.nan}, *({"strided": how} for how in ("gaps", "transposed", "window"))]
+)
+def test_calls_with_arrays_that_lie_otherwise_are_those_of_the_cpu(manner):
+    answers = [honest.run(PROBLEM, Call(device=kind, **manner)) for kind in ("cpu", "gpu")]
+    assert all(
+        np.array_equal(array, answers[1].arrays()[name])
+        for name, array in answers[0].arrays().items()
+    )
+
+
+@attention_function("torch", features=(Packed("query_at", "key_at", slack=2, only=True),))
+def packed(query, key, value, query_at, key_at):
+    """Attend within each sequence."""
+    result = query.new_zeros(*query.shape[:2], value.shape[-1])
+    at = [[*zip(ends.tolist(), ends[1:].tolist(), strict=False)] for ends in (query_at, key_at)]
+    for (begin, end), (first, last) in zip(*at, strict=True):
+        one = (query[begin:end], key[first:last], value[first:last])
+        result[begin:end] = honest(*(part.transpose(0, 1) for part in one)).transpose(0, 1)
+    return result
+
+
+@attention_function(
+    "torch", causal_flag=CausalFlag("causal", "bottom-right"), features=(Cache("past", "values"),)
+)
+def cached(query, key, value, past=None, values=None, causal=False):
+    """Attend to what is in the cache, and to what is new."""
+    if past is not None:
+        key, value = torch.cat([past, key], 2), torch.cat([values, value], 2)
+    queries, keys = query.shape[2], key.shape[2]
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+    return honest(query, key, value, mask.tril(keys - queries) if causal else mask)
+
+
+def test_packed_sequences_and_caches_conform():
+    for adapter, case in (
+        (packed, "feature/lengths/self"),
+        (cached, "causal/bottom-right/cross"),
+    ):
+        assert verdicts(adapter, case)[case] == CONFORMS
+        assert verdicts(adapter, case, "cpu")[case] == CONFORMS
+
+
+@pytest.mark.parametrize("name", ["feature/cache-rotary/gqa", "feature/cache-norm/gqa"])
+def test_keys_in_a_cache_are_normed_and_rotated_on_the_device(name):
+    problem = case_of(name).problem("float32")
+    spelling, masks, found = NO_MASK, {}, {}
+    if problem.norm is not None:
+        variable = SimpleNamespace(argument="gain")
+        spelling = SimpleNamespace(variables={"norm.key": variable})
+        masks = {"gain": problem.norm.key}
+    shape = problem.shape
+    numbers = np.random.default_rng(0).normal(
+        size=(shape.batch, shape.kv_heads, shape.key_length, shape.head_size)
+    )
+    for kind in ("cpu", "gpu"):
+        given = {n: BRIDGE.array(values, "float32", kind) for n, values in masks.items()}
+        keys = BRIDGE.array(numbers, "float32", kind)
+        found[kind] = lies(honest._cached(problem, keys, given, spelling, kind))
+    assert found["gpu"] == ("gpu", found["cpu"][1])
+    assert found["gpu"][1] != BRIDGE.numpy(keys).tolist()
+
+
+def test_no_device_is_taken_for_another(monkeypatch):
+    assert BRIDGE.device_of(torch.zeros(1, device="meta")) == "meta"
+    monkeypatch.setattr(torch_bridge, "_accelerator", lambda: None)
+    assert BRIDGE.devices().keys() == {"cpu"}
+    assert BRIDGE.memory("gpu") is None
+    with pytest.raises(Unavailable, match="torch sees no gpu"):
+        BRIDGE.array(NUMBERS, "float32", "gpu")
+
+
+def test_before_torch_had_accelerators_there_was_cuda(monkeypatch):
+    monkeypatch.delattr(torch, "accelerator")
+    find = torch_bridge._accelerator.__wrapped__
+    assert find() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find() == torch.device("cuda")
 
 
 # What an implementation does wrong with the device
