@@ -476,6 +476,7 @@ def test_commands_run_on_the_device(capsys, tmp_path):
         ["run", "torch-mha", "--no-isolate", "--case", CASE, "--dtype", "float32"],
         ["heads", "torch-mha", "--case", CASE, "--output", str(tmp_path / "heads.svg")],
         ["long", "torch-sdpa", "--lengths", "64:256", "--dtype", "float32"],
+        ["long", "torch-mha", "--lengths", "64:256", "--dtype", "float32"],
         ["explore", "tutorial-1", "--examples", "3", "--dtype", "float32"],
     ):
         capsys.readouterr()
