@@ -86,6 +86,8 @@ def _put_matmul_precision(value: str) -> None:
         torch.set_float32_matmul_precision(general)
     for place, precision in zip(_of_products(), others, strict=True):
         place.fp32_precision = precision
+
+
 def _generator_of_accelerator() -> bytes:
     """Return the state of the accelerator's random generator, or b"" if it has not been started."""
     if _accelerator() is None or not _of_accelerator("is_initialized", lambda: True)():
