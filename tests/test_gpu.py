@@ -20,7 +20,9 @@ from conformance.adapter.loading import load, registered
 from conformance.cli import main
 from conformance.commands import gpu
 from conformance.errors import ExitCode
-from conformance.records.record import Journal, encode_line, journal_path, read
+from conformance.records.header import Implementation, Provenance
+from conformance.records.long import SCHEMA, Climb, Step, read_climb
+from conformance.records.record import Journal, encode_line, journal_path, read, write_document
 
 CORRECT = f"{Path(__file__).with_name('mutants') / 'miniatures.py'}:Correct"
 PATIENCE = 300.0
@@ -203,6 +205,35 @@ def test_the_journal_of_a_killed_run_becomes_an_incomplete_record(tmp_path):
     assert not half.complete
     assert half.results == whole.results[:7]
     assert not journal.path.exists()
+
+
+def climb(folder, name, lengths, verdicts):
+    """A record of `long` with one step for each length."""
+    own = Implementation(name, name, "", "numpy", "", {}, [], [], [], None)
+    steps = [
+        Step("causal", "float32", "default", length, length, verdict)
+        for length, verdict in zip(lengths, verdicts, strict=True)
+    ]
+    made = Provenance("", "", "", "", "", "", "cpu", "", {}, "", "")
+    document = Climb(SCHEMA, own, made, lengths, 64, 0, None, None, steps)
+    folder.mkdir(exist_ok=True)
+    write_document(folder / f"{name}.json", document)
+
+
+def test_a_million_tokens_join_the_shorter_lengths(tmp_path):
+    climb(tmp_path / "long", "mine", [4096, 16384], ["conforms", "deviates"])
+    climb(tmp_path / "million", "mine", [2**20], ["conforms"])
+    record = gpu._lengthened(tmp_path / "long" / "mine.json", tmp_path / "million" / "mine.json")
+    assert record == tmp_path / "long" / "mine.json"
+    joined = read_climb(record)
+    assert joined.lengths == [4096, 16384, 2**20]
+    assert [step.verdict for step in joined.steps] == ["conforms", "deviates", "conforms"]
+    assert not (tmp_path / "million" / "mine.json").exists()
+    # Measured again, a length is replaced.
+    climb(tmp_path / "million", "mine", [2**20], ["error"])
+    gpu._lengthened(record, tmp_path / "million" / "mine.json")
+    assert [step.verdict for step in read_climb(record).steps] == ["conforms", "deviates", "error"]
+    assert gpu._lengthened(record, tmp_path / "million" / "none.json").name == "none.json"
 
 
 def lines(file):

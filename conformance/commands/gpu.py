@@ -71,6 +71,7 @@ class Stage:
         arguments: the arguments of `mha-conformance`, without implementation, dtypes and device.
         folder: the folder of its records, inside that of the others.
         share: the part of all seconds that one implementation may take.
+        joins: the folder of another stage, whose records get what this one finds; "" for none.
         functions: whether only functions of heads are examined.
         dtypes: those of the requested dtypes that are examined; () for all.
     """
@@ -78,6 +79,7 @@ class Stage:
     name: str
     arguments: tuple[str, ...]
     folder: str = ""
+    joins: str = ""
     share: float = 1.0
     functions: bool = False
     dtypes: tuple[str, ...] = ()
@@ -98,7 +100,14 @@ STAGES = (
         dtypes=("float32", "bfloat16"),
     ),
     Stage("long", ("long", "--lengths", "4096:131072"), "long", share=0.25, functions=True),
-    Stage("million", ("long", "--lengths", "1048576:1048576"), "million", 0.25, functions=True),
+    Stage(
+        "million",
+        ("long", "--lengths", "1048576:1048576"),
+        folder="million",
+        joins="long",
+        share=0.25,
+        functions=True,
+    ),
     Stage("full", ("run",)),
 )
 """The stages, the most telling first. One evaluation gives outputs and gradients, so "core" has
@@ -286,7 +295,7 @@ class Job:
     """The examination of one implementation in one stage, in a process of its own.
 
     Attributes:
-        record: the file that the process writes.
+        record: the file that the process writes; after its end, that of the stage that it joins.
         log: the file of what it prints.
         seconds: the most seconds that it may take.
     """
@@ -332,9 +341,14 @@ class Job:
         """Return whether the process has ended; if so, complete the record that it has left."""
         assert self.process is not None
         self.code = self.process.poll()
-        if self.code is not None and not self.stage.climbs:
+        if self.code is None:
+            return False
+        if not self.stage.climbs:
             _settle(self.record)
-        return self.code is not None
+        elif self.stage.joins:
+            joined = self.record.parent.parent / self.stage.joins / self.record.name
+            self.record = _lengthened(joined, self.record)
+        return True
 
 
 def _jobs(
@@ -378,6 +392,34 @@ def _settle(record: Path) -> None:
         with suppress(BrokenRecord):
             header, results, arrays = read_journal(journal)
             write(record, Record(header, False, results), arrays)
+
+
+def _lengthened(record: Path, more: Path) -> Path:
+    """Move what a record of `long` has into another one, replacing the same lengths there.
+
+    Return the path of the record that there is then.
+    """
+    from msgspec.structs import replace
+
+    from conformance.errors import BrokenRecord
+    from conformance.records.long import read_climb
+    from conformance.records.record import write_document
+
+    try:
+        found = read_climb(more)
+        if record.exists():
+            before = read_climb(record)
+            kept = [step for step in before.steps if step.length not in found.lengths]
+            found = replace(
+                before,
+                lengths=sorted({*before.lengths, *found.lengths}),
+                steps=[*kept, *found.steps],
+            )
+        write_document(record, found)
+    except BrokenRecord:
+        return more
+    more.unlink()
+    return record
 
 
 class Line:
