@@ -24,7 +24,6 @@ from mutants.honest import (
     MergedTiles,
     Online,
     ScaledQuery,
-    StoredNormaliser,
     algorithms,
     cut_tf32,
     drawn_recipe,
@@ -366,14 +365,6 @@ def test_a_running_normaliser_of_each_key_is_class_a_in_half_precision_only(dtyp
     assert reached[MergedTiles] == ("A" if dtype in HALF else "A0")
     if dtype != "float64":
         assert reached[KeyByKey] == ("A" if dtype in HALF else "")
-
-
-def test_a_normaliser_whose_rounding_is_as_large_as_one_scales_a_row_by_a_power():
-    """In bfloat16, the logarithm of 300 is off by 1, and a weight by a factor of e: 8.5σ before."""
-    problem = case_of("logits/low/separate.d128v64t128x128").problem("bfloat16")
-    adapter = Honest(StoredNormaliser)
-    found = adapter.run(problem, Call(mode=adapter.modes[0])).arrays()
-    assert all(comparison.fits for comparison in against(expect(problem), found))
 
 
 @pytest.mark.parametrize("tiles", ["128x64", "128x128"])

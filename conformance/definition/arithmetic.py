@@ -260,7 +260,7 @@ class Noisy(Exact):
         return self._accumulated(axes, np.einsum(axes, values), squares, terms, kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights with each row scaled by exp(u·|log_total|·ξ), random ξ in [-1, 1].
+        """Return the weights with each row scaled by 1 + u·|log_total|·ξ, with random ξ in [-1, 1].
 
         This is the error of rounding the logarithm of the normaliser, with the roundoff u. Fused
         kernels keep only this logarithm for the backward pass, and recompute the weights from it.
@@ -268,7 +268,7 @@ class Noisy(Exact):
         already when they are about 8.
         """
         error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
-        return weights * np.exp(error * self._uniform(error.shape))
+        return weights * (1.0 + error * self._uniform(error.shape))
 
     def reordered(self, axes: str, left: Array, right: Array) -> Array | float:
         """Return the difference of two sums of the same terms that round differently.
@@ -441,8 +441,8 @@ class Amplified(Exact):
         return self._accumulated(exact, lambda: self._spread(axes, exact, values), terms, kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights with each row scaled by exp(u·|log_total|·ξ), as `Noisy` does."""
-        return weights * np.exp(self._times_noise(log_total, self._roundoff["accumulator"]))
+        """Return the weights with each row scaled by 1 + u·|log_total|·ξ, as `Noisy` does."""
+        return weights * (1 + self._times_noise(log_total, self._roundoff["accumulator"]))
 
     def _truncated(self, values: Array) -> Array:
         """Return operands with the noise of cutting off digits, as `Noisy` does."""
