@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Literal
 
+from conformance.text import text_of
+
 
 class ExitCode(IntEnum):
     """Exit codes of `mha-conformance`."""
@@ -253,4 +255,4 @@ class Unsupported(Exception):
 def is_exhausted(error: BaseException) -> bool:
     """Return whether an exception says that memory ran out, be it the host's or a device's."""
     signs = ("out of memory", "Out of memory", "RESOURCE_EXHAUSTED")
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+    return isinstance(error, MemoryError) or any(sign in text_of(error) for sign in signs)

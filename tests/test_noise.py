@@ -894,7 +894,9 @@ def test_sums_without_a_product_are_as_exact_as_in_float32_where_tf32_is_declare
     for name, sigma in noise["A0"].items():
         if "key_bias" not in name:
             ratio = rms(noise["TF32"][name]) / rms(sigma)
-            assert ratio < 1.5 if name.endswith("output_bias") else 2**11 < ratio < 2**15, name
+            # Whatever the weights of a row are, they are divided by their sum.
+            without = name.endswith(("output_bias", "row sums"))
+            assert ratio < 1.5 if without else 2**11 < ratio < 2**15, name
 
 
 def test_products_in_tf32_of_torch_conform_where_tf32_is_declared():

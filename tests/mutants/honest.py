@@ -246,7 +246,7 @@ class LogitsAgain(Attention):
             if "score" in self.own:
                 scores = self.scores
             logits = self.hide(self.biased(self.scaled(scores)))
-            return np.exp(logits - self.log_total)
+            return np.exp(logits - self.largest - self.log_total)
         return super().weights_again()
 
 
@@ -259,6 +259,8 @@ class MergedTiles(Attention):
     tile = 16
 
     def fused(self, logits: Array, v: Array) -> tuple[Array, Array]:
+        # The whole normaliser is merged, and kept.
+        self.largest = self.wide(0)
         log_total = np.full((*logits.shape[:-1], 1), -np.inf, self.wide)
         context = np.zeros((*logits.shape[:-1], v.shape[-1]), self.wide)
         for start, stop in self.tiles():
