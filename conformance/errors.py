@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Literal
 
-from conformance.text import text_of
-
 
 class ExitCode(IntEnum):
     """Exit codes of `mha-conformance`."""
@@ -250,9 +248,3 @@ class Unsupported(Exception):
 
     It is not a `ConformanceError`, because it is a result (verdict `unsupported`), not an error.
     """
-
-
-def is_exhausted(error: BaseException) -> bool:
-    """Return whether an exception says that memory ran out, be it the host's or a device's."""
-    signs = ("out of memory", "Out of memory", "RESOURCE_EXHAUSTED")
-    return isinstance(error, MemoryError) or any(sign in text_of(error) for sign in signs)

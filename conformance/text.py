@@ -63,6 +63,12 @@ def text_of(error: BaseException) -> str:
         return f"its text cannot be read: {type(failure).__name__}"
 
 
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an exception says that memory ran out, be it the host's or a device's."""
+    signs = ("out of memory", "Out of memory", "RESOURCE_EXHAUSTED")
+    return isinstance(error, MemoryError) or any(sign in text_of(error) for sign in signs)
+
+
 def message(error: BaseException) -> str:
     """Return the text of an exception from foreign code as one line; "" if it has no text."""
     return " ".join(text_of(error).split())

@@ -28,8 +28,8 @@ import numpy as np
 from packaging.version import Version
 
 from conformance.definition.dtypes import DTYPES
-from conformance.errors import DeviceLost, Unsupported, WrongDeclaration, is_exhausted
-from conformance.text import message
+from conformance.errors import DeviceLost, Unsupported, WrongDeclaration
+from conformance.text import is_exhausted, message
 
 Natives = dict[str, Any]
 """Arrays of a framework, by name."""

@@ -33,8 +33,8 @@ from conformance.definition.expectation import (
     of_function,
 )
 from conformance.definition.problem import Answer, Problem, check_shape
-from conformance.errors import ConformanceError, Unsupported, WrongShape, is_exhausted
-from conformance.text import text_of
+from conformance.errors import ConformanceError, Unsupported, WrongShape
+from conformance.text import is_exhausted, text_of
 
 T = TypeVar("T")
 
