@@ -544,7 +544,7 @@ def _print_table(jobs: Iterable[Job]) -> None:
     for record, job in {job.record: job for job in jobs}.items():
         for result in _results(record, climbs=job.stage.climbs):
             rows.setdefault((result.implementation, result.dtype), []).append(result)
-    lines = [("implementation", "dtype", *SHOWN, "worst σ", "seconds")]
+    lines: list[tuple[str, ...]] = [("implementation", "dtype", *SHOWN, "worst σ", "seconds")]
     for (name, dtype), results in rows.items():
         counts = Counter(LOST.get(result.verdict, result.verdict) for result in results)
         ratios = [
