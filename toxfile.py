@@ -13,18 +13,24 @@ from __future__ import annotations
 import configparser
 import os
 import shlex
+import subprocess
 from pathlib import Path
 
 from tox.config.loader.memory import MemoryLoader
 from tox.config.sets import ConfigSet
 from tox.plugin import impl
 from tox.session.state import State
+from tox.tox_env.api import ToxEnv
 
 LABELS = ["everybody", "published"]
 EXPLORED = "{}-explored"
 """Names the environment in which every mode of the same implementations is explored."""
 SIZES = "{}-sizes"
 """Names the one in which the same implementations are examined at level "large" and at length."""
+
+RECORDS = "reports/records"
+REPORTED = (0, 1, 4)
+"""The exit codes with which a report was written."""
 
 LARGE = "--level large --case *.d64t64x64 --dtype float32 --dtype bfloat16 --mode first"
 LONG = "--lengths 1024:65536 --dtype float32 --dtype bfloat16 --memory-limit 8GiB"
@@ -54,7 +60,11 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     os.environ["EVERYBODY"] = ",".join(lines())
     for variable, form in (("EXPLORED", EXPLORED), ("SIZES", SIZES)):
         os.environ[variable] = ",".join(map(form.format, lines()))
-    arguments = shlex.join(state.conf.pos_args(None) or ())
+    # What is published was asked in every dtype and mode.
+    published = "published" in (state.conf.options.labels or ())
+    arguments = shlex.join(
+        [*(["--level", "full"] if published else []), *(state.conf.pos_args(None) or ())]
+    )
     workers = os.environ.get("WORKERS", "2")
     for name, (extras, implementations, baseline) in lines().items():
         command = (
@@ -103,6 +113,25 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
                 depends=name,
                 commands=commands,
             )
+
+
+@impl
+def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[object]) -> None:
+    """Renew the report after each environment, so that a long run shows what it has found."""
+    if tox_env.name not in lines():
+        return
+    command = [Path(tox_env.conf["env_bin_dir"]) / "mha-conformance", "report", RECORDS, "--quiet"]
+    command += ["--output", "reports/compatibility", "--run-file", f"{RECORDS}/run"]
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=tox_env.conf["change_dir"],
+        env=tox_env.environment_variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode in REPORTED:
+        print(f"{tox_env.name}: the report so far is reports/compatibility.html", flush=True)
 
 
 def _add(state: State, name: str, **settings: object) -> None:

@@ -4,11 +4,24 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 
 import pytest
 
 # Arrays are tiny: more threads only wait for each other, the more so under xdist.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave to the night what the marker `sample` does not choose, before `-m` selects."""
+    seen = Counter()
+    for item in items:
+        for mark in item.iter_markers("sample"):
+            (every,) = mark.args
+            if seen[item.function] % every:
+                item.add_marker(pytest.mark.night)
+            seen[item.function] += 1
 
 
 def pytest_collection_finish():

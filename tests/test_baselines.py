@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from looped import for_each
 from test_docs import DOCS, ROOT, anchors
 
 from conformance.adapter.loading import registered
@@ -38,7 +39,7 @@ def _entries(files):
 ENTRIES = _entries(FILES)
 
 
-@pytest.mark.parametrize("entry", [*ENTRIES, *_entries([EXAMPLE])])
+@for_each(entry=[*ENTRIES, *_entries([EXAMPLE])])
 def test_every_pattern_finds_something(entry):
     known = {
         "requirement": [item.id for item in REQUIREMENTS],
@@ -53,7 +54,7 @@ def test_every_pattern_finds_something(entry):
             assert any(fits((pattern.removeprefix("!"),), name) for name in names), pattern
 
 
-@pytest.mark.parametrize("entry", [*ENTRIES, *_entries([EXAMPLE])])
+@for_each(entry=[*ENTRIES, *_entries([EXAMPLE])])
 def test_every_entry_has_a_reason_and_a_link_that_leads_somewhere(entry):
     assert entry.has_reason
     if not entry.link.startswith("https://"):
@@ -107,6 +108,7 @@ def test_tox_makes_its_environments_of_that_table(monkeypatch):
         "tox.config.sets": {"ConfigSet": object},
         "tox.plugin": {"impl": lambda function: function},
         "tox.session.state": {"State": object},
+        "tox.tox_env.api": {"ToxEnv": object},
     }
     for module, names in stubs.items():
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
@@ -118,7 +120,10 @@ def test_tox_makes_its_environments_of_that_table(monkeypatch):
     monkeypatch.setenv("WORKERS", "3")
     toxfile = runpy.run_path(str(ROOT / "toxfile.py"))
     made = defaultdict(list)
-    conf = SimpleNamespace(pos_args=lambda _: ("-k", "a or b"), memory_seed_loaders=made)
+    options = SimpleNamespace(labels=[])
+    conf = SimpleNamespace(
+        pos_args=lambda _: ("-k", "a or b"), memory_seed_loaders=made, options=options
+    )
     toxfile["tox_add_core_config"]({"work_dir": "/made"}, SimpleNamespace(conf=conf))
     explored, sizes = ([f"{name}-{kind}" for name in EVERYBODY] for kind in ("explored", "sizes"))
     every = sorted([*EVERYBODY, *explored, *sizes])
@@ -181,13 +186,13 @@ def _expanded(name):
     return [start + choice for choice in choices.rstrip("}").split(",")]
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@for_each(entry=ENTRIES)
 def test_every_entry_speaks_of_implementations_by_name(entry):
     """All files are read together where deviations are sorted."""
     assert entry.implementation
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@for_each(entry=ENTRIES)
 def test_every_entry_is_sorted_and_a_defect_has_a_script(entry):
     assert entry.kind in KINDS
     if entry.kind == "defect":

@@ -14,6 +14,7 @@ import covering
 import numpy as np
 import pytest
 from _pytest.mark.expression import Expression
+from looped import for_each
 
 from conformance.cases import patterns
 from conformance.cases.case import FAMILIES, Case
@@ -46,8 +47,8 @@ CHAPTERS = {
     "edge",
 }
 
-each = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each = for_each(case=CASES)
+each_dtype = for_each(dtype=DTYPES)
 
 
 def numbers(problem: Problem):
@@ -265,7 +266,7 @@ EQUAL_SIZES = {
 SMALL_FAMILIES = {case.family for case in catalogue()}
 
 
-@pytest.mark.parametrize("family", sorted(SMALL_FAMILIES - EQUAL_SIZES.keys()))
+@for_each(family=sorted(SMALL_FAMILIES - EQUAL_SIZES.keys()))
 def test_sizes_of_a_family_are_pairwise_different(family):
     """A swapped axis then changes a shape or an answer instead of passing."""
     shape = FAMILIES[family]
@@ -300,9 +301,8 @@ def test_families_cover_what_shapes_may_differ_in():
     assert any(shape.key_length > 128 for shape in shapes), "more than one tile of a kernel"
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
+@for_each(
+    pattern=[
         patterns.key_padding,
         patterns.left_padding,
         patterns.shared,
@@ -316,9 +316,9 @@ def test_families_cover_what_shapes_may_differ_in():
         patterns.keys_per_head,
         patterns.padded_cache,
         patterns.shared_with_first_key,
-    ],
+    ]
 )
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "one-key"])
+@for_each(family=[name for name in FAMILIES if name != "one-key"])
 def test_every_mask_pattern_suits_every_family(pattern, family):
     shape = FAMILIES[family]
     mask = pattern(shape, np.random.default_rng(0))
@@ -327,8 +327,8 @@ def test_every_mask_pattern_suits_every_family(pattern, family):
     assert mask.any(axis=-1).all()
 
 
-@pytest.mark.parametrize("pattern", [patterns.shared, patterns.per_batch, patterns.per_head])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "one-key"])
+@for_each(pattern=[patterns.shared, patterns.per_batch, patterns.per_head])
+@for_each(family=[name for name in FAMILIES if name != "one-key"])
 def test_an_arbitrary_mask_blocks_about_half_and_something_in_every_row(pattern, family):
     mask = pattern(FAMILIES[family], np.random.default_rng(0))
     assert not mask.all(axis=-1).any()
@@ -358,7 +358,7 @@ def test_case_serves_requirements_that_exist(case):
     assert case.serves <= {requirement.id for requirement in REQUIREMENTS}
 
 
-@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.id)
+@for_each(requirement=REQUIREMENTS)
 def test_every_requirement_is_served(requirement):
     # What is about the declaration, dropout or memory layouts is decided by experiments.
     by_case = any(requirement.serves(case) for case in CASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from looped import for_each
 
 from conformance.cases.case import MOST_ELEMENTS, MOST_PLANES, describe, planes
 from conformance.cases.catalogue import catalogue, find_cases
@@ -15,7 +16,7 @@ def unpacked(runs: list[int], queries: int, keys: int) -> np.ndarray:
     return flat.reshape(queries, keys)
 
 
-@pytest.mark.parametrize("case", catalogue(), ids=lambda case: case.id)
+@for_each(case=catalogue())
 def test_the_planes_are_the_mask(case):
     problem = case.problem("float64")
     drawn = planes(problem)

@@ -112,6 +112,18 @@ def test_a_narrowed_run_is_neither_compared_nor_counted(tmp_path, option):
     assert not counted(tmp_path, part).verified
 
 
+def test_each_level_has_counts_of_its_own(tmp_path):
+    part, whole = without(Made(), case=CROSS).record(level="default"), Made().record()
+    update(read_baseline(tmp_path / "conformance.toml"), part, "because")
+    known = counted(tmp_path, whole)
+    assert '"default:float32:cpu:eval" = {plain = 6}' in known.text
+    assert '"float32:cpu:eval" = {mask = 3, plain = 6}' in known.text
+    assert judge(known, part).holds
+    assert judge(known, whole).holds
+    less = without(without(Made(), case=CROSS), case=SELF).record(level="default")
+    assert "default:float32:cpu:eval: plain 3 of 6" in str(tell(judge(known, less)))
+
+
 def test_implementations_that_were_not_asked_are_not_compared(tmp_path):
     known = counted(tmp_path, Made("other"))
     assert judge(known, Made().record()).holds

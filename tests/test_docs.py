@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from looped import for_each
 from pages import DOCS, ROOT, blocks, commands, missing, prose, shell
 
 import conformance
@@ -82,7 +83,7 @@ def test_example_conforms_or_is_unsupported_everywhere(example):
     verdicts = {
         case.id: session.examine(Item(adapter, case, "float32", "cpu", mode)).verdict
         for case in catalogue()
-        for mode in modes_of(adapter, case, "float32")
+        for mode in modes_of(adapter, case, "float32").modes
     }
     allowed = {"conforms", "observed", "unsupported"}
     assert not {case: verdict for case, verdict in verdicts.items() if verdict not in allowed}
@@ -161,7 +162,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each(page=PAGES)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if link.startswith(("https://", "http://")):
@@ -172,7 +173,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each(page=PAGES)
 def test_names_exist(page):
     """Cases, requirements and files that a page names."""
     requirements = {item.id for item in REQUIREMENTS}

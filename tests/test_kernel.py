@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from looped import for_each
 from mutants import miniatures
 
 from conformance import Call, Function, MaskArgument, attention_function
@@ -124,7 +125,7 @@ def test_gradients_have_a_maker():
         assert (findings[name].verdict, findings[name].made_by) == ("deviates", "kernel")
 
 
-@pytest.mark.parametrize("case", catalogue(), ids=lambda case: case.id)
+@for_each(case=catalogue())
 def test_the_kernel_alone_is_the_kernel_of_the_whole(case):
     problem = case.problem("float64")
     stages = Stages(problem)

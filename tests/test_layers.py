@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from looped import for_each
 
 import conformance
 
@@ -149,7 +150,7 @@ def test_every_room_has_a_floor():
     assert rooms == HEIGHT.keys()
 
 
-@pytest.mark.parametrize("name", core())
+@for_each(name=core())
 def test_no_arrow_runs_up(name):
     room = room_of(name)
     if not room:
@@ -184,12 +185,12 @@ def test_no_modules_import_each_other_in_a_circle():
         visit(name)
 
 
-@pytest.mark.parametrize("name", core())
+@for_each(name=core())
 def test_nothing_imports_an_adapter(name):
     assert not within(imports(SOURCES[name]), "conformance.adapters", "adapters")
 
 
-@pytest.mark.parametrize("name", core())
+@for_each(name=core())
 def test_only_bridges_import_a_framework(name):
     if not name.endswith("_bridge") and name != SANDBOXED:
         assert not within(imports(SOURCES[name]), *FRAMEWORKS)
@@ -200,7 +201,7 @@ def test_what_runs_beside_candidates_knows_no_suite():
     assert not [name for name, path in SOURCES.items() if SANDBOXED in imports(path)]
 
 
-@pytest.mark.parametrize("name", every("conformance.frameworks"))
+@for_each(name=every("conformance.frameworks"))
 def test_a_bridge_imports_its_own_framework_only(name):
     own = {"torch_bridge": "torch", "jax_bridge": "jax", "tensorflow_bridge": "tensorflow"}
     allowed = own.get(name.rpartition(".")[2])
@@ -208,7 +209,7 @@ def test_a_bridge_imports_its_own_framework_only(name):
     assert found <= {allowed}
 
 
-@pytest.mark.parametrize("name", core())
+@for_each(name=core())
 def test_no_bridge_is_imported_before_it_is_asked_for(name):
     found = imports(SOURCES[name])
     own = set()
@@ -217,7 +218,7 @@ def test_no_bridge_is_imported_before_it_is_asked_for(name):
     assert not {n for n in found - own if n.startswith("conformance.") and n.endswith("_bridge")}
 
 
-@pytest.mark.parametrize("name", every("conformance.adapters"))
+@for_each(name=every("conformance.adapters"))
 def test_an_adapter_knows_the_interface_only(name):
     found = within(imports(SOURCES[name]), "conformance")
     if ALONE.fullmatch(name):
@@ -241,14 +242,14 @@ def private_methods(name):
     return {method for method in methods if re.match(r"_(?!_)", method)}
 
 
-@pytest.mark.parametrize("name", every("conformance.adapters"))
+@for_each(name=every("conformance.adapters"))
 def test_an_adapter_overrides_no_private_method(name):
     interface = set().union(*map(private_methods, every("conformance.adapter")))
     assert {"_bind", "_evaluate", "_session"} <= interface
     assert not private_methods(name) & interface
 
 
-@pytest.mark.parametrize("name", every("conformance.adapter"))
+@for_each(name=every("conformance.adapter"))
 def test_the_interface_never_sees_the_expectation(name):
     hidden = ("expectation", "attention", "arithmetic", "comparison")
     found = imports(SOURCES[name])
@@ -256,13 +257,13 @@ def test_the_interface_never_sees_the_expectation(name):
     assert not within(found, "conformance.cases", "conformance.records")
 
 
-@pytest.mark.parametrize("name", every("conformance.requirements"))
+@for_each(name=every("conformance.requirements"))
 def test_a_check_never_sees_how_an_implementation_is_called(name):
     natives = {"native", "function", "loading", "parameters"}
     assert not within(imports(SOURCES[name]), *(f"conformance.adapter.{n}" for n in natives))
 
 
-@pytest.mark.parametrize("name", every("conformance.explore"))
+@for_each(name=every("conformance.explore"))
 def test_a_search_needs_no_library_for_tests(name):
     assert not within(imports(SOURCES[name]), "pytest", "hypothesis")
 

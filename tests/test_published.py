@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from looped import for_each
 from records import (
     GRADIENT,
     MASKED,
@@ -72,7 +73,7 @@ WANTED = Wanted(
 # What is in the repository
 
 
-@pytest.mark.parametrize("file", RECORDS, ids=lambda file: f"{file.parent.name}-{file.stem}")
+@for_each(file=RECORDS)
 def test_every_record_is_as_the_schema_says(file):
     assert not faults("record", msgspec.json.decode(gzip.decompress(file.read_bytes())))
     assert file.stat().st_size <= keep.MOST_RECORD

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from looped import for_each
 
 from conformance.adapter.loading import load, registered
 from conformance.adapter.native import Layer
@@ -88,7 +89,7 @@ def launch(command, folder):
     return ran.returncode, ran.stderr + ran.stdout
 
 
-@pytest.mark.parametrize("path", REPRODUCTIONS, ids=lambda path: path.stem)
+@for_each(path=REPRODUCTIONS)
 def test_reproductions_of_the_docs_are_short_and_need_no_suite(path):
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()

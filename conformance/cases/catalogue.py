@@ -71,6 +71,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
     case: list[_Entry]
     groups: dict[str, list[str]] = {}
+    telling: list[str] = []
 
 
 def _cases(entry: _Entry, groups: Mapping[str, list[str]]) -> Iterator[Case]:
@@ -128,10 +129,22 @@ def catalogue() -> tuple[Case, ...]:
 
 
 @lru_cache(maxsize=1)
+def _tables() -> list[_Table]:
+    return [msgspec.toml.decode(path.read_bytes(), type=_Table) for path in TABLES]
+
+
+@lru_cache(maxsize=1)
+def most_telling() -> dict[str, int]:
+    """Return the places of those cases that notice most mistakes, by "name/family"."""
+    ranked = [case for table in _tables() for case in table.telling]
+    return {case: place for place, case in enumerate(ranked)}
+
+
+@lru_cache(maxsize=1)
 def every_case() -> tuple[Case, ...]:
     """Return all cases, including those that are used on grids only, sorted by shape family."""
     order = list(FAMILIES)
-    tables = [msgspec.toml.decode(path.read_bytes(), type=_Table) for path in TABLES]
+    tables = _tables()
     cases = [
         case for table in tables for entry in table.case for case in _cases(entry, table.groups)
     ]

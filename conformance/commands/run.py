@@ -20,7 +20,7 @@ from conformance.commands.shared import (
     read_settings,
 )
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
-from conformance.running import OPTIONS
+from conformance.running import OPTIONS, WHOLE, level_of
 
 if TYPE_CHECKING:
     from conformance.records.record import Record
@@ -119,10 +119,10 @@ def _print_summary(outcome: Outcome, code: ExitCode) -> None:
 def standing(options: argparse.Namespace) -> Record | None:
     """Return the record named by --record if it is still up to date, or else None.
 
-    Only a full run on the CPU can be skipped. So return None with --fresh, with any option that
-    selects cases, dtypes, modes, a shard, a level or a case file, and with any argument for pytest
-    other than a number of workers. If `begin` has started a run in the record's folder, the
-    record is saved with the id of that run.
+    Only a run of all cases on the CPU can be skipped. So return None with --fresh, with any option
+    that selects cases, dtypes, modes, a shard, a smaller level or a case file, and with any
+    argument for pytest other than a number of workers. If `begin` has started a run in the record's
+    folder, the record is saved with the id of that run.
 
     Raises:
         ConformanceError: if another process is writing the record.
@@ -130,7 +130,9 @@ def standing(options: argparse.Namespace) -> Record | None:
     from conformance.running.provenance import begun, environment
 
     workers = re.fullmatch(r"(-n ?|--numprocesses[ =])\w+", " ".join(options.rest))
-    narrowed = options.case or options.dtype or options.mode or options.case_file or options.level
+    restrictions = options.case, options.dtype, options.mode, options.case_file
+    level = level_of(options.level, *restrictions)
+    narrowed = any(restrictions) or level not in WHOLE
     if options.record is None or options.fresh or narrowed or options.shard != "1/1":
         return None
     if (options.rest and not workers) or not options.record.exists():
@@ -146,7 +148,7 @@ def standing(options: argparse.Namespace) -> Record | None:
     if journal_path(options.record).exists():
         return None
     with Lock(options.record):
-        record = unchanged(options.record, options.implementation, options.device)
+        record = unchanged(options.record, options.implementation, options.device, level)
         run = begun(options.record.parent)
         if record is not None and run and run != record.header.provenance.run:
             provenance = replace(record.header.provenance, run=run)

@@ -263,6 +263,8 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     command: str
     selection: str = ""
     """The options that restricted the run, or ""."""
+    level: str = "full"
+    """The level of the run: with "full", every case was asked in every dtype and mode."""
     machine: str = ""
     """The processor of the machine, or its architecture, and its widest vector extension."""
     environment: dict[str, str] = {}

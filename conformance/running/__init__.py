@@ -6,15 +6,29 @@ This module imports nothing from the suite, because pytest loads it even in runs
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-LEVELS = ("core", "full", "large")
+LEVELS = ("first", "core", "default", "full", "large")
 """The levels of a run, from which `--level` chooses one.
 
-"core" runs the cases marked `core`, "full" runs all cases and experiments, and "large" runs the
-cases marked `core` or `large` at the sizes for which kernels are written.
+"first" runs at most 40 items, on which most mistakes show. "core" runs the cases marked `core`, and
+"default" all cases and most experiments, each case in a few dtypes and modes. "full" runs all cases
+and experiments in all dtypes and modes. "large" runs the cases marked `core` or `large` at the
+sizes for which kernels are written.
 """
+
+WHOLE = ("default", "full")
+"""The levels that leave out no case."""
+
+
+def level_of(level: str | None, *restrictions: Sequence[object]) -> str:
+    """Return the level of a run: `level`, or what the other options of the run suggest.
+
+    Without a level, a run that is restricted to some cases, dtypes or modes examines all of these.
+    """
+    return level or ("full" if any(restrictions) else "default")
+
 
 DEVICES = ("cpu", "gpu")
 
@@ -38,8 +52,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "case-file": _repeatable("FILE", "also the case in this file, as explore writes it"),
     "level": {
         "choices": LEVELS,
-        "help": "core: some seconds, one case for each thing that goes wrong often; full: "
-        "everything (default); large: head sizes 64 and 128, and lengths of several tiles",
+        "help": "first: 40 items at most; core: a case for each thing that goes wrong often; "
+        "default: every case, in a few dtypes and modes; full: everything, which is also the "
+        "default with --case, --dtype or --mode; large: head sizes 64 and 128, and lengths of "
+        "several tiles",
     },
     "device": {
         "choices": DEVICES,

@@ -36,6 +36,7 @@ from conformance.records.header import RequirementInfo
 from conformance.records.record import Record, check_writable, write
 from conformance.reports import wording
 from conformance.reports.tables import reasons as reasons_of
+from conformance.running import level_of
 from conformance.running.merging import Lock
 from conformance.running.provenance import describe, environment, header_of, requirements
 from conformance.running.selection import Selection
@@ -56,7 +57,7 @@ def examine(
     cases: str | Iterable[str] = (),
     dtypes: str | Iterable[str] = (),
     modes: str | Iterable[str] = (),
-    level: str = "full",
+    level: str | None = None,
     device: str = "cpu",
 ) -> Outcome:
     """Examine an implementation in this process, like `mha-conformance run --no-isolate`.
@@ -75,9 +76,11 @@ def examine(
             restrict the run to them; empty for all cases and experiments of the level.
         dtypes: the dtypes to use; empty for all of the level.
         modes: the names of the modes to use; empty for all.
-        level: "full" for all cases and experiments; "core" for the cases marked `core`, in float32
-            and bfloat16; or "large" for the cases marked `core` or `large`, at the sizes for which
-            kernels are written.
+        level: "first" for at most 40 items, on which most mistakes show; "core" for the cases
+            marked `core`, in float32 and bfloat16; "default" for all cases and most experiments,
+            each case in a few dtypes and modes; "full" for everything; or "large" for the cases
+            marked `core` or `large`, at the sizes for which kernels are written. None stands for
+            "full" if the run is restricted to cases, dtypes or modes, and else for "default".
         device: "cpu" or "gpu".
 
     Returns:
@@ -89,7 +92,8 @@ def examine(
         ConformanceError: the selection is empty, or the implementation cannot be loaded.
     """
     environment()
-    selection = Selection(several(cases), several(dtypes), several(modes), level)
+    restrictions = several(cases), several(dtypes), several(modes)
+    selection = Selection(*restrictions, level_of(level, *restrictions))
     adapter, spec = resolve(attention)
     rows = selection.rows([adapter], device)
     if not rows:
@@ -100,6 +104,7 @@ def examine(
         rows,
         device,
         str(selection),
+        level=selection.level,
         command=f"conformance.examine({spec or adapter.name!r})",
     )
     placed = places(rows)

@@ -68,7 +68,7 @@ from conformance.running.isolation_child import (
     plan_key,
     serve,
 )
-from conformance.running.session import Inquiry, Planned, Row
+from conformance.running.session import Asked, Inquiry, Planned, Row
 
 TICK = 0.05
 """The interval in seconds at which the memory of a busy process is checked."""
@@ -369,11 +369,13 @@ class StandIn(Planned):
     def page(self) -> int:
         return self.declared.page
 
-    def planned_modes(self, case: Case, dtype: str) -> tuple[Mode, ...]:
+    def planned_modes(self, case: Case, dtype: str) -> Asked:
         if self.declared.ended is not None:
-            return self.modes[:1]
-        names = self.declared.plan.get(plan_key(case.id, dtype), [])
-        return tuple(mode for mode in self.modes if mode.name in names)
+            return Asked(self.modes[:1])
+        key = plan_key(case.id, dtype)
+        names = self.declared.plan.get(key, [])
+        modes = tuple(mode for mode in self.modes if mode.name in names)
+        return Asked(modes, key in self.declared.refused)
 
     def versions(self) -> dict[str, str]:
         return self.declared.implementation.versions

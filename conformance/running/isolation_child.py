@@ -89,6 +89,8 @@ class Declared(msgspec.Struct, frozen=True, tag=True):
     compiles: bool = False
     plan: dict[str, list[str]] = {}
     """The names of the modes to examine, by `plan_key` of case and dtype."""
+    refused: frozenset[str] = frozenset()
+    """The keys in `plan` whose case the adapter's check rejects in this dtype."""
     ended: Ended | None = None
     """The verdict and reason for every item if no declaration was received, or else None."""
 
@@ -242,9 +244,13 @@ class Desk:
         adapter, device = self._adapter, self._device
         (described,) = describe([(adapter, self._spec)], device)
         asked: dict[str, list[str]] = {}
+        refused: set[str] = set()
         cases = [self._case(name, file) for name, file in request.cases.items()]
         for item in plan([adapter], cases, request.dtypes, device):
-            asked.setdefault(plan_key(item.asked.id, item.dtype), []).append(item.mode.name)
+            key = plan_key(item.asked.id, item.dtype)
+            asked.setdefault(key, []).append(item.mode.name)
+            if item.refused:
+                refused.add(key)
         reachable = not described.unavailable
         return Declared(
             implementation=described,
@@ -255,6 +261,7 @@ class Desk:
             device_model=adapter.device_model(device) if reachable else "",
             compiles=adapter.compiles if reachable else False,
             plan=asked,
+            refused=frozenset(refused),
         )
 
     def _examine(self, request: Examine) -> Examined:

@@ -274,13 +274,14 @@ def _without_words(declared: Implementation) -> Implementation:
     return msgspec.structs.replace(declared, mode_notes={}, **words)
 
 
-def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
+def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Record | None:
     """Return the record in a file if a new run of the implementations `specs` would not change it.
 
-    Return None if the record cannot be read, is incomplete, or comes from a restricted run or a run
-    of other implementations. Also return None if some results are no longer valid, if some items
-    could not be verified, or if no item was. No adapter or framework is imported. Because only a
-    framework could determine the model of a GPU, the result is also None unless `device` is "cpu".
+    Return None if the record cannot be read, is incomplete, or comes from a restricted run, from a
+    run of less than `level`, or from a run of other implementations. Also return None if some
+    results are no longer valid, if some items could not be verified, or if no item was. No adapter
+    or framework is imported. Because only a framework could determine the model of a GPU, the
+    result is also None unless `device` is "cpu".
     """
     try:
         previous = read(record)
@@ -288,7 +289,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
         return None
     header, then = previous.header, previous.header.provenance
     whole = previous.complete and not then.selection and not header.deselected
-    if not whole or device != "cpu" or then.device != device:
+    if not whole or device != "cpu" or then.device != device or then.level not in (level, "full"):
         return None
     if [one.spec for one in header.implementations] != list(specs):
         return None
@@ -442,6 +443,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
             packages=dict(sorted(packages.items())),
             command=shlex.join(["mha-conformance", *sys.argv[1:]]),
             selection=joined_selection([each.selection for each in made]),
+            level=next((each.level for each in made if each.level != "full"), "full"),
             platform=several("platform"),
             machine=several("machine"),
             device_model=several("device_model"),

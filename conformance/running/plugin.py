@@ -95,7 +95,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     if "conformance_item" in metafunc.fixturenames:
         try:
-            items = start(metafunc.config).planned
+            items = start(metafunc.config).ordered
         except pytest.UsageError as error:
             # pytest would show any other exception with a traceback.
             raise pytest.Collector.CollectError(str(error)) from error

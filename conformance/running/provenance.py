@@ -107,6 +107,7 @@ def header_of(
     selection: str,
     *,
     command: str,
+    level: str = "full",
     name: str = "",
     folder: Path | None = None,
 ) -> Header:
@@ -117,6 +118,7 @@ def header_of(
         rows: the rows to examine.
         device: "cpu" or "gpu".
         selection: the options that restrict the run, or "".
+        level: the level of the run.
         command: the command line.
         name: the name of the record.
         folder: the folder of the record, which may hold records of other environments and the id
@@ -141,6 +143,7 @@ def header_of(
         packages=dict(sorted(packages.items())),
         command=command,
         selection=selection,
+        level=level,
         driver=driver() if device == "gpu" else "",
         **setting(),
     )

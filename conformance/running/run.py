@@ -36,6 +36,7 @@ from conformance.records.record import (
     journal_path,
     narrowed_path,
 )
+from conformance.running import level_of
 from conformance.running.examine import (
     Outcome,
     counted,
@@ -48,7 +49,13 @@ from conformance.running.examine import (
 )
 from conformance.running.merging import Earlier, Lock, as_measured, earlier
 from conformance.running.provenance import describe, header_of, remember
-from conformance.running.selection import Selection, check_distinct, parse_shard, part
+from conformance.running.selection import (
+    Selection,
+    check_distinct,
+    parse_shard,
+    part,
+    telling,
+)
 from conformance.running.session import (
     Examiner,
     Inquiry,
@@ -136,7 +143,9 @@ class Run:
             take_gpu(config.workerinput["workerid"])  # type: ignore[attr-defined]
         files = {case.id: case for case in map(load_case, map(Path, option("--case-file")))}
         cases, dtypes, modes, level = map(option, ("--case", "--dtype", "--mode", "--level"))
-        self.selection = Selection(cases, dtypes, modes, level or "full", files)
+        keyword = [option("keyword", "")] if option("keyword", "") else []
+        level = level_of(level, cases, dtypes, modes, keyword)
+        self.selection = Selection(cases, dtypes, modes, level, files)
         self.supervisors: dict[str, Supervisor] = {}
         self._declared: dict[str, bytes] = {}
         self.adapters: list[tuple[Adapter, str]] = [
@@ -181,6 +190,11 @@ class Run:
                 self._header(),
                 verbose=option("--conformance-verbose"),
             )
+
+    @property
+    def ordered(self) -> list[Row]:
+        """The planned rows in the order in which they are examined, the most telling ones first."""
+        return sorted(self.planned, key=telling)
 
     @cached_property
     def narrowing(self) -> str:
@@ -336,6 +350,7 @@ class Run:
             self.planned,
             self.device,
             self.narrowing,
+            level=self.selection.level,
             command=_command(),
             name=self._given.stem if self._given is not None else "",
             folder=self._given.parent if self._given is not None else None,
@@ -628,6 +643,8 @@ class Run:
             journal = journal_path(self._record)
             kept_there = f"; what was measured is kept in {journal}" if journal.exists() else ""
             yield f"{self._record}: cannot be written ({self._unwritten}){kept_there}"
+        if self.selection.level == "default":
+            yield "level default: each case in some dtypes and modes; --level full asks for all"
         if self.written is not None:
             yield f"record: {self.written}"
 
@@ -658,7 +675,8 @@ class Run:
     @property
     def outcome(self) -> Outcome:
         """The results at the end of the run, without the arrays that the record has."""
-        results = [self.results[name] for name in self.chosen if name in self.results]
+        chosen = {*self.chosen} & self.results.keys()
+        results = [self.results[row.id] for row in self.planned if row.id in chosen]
         complete = len(results) == len(self.chosen)
         return Outcome(Record(self._header(), complete, results), path=self.written)
 

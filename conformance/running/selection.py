@@ -16,13 +16,14 @@ from conformance.cases.catalogue import (
     find_cases,
     large_cases,
     matches,
+    most_telling,
     posed,
 )
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, Unsupported, check_names
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
-from conformance.running import DEVICES, LEVELS
-from conformance.running.session import Item, Row, inquiries, plan
+from conformance.running import DEVICES, LEVELS, WHOLE
+from conformance.running.session import Inquiry, Item, Row, inquiries, plan
 
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
@@ -31,6 +32,12 @@ CORE_DTYPES = (SINGLE[0], HALVES[0])
 
 FIRST = "first"
 """The name that selects the first mode of every implementation."""
+
+SAMPLED = ("core", "default")
+"""The levels at which each case is examined in some dtypes and modes only, as `sampled` chooses."""
+
+IN_SINGLE, IN_HALF = 34, 6
+"""The numbers of items of level "first" in single and in half precision."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,14 @@ class Selection:
         dtypes: the dtypes of the cases; empty for all. An experiment, which has one dtype, is run
             if that dtype is included.
         modes: the names of modes, or `FIRST`; empty for all.
-        level: "full" selects everything. "core" selects the cases marked `core`, and no
-            experiments. "large" selects `large_cases()`, and only those experiments that `cases`
-            name. `cases` restrict every level; `find_cases` raises `ConformanceError` for a pattern
-            that matches nothing in the level. Without `dtypes`, all dtypes are used, except that
-            level "core" and, without `cases`, level "large" use only `CORE_DTYPES`.
+        level: "full" selects everything. "default" selects all cases, in dtypes and modes that
+            `sampled` chooses, and all experiments but those that are costly or compare modes.
+            "core" selects the cases marked `core` in the same way, and no experiments; "first"
+            selects the first items of `telling`. "large" selects `large_cases()`, and only those
+            experiments that `cases` name. `cases` restrict every level; `find_cases` raises
+            `ConformanceError` for a pattern that matches nothing in the level. Without `dtypes`,
+            all dtypes are used, except that levels "first", "core" and, without `cases`, "large"
+            use only `CORE_DTYPES`.
         files: cases from case files, by id; they belong to every level.
 
     Raises:
@@ -65,10 +75,10 @@ class Selection:
         object.__setattr__(self, "dtypes", [dtype_of(name).name for name in self.dtypes])
 
     def __str__(self) -> str:
-        """Return the options as text for the record, or "" if they do not restrict the run."""
+        """Return the options as text for the record, or "" if they leave out no case."""
         options = (("--case", self.cases), ("--dtype", self.dtypes), ("--mode", self.modes))
         words = [f"{option} {value}" for option, values in options for value in values]
-        words += [f"--level {self.level}"] if self.level != "full" else []
+        words += [f"--level {self.level}"] if self.level not in WHOLE else []
         words += [f"--case-file {case.path} ({case.id})" for case in self.files.values()]
         return " ".join(words)
 
@@ -77,7 +87,7 @@ class Selection:
         """The dtypes in which cases are run."""
         if self.dtypes:
             return self.dtypes
-        every = self.level == "full" or (self.level == "large" and self.cases)
+        every = self.level in WHOLE or (self.level == "large" and self.cases)
         return list(DTYPES) if every else CORE_DTYPES
 
     def find_cases(self) -> list[Case]:
@@ -101,8 +111,9 @@ class Selection:
             if not hits and not experiments:
                 those = [*find_cases(pattern)]
             chosen = [case for case in those if self._has(case)]
-            absent = not chosen if self.level == "core" else not (hits or experiments)
-            if absent and self.level != "full":
+            few = self.level in ("first", "core")
+            absent = not chosen if few else not (hits or experiments)
+            if absent and self.level not in WHOLE:
                 name = those[0].id if those else experiments[0].id
                 raise ConformanceError(
                     f"--case {pattern}: {name} is not in level {self.level}; without --level it is "
@@ -113,12 +124,15 @@ class Selection:
         return sorted(found.values(), key=lambda case: order.index(case.id))
 
     def _has(self, case: Case) -> bool:
-        return self.level != "core" or case.core or isinstance(case, StoredCase)
+        if isinstance(case, StoredCase) or self.level not in ("first", "core"):
+            return True
+        ranked = f"{case.name}/{case.family}" in most_telling()
+        return ranked if self.level == "first" else case.core
 
     def find_experiments(self) -> Sequence[Experiment]:
         """Return the selected experiments."""
-        if not self.cases or self.level == "core":
-            return EXPERIMENTS if self.level == "full" else ()
+        if not self.cases or self.level in ("first", "core"):
+            return EXPERIMENTS if self.level in WHOLE else ()
         ids = {item.id for pattern in self.cases for item in find_experiments(pattern)}
         return [item for item in EXPERIMENTS if item.id in ids]
 
@@ -132,17 +146,135 @@ class Selection:
         check_names("device", [device], DEVICES)
         modes = (mode.name for adapter in adapters for mode in adapter.modes)
         check_names("mode", self.modes, [FIRST, *modes])
-        rows: list[Row] = [*plan(adapters, self.find_cases(), self.dtype_names, device)]
-        rows += [
+        items = [
+            item
+            for item in plan(adapters, self.find_cases(), self.dtype_names, device)
+            if self._has_mode(item)
+        ]
+        asked = [
             row
             for row in inquiries(adapters, self.find_experiments(), device)
-            if row.dtype in self.dtype_names
+            if row.dtype in self.dtype_names and self._has_mode(row)
         ]
-        return [row for row in rows if self._has_mode(row)]
+        if self.level == "first":
+            items = _first(items)
+        elif self.level in SAMPLED:
+            items = sampled(items)
+            asked = [row for row in asked if _is_telling(row)]
+        return [*items, *asked]
 
     def _has_mode(self, row: Row) -> bool:
         first = FIRST in self.modes and row.mode.name == row.adapter.modes[0].name
         return not self.modes or first or row.mode.name in self.modes
+
+
+# What is most telling
+
+
+def telling(row: Row) -> int:
+    """Return the place of a row in the order in which a run examines its rows.
+
+    First come the cases that notice most mistakes, in the first mode.
+    """
+    order = most_telling()
+    if isinstance(row, Inquiry) or row.mode is not row.adapter.modes[0]:
+        return len(order)
+    return order.get(f"{row.asked.name}/{row.asked.family}", len(order))
+
+
+def _first(items: Iterable[Item]) -> list[Item]:
+    """Return the items of level "first": the most telling ones that an implementation accepts.
+
+    If it accepts none, return the most telling items, which will say why.
+    """
+    chosen: set[str] = set()
+    for own in _by_adapter(items):
+        accepted = [item for item in own if not item.refused] or own
+        ranked = sorted((item for item in accepted if _is_ranked(item)), key=telling)
+        for dtypes, number in ((SINGLE, IN_SINGLE), (HALVES, IN_HALF)):
+            those = [item for item in ranked if item.dtype in dtypes]
+            chosen |= {item.id for item in those[:number]}
+    return [item for item in items if item.id in chosen]
+
+
+def _is_ranked(item: Item) -> bool:
+    return telling(item) < len(most_telling())
+
+
+def sampled(items: Sequence[Item]) -> list[Item]:
+    """Return a sample of items: each case in at least one dtype and mode.
+
+    The first item of a case, in float32 and in the first mode if they are accepted, is in the
+    sample. Cases about the range of numbers are in it in every dtype, and cases about the hygiene
+    of a call in every mode. Other items are added until, for each implementation, all pairs of
+    these five occur: the dtype, the mode, and the case's name, family and features. Thus the sample
+    is a covering array of strength 2, apart from pairs of name, family and features, which the
+    catalogue decides.
+    """
+    chosen: set[str] = set()
+    for own in _by_adapter(items):
+        chosen |= _covering(own)
+    return [item for item in items if item.id in chosen]
+
+
+def _by_adapter(items: Iterable[Item]) -> list[list[Item]]:
+    owners: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        owners[item.adapter.name].append(item)
+    return [*owners.values()]
+
+
+def _covering(items: Sequence[Item]) -> set[str]:
+    """Return the ids of a sample of the items of one implementation, as `sampled` describes it."""
+    by_case: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_case[item.asked.id].append(item)
+    first = items[0].adapter.modes[0] if items else None
+    chosen: dict[str, Item] = {}
+    left: dict[str, list[Item]] = {}
+    for case, every in by_case.items():
+        accepted = [item for item in every if not item.refused]
+        order = [*SINGLE, *HALVES]
+        base = min(
+            accepted or every,
+            key=lambda item: (item.mode is not first, order.index(item.dtype)),
+        )
+        for item in accepted or [base]:
+            always = item is base
+            always |= item.asked.regime is not None and item.mode is base.mode
+            always |= "call.repeats" in item.asked.serves and item.dtype == base.dtype
+            if always:
+                chosen[item.id] = item
+        left[case] = [item for item in accepted if item.id not in chosen]
+    covered = {pair for item in chosen.values() for pair in _pairs(item)}
+    # One after another, so that the pairs of a name are spread over its families.
+    while left:
+        for case, those in [*left.items()]:
+            gains = [len(_pairs(item) - covered) for item in those]
+            if not any(gains):
+                del left[case]
+                continue
+            best = those.pop(gains.index(max(gains)))
+            chosen[best.id] = best
+            covered |= _pairs(best)
+    return {*chosen}
+
+
+def _pairs(item: Item) -> set[tuple[str, str]]:
+    case, mode = item.asked, item.mode.name
+    of_case = (case.name, case.family, *(part.__name__ for part in case.features))
+    return {(item.dtype, mode), *((one, other) for one in of_case for other in (item.dtype, mode))}
+
+
+def _is_telling(row: Inquiry) -> bool:
+    """Return whether level "default" has an experiment in a mode.
+
+    Experiments with many sizes are left out if no sizes are declared that they could refute, and so
+    are those that only show whether modes agree.
+    """
+    if row.asked.costly and not row.asked.apart and row.adapter.geometry is None:
+        return False
+    return row.mode is row.asked.modes(row.adapter)[0]
 
 
 # What an adapter supports

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -65,6 +65,7 @@ class Row:
 
     Attributes:
         asked: the case or experiment.
+        refused: whether the adapter's check rejects the case, so that the row will only say why.
     """
 
     adapter: Adapter
@@ -72,6 +73,7 @@ class Row:
     dtype: str
     device: str
     mode: Mode
+    refused: bool = False
 
     @cached_property
     def id(self) -> str:
@@ -136,11 +138,22 @@ def inquiries(
                 yield Inquiry(adapter, experiment, dtype, device, mode)
 
 
+class Asked(NamedTuple):
+    """The modes in which a case is examined in a dtype.
+
+    If the adapter's check rejects the case, `refused` is true, and there is one mode, which reports
+    this.
+    """
+
+    modes: tuple[Mode, ...] = ()
+    refused: bool = False
+
+
 class Planned(Adapter):
     """A proxy adapter whose modes were planned by the process that runs the implementation."""
 
     @abstractmethod
-    def planned_modes(self, case: Case, dtype: str) -> tuple[Mode, ...]:
+    def planned_modes(self, case: Case, dtype: str) -> Asked:
         """Return the modes in which a case is examined in this dtype."""
 
 
@@ -162,12 +175,13 @@ def plan(
     for case, those in takers.items():
         for dtype in dtypes:
             for adapter in those:
-                for mode in modes_of(adapter, case, dtype):
-                    yield Item(adapter, case, dtype, device, mode)
+                asked = modes_of(adapter, case, dtype)
+                for mode in asked.modes:
+                    yield Item(adapter, case, dtype, device, mode, asked.refused)
 
 
-def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
-    """Return the modes in which to examine a case in a dtype; () if the case does not apply.
+def modes_of(adapter: Adapter, case: Case, dtype: str) -> Asked:
+    """Return the modes in which to examine a case in a dtype; none if the case does not apply.
 
     A case with features, such as a window, applies only if the adapter declares one of them, or if
     masks can express them (the case is `maskable`) and the adapter accepts these masks. If the
@@ -179,19 +193,19 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
         return adapter.planned_modes(case, dtype)
     declared = {part for feature in adapter.features for part in feature.covers}
     if case.features and not (declared or case.maskable):
-        return ()
+        return Asked()
     problem = case.problem(dtype)
     by_masks = bool(case.features) and declared.isdisjoint(parts_of(problem))
     if by_masks and not case.maskable:
-        return ()
+        return Asked()
     try:
         adapter.check(problem)
     except Exception:
         if by_masks:
-            return ()
+            return Asked()
         # Examining the item will report `Unsupported`, or an error in the adapter's check.
-        return adapter.modes[:1]
-    return tuple(
+        return Asked(adapter.modes[:1], refused=True)
+    modes = (
         mode
         for mode in adapter.modes
         if (
@@ -202,6 +216,7 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
         )
         and mode.has(dtype)
     )
+    return Asked(tuple(modes))
 
 
 @dataclass

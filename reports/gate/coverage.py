@@ -5,7 +5,10 @@ that must be verified in each chapter of cases. Without them, an implementation 
 easily by supporting less:
 
     [verified.mine]
+    "default:float32:cpu:eval" = {causal = 31, mask = 77, plain = 24}
     "float32:cpu:eval" = {causal = 120, mask = 310, plain = 96}
+
+A count belongs to runs of one level, with which its place begins, or to runs of level "full".
 
 Pins are entries of a convention card that must not change. A convention is not a deviation, so a
 change of it in a new version would go unnoticed. They are stored by implementation, experiment and
@@ -41,7 +44,9 @@ from conformance.records.findings import (
 from conformance.records.record import Record
 
 Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
-"""The number of verified findings by implementation, "dtype:device:mode" and chapter of cases."""
+"""The number of verified findings by implementation, place and chapter of cases.
+
+A place is "dtype:device:mode" or, except at level "full", "level:dtype:device:mode"."""
 
 Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
 """The text of a pinned value, by implementation, experiment, "dtype:device:mode" and subject."""
@@ -61,7 +66,12 @@ _ENTRY = re.compile(r"[ \t]*\[\[[ \t]*known\b")
 
 
 def is_narrowed(record: Record) -> bool:
-    """Return whether options left something out of a run."""
+    """Return whether options, or the level of a run, left something out of it."""
+    return _is_restricted(record) or record.header.provenance.level != "full"
+
+
+def _is_restricted(record: Record) -> bool:
+    """Return whether options left out something that belongs to the level of a run."""
     header = record.header
     return bool(header.deselected or _NARROWS.search(header.provenance.selection))
 
@@ -72,11 +82,11 @@ def is_open(finding: Finding) -> bool:
 
 
 def is_whole(record: Record) -> bool:
-    """Return whether options left nothing out of a run, and every planned item has an outcome."""
+    """Return whether a run has an outcome for all that belongs to its level."""
     return (
         record.complete
         and len(record.results) >= record.header.planned
-        and not is_narrowed(record)
+        and not _is_restricted(record)
         and not any(is_open(one) for result in record.results for one in result.findings)
     )
 
@@ -92,7 +102,7 @@ class Loss(NamedTuple):
     """A chapter of cases in which fewer findings were verified than the baseline requires.
 
     Attributes:
-        place: "dtype:device:mode".
+        place: "dtype:device:mode", after the level unless it is "full".
         reason: the most frequent reason why findings there are unsupported, or "".
     """
 
@@ -116,13 +126,16 @@ def read_counts(table: Any) -> Counts:
         ) from error
     for name, places in counts.items():
         for place in places:
-            if place.count(":") != 2:
-                raise BrokenBaseline(f'verified.{name}: {place!r} is not "dtype:device:mode"')
+            if place.removeprefix("default:").count(":") != 2:
+                raise BrokenBaseline(
+                    f'verified.{name}: {place!r} is not "dtype:device:mode", nor is it after '
+                    '"default:"'
+                )
     return counts
 
 
 def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
-    """Count findings with these verdicts, by implementation, "dtype:device:mode" and chapter.
+    """Count findings with these verdicts, by implementation, place and chapter.
 
     Cases that were read from files are not counted.
     """
@@ -146,6 +159,7 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
     if not expected or not is_whole(record):
         return []
     now, device = counted(record), record.header.provenance.device
+    level = _level(record)
     reasons: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for name, place, chapter, finding in _findings(record):
         if finding.verdict == "unsupported":
@@ -153,7 +167,8 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
     found = []
     for one in record.header.implementations:
         for place, chapters in expected.get(one.name, {}).items():
-            if place.split(":")[1] != device:
+            *levels, _, on, _ = place.split(":")
+            if on != device or "".join(levels) != level:
                 continue
             for chapter, least in chapters.items():
                 times = now.get(one.name, {}).get(place, {}).get(chapter, 0)
@@ -164,17 +179,24 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
     return found
 
 
+def _level(record: Record) -> str:
+    level = record.header.provenance.level
+    return level if level != "full" else ""
+
+
 def _findings(record: Record) -> Iterator[tuple[str, str, str, Finding]]:
-    """Yield each finding after its implementation, its "dtype:device:mode" and its chapter.
+    """Yield each finding after its implementation, its place and its chapter, as `Counts` has them.
 
     Findings of cases that were read from files are left out.
     """
+    level = _level(record)
     for result in record.results:
         chapter = result.case.partition("/")[0]
         if chapter == STORED:  # The file need not be there in the next run.
             continue
         for finding in result.findings:
-            yield result.implementation, _place(result), chapter, finding
+            place = ":".join(filter(None, (level, _place(result))))
+            yield result.implementation, place, chapter, finding
 
 
 def raised(text: str, record: Record) -> str:

@@ -146,6 +146,7 @@ def publish(wanted: Wanted) -> int:
 def _keep_all(wanted: Wanted) -> None:
     run = read_run(wanted.run)
     loaded = load(find_records(wanted.records), run)
+    _check_level(loaded.current)
     others, refused = load_versions(find_records(wanted.versions), run)
     keep(loaded.current, wanted.output / RECORDS)
     keep(others, wanted.output / VERSIONS)
@@ -164,11 +165,22 @@ def _add(wanted: Wanted) -> None:
     loaded = load([*find_records([wanted.output / RECORDS]), *new])
     if loaded.problems:
         raise ConformanceError("; ".join(loaded.problems))
+    _check_level(loaded.current)
     keep(loaded.current, wanted.output / RECORDS)
     made = read_made(wanted.output) or _made(0, [], [])
     names = (record.header.name for path, record, _ in loaded.current if path in new)
     expected = list(dict.fromkeys([*made.expected, *names]))
     _write_made(msgspec.structs.replace(made, expected=expected), wanted.output)
+
+
+def _check_level(loaded: Iterable[Loaded]) -> None:
+    """Raise `ConformanceError` if a record was made at another level than "full"."""
+    for path, record, _ in loaded:
+        if record.header.provenance.level != "full":
+            raise ConformanceError(
+                f"{path.name}: its level is {record.header.provenance.level!r}; pages are made of "
+                "records of --level full"
+            )
 
 
 def _narrowed(paths: Sequence[Path]) -> list[Path]:

@@ -1,6 +1,6 @@
 """`tox -e selftest`: does the suite tell defective attentions from a correct one?
 
-cd tests && python -m mutants [--matrix FILE | --causes] [--chapter NAME] [--mutant NAME]
+cd tests && python -m mutants [--matrix FILE | --causes | --levels] [--chapter NAME] [--mutant NAME]
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from mutants.page import page
 from mutants.run import Examiner, Outcome, count, survivors
 from mutants.zoo import find_mutants
 
+LEVELS = ("first", "core", "default")
+"""The levels of which `--levels` prints the share."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine the suite, print the outcome, and return the exit code."""
@@ -45,6 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="instead, count how often the message names the mutant's mistake",
     )
+    parser.add_argument(
+        "--levels",
+        action="store_true",
+        help="instead, print how many of the mutants that show at small sizes each level notices",
+    )
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="with --levels: every N-th mutant"
+    )
     options = parser.parse_args(arguments)
     try:
         mutants = find_mutants(options.chapter, options.mutant)
@@ -56,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         described = {one.chapter for one in find_mutants([], []) if one.name in table.CAUSES}
         mutants = [mutant for mutant in mutants if mutant.chapter in described]
         return causes(mutants, one_by_one=bool(options.mutant))
+    if options.levels:
+        return levels([one for one in mutants if one.level == "full"][:: options.every])
     return selftest(
         mutants,
         matrix=options.matrix,
@@ -96,6 +109,39 @@ def _print_count(outcomes: Sequence[Outcome], seconds: float) -> None:
         print(f"{chapter:<12s}{killed:4d} / {total}")
     killed = sum(outcome.killed for outcome in outcomes)
     print(f"{'all':<12s}{killed:4d} / {len(outcomes)}  in {seconds:.0f} s")
+
+
+def levels(mutants: Sequence[Mutant]) -> int:
+    """Print what share of the mutants each level notices, by chapter, and what it costs."""
+    examiner = Examiner()
+    noticed: dict[str, Counter[str]] = {level: Counter() for level in LEVELS}
+    seconds, rows, unnoticed = Counter[str](), Counter[str](), dict[str, list[str]]()
+    with progress("levels", len(mutants)) as advance:
+        for mutant in mutants:
+            for level in LEVELS:
+                advance(f"{mutant.chapter}: {mutant.name} at {level}", 0)
+                began = time.process_time()
+                found, number = examiner.at_level(mutant, level)
+                seconds[level] += time.process_time() - began
+                rows[level] += number
+                noticed[level][mutant.chapter] += found
+                if not found:
+                    unnoticed.setdefault(level, []).append(mutant.name)
+            advance()
+    total = Counter(mutant.chapter for mutant in mutants)
+    print("".join((f"{'':<12s}{'of':>6s}", *(f"{level:>10s}" for level in LEVELS))))
+    for chapter, of in total.items():
+        shares = (f"{noticed[level][chapter] / of:>10.1%}" for level in LEVELS)
+        print("".join((f"{chapter:<12s}{of:>6d}", *shares)))
+    for name, cells in {
+        "all": [f"{noticed[level].total() / len(mutants):.1%}" for level in LEVELS],
+        "rows each": [f"{rows[level] / len(mutants):.0f}" for level in LEVELS],
+        "CPU seconds": [f"{seconds[level]:.0f}" for level in LEVELS],
+    }.items():
+        print("".join((f"{name:<12s}{len(mutants):>6d}", *(f"{cell:>10s}" for cell in cells))))
+    for level, names in unnoticed.items():
+        print(f"not noticed at {level}: {', '.join(names)}")
+    return ExitCode.OK
 
 
 def causes(mutants: Sequence[Mutant], *, one_by_one: bool) -> int:

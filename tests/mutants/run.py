@@ -30,7 +30,7 @@ from conformance.long.checking import check
 from conformance.records.findings import CaseResult
 from conformance.requirements.examination import Memory, Workbench
 from conformance.requirements.requirement import Requirement
-from conformance.running.selection import Selection
+from conformance.running.selection import Selection, telling
 from conformance.running.session import Inquiry, Item, Row, Session, inquiries, plan
 from mutants.contestant import Contestant, Featureful
 from mutants.featured import Featured
@@ -120,6 +120,15 @@ class Examiner:
                 featured = Featureful.for_problem("featured", Featured, problem)
                 rows += plan([featured], [case], dtypes, "cpu")
         return [f"{row.id}: {told}" for row in rows for told in deviations(session, row)]
+
+    def at_level(self, mutant: Mutant, level: str) -> tuple[bool, int]:
+        """Whether a level of a run notices a mutant, and after how many rows."""
+        adapter, session = mutant.adapter(), self.session()
+        rows = sorted(Selection(level=level).rows([adapter], "cpu"), key=telling)
+        for number, row in enumerate(rows, 1):
+            if deviations(session, row):
+                return True, number
+        return False, len(rows)
 
     def session(self) -> Session:
         """A session that shares what is expected."""
