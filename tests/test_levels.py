@@ -19,7 +19,6 @@ from conformance.running import level_of
 from conformance.running.selection import Selection, telling
 from conformance.running.session import Inquiry, Item
 
-
 LEVELS = ("first", "core", "default", "full")
 
 
