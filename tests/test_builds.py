@@ -140,6 +140,7 @@ def junit(path):
     return {name: int(root.get(name)) for name in ("tests", "failures", "skipped")}
 
 
+@pytest.mark.night
 def test_the_action_is_green_where_nothing_deviates(runner):
     steps = runner.github(implementation="mine.py:right", arguments=NARROW, install=". numpy")
     assert [step.code for step in steps.values()] == [0, 0, 0], steps
@@ -162,6 +163,7 @@ def test_the_action_is_red_where_something_does_and_says_what(runner):
     assert "mask inverted" in (runner.folder / "summary").read_text()
 
 
+@pytest.mark.night
 def test_the_action_takes_a_baseline_and_an_earlier_record(runner):
     runner.github(implementation="mine.py:right", arguments=NARROW, output="before")
     (runner.folder / "known.toml").write_text(KNOWN)
@@ -178,6 +180,7 @@ def test_the_action_takes_a_baseline_and_an_earlier_record(runner):
     assert "::error" not in steps["Report"].out
 
 
+@pytest.mark.night
 def test_an_earlier_record_that_is_not_there_is_no_mistake(runner):
     steps = runner.github(
         implementation="mine.py:right", arguments=NARROW, previous="cache/record.json"
@@ -211,6 +214,7 @@ def test_the_job_for_gitlab(runner):
     assert "### Since `before.json`" in (output / "summary.md").read_text()
 
 
+@pytest.mark.night
 def test_gitlab_keeps_expected_values(runner):
     job = GITLAB[".mha-conformance"]
     folder = runner.folder / job["cache"]["paths"][0]
@@ -229,6 +233,7 @@ def test_gitlab_keeps_expected_values(runner):
     assert times[0] == times[1]
 
 
+@pytest.mark.night
 def test_jobs_of_gitlab_that_ask_a_part_each(runner):
     own = {name: str(value) for name, value in GITLAB[".mha-conformance"]["variables"].items()}
     own |= {"MHA_IMPLEMENTATION": "mine.py:right", "CI_NODE_TOTAL": "2"}
@@ -252,6 +257,7 @@ baseline = "known.toml"
 """
 
 
+@pytest.mark.night
 def test_builds_take_what_a_project_says_in_its_table(runner):
     (runner.folder / "pyproject.toml").write_text(TABLE)
     (runner.folder / "known.toml").write_text(KNOWN)

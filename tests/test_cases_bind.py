@@ -241,6 +241,7 @@ def blind_to_key_order(problem: Problem) -> bool:
     return problem.shape.sharing == "memory" and not laid_out
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", [*CASES, *TILED], ids=lambda case: case.id)
 def test_every_input_binds(case):
     loose = [
@@ -278,6 +279,7 @@ def test_every_input_binds(case):
     assert loose == [], "in the output alone"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.id)
 def test_every_bit_of_a_mask_binds(case):
     """One key more or less for one query shows in the output or a gradient, without the weights."""

@@ -501,6 +501,7 @@ def test_what_adapters_declare_is_not_called_documentation(capsys):
     assert "documents" not in printed
 
 
+@pytest.mark.night
 def test_explain_every_name_there_is(capsys, monkeypatch):
     # One reference answer for each case takes seconds, and other tests have them all.
     monkeypatch.setattr("conformance.commands.explain._noise", lambda case: defaultdict(float))

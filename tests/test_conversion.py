@@ -181,6 +181,7 @@ def torch_weights(width=15, bias=True, dtype="float64"):
 # Every pair
 
 
+@pytest.mark.night
 def test_there_and_back_gives_the_same_bits():
     """Of every pair in every family; the dtypes take turns."""
     covered = 0
@@ -213,6 +214,7 @@ def test_there_and_back_gives_the_same_bits():
     assert covered >= 300
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("source", LAYERS)
 def test_what_is_made_is_what_the_tables_make(source):
     """Not only a permutation that can be undone: each number is where its own table puts it.

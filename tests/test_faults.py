@@ -26,7 +26,7 @@ from conformance.records.record import journal_path, read, read_arrays, read_jou
 FAULTY = Path(__file__).with_name("mutants") / "faulty.py"
 BEFORE, FAULT, AFTER = "plain/no-mask/self", "mask/per-batch/self", "logits/large/self"
 THREE = ("--dtype", "float32", "--case", BEFORE, "--case", FAULT, "--case", AFTER)
-LIMITS = ("--item-timeout", 3, "--memory-limit", 400)
+LIMITS = ("--item-timeout", 6, "--memory-limit", 400)
 
 FAULTS = {
     "Raises": ("error", r"ValueError: not today \(at faulty\.py:\d+\)"),
@@ -46,18 +46,18 @@ FAULTS = {
     "KilledFromOutside": ("crashed", "the process died with SIGKILL"),
     "Sleeps": (
         "timed-out",
-        r"no answer within 3 s; the process was killed \(at faulty\.py:\d+\); "
+        r"no answer within 6 s; the process was killed \(at faulty\.py:\d+\); "
         "it printed last: waiting for a lock",
     ),
     "HangsInC": (
         "timed-out",
-        r"no answer within 3 s; the process was killed \(at faulty\.py:\d+\)",
+        r"no answer within 6 s; the process was killed \(at faulty\.py:\d+\)",
     ),
     "IgnoresSignals": (
         "timed-out",
-        r"no answer within 3 s; the process was killed \(at faulty\.py:\d+\)",
+        r"no answer within 6 s; the process was killed \(at faulty\.py:\d+\)",
     ),
-    "PrintsForever": ("timed-out", r"no answer within 3 s; the process was killed.*"),
+    "PrintsForever": ("timed-out", r"no answer within 6 s; the process was killed.*"),
     "EatsMemory": ("crashed", "used more than 400 MiB; the process was killed"),
     "EatsMemoryElsewhere": ("crashed", "used more than 400 MiB; the process was killed"),
     "LeavesSomebodyBehind": (
@@ -282,7 +282,7 @@ IMPORTS = {
     "hangs": (
         "print('downloading')\nimport time\ntime.sleep(600)",
         "timed-out",
-        "no answer to its import within 4 s; the process was killed (at hangs.py:3); "
+        "no answer to its import within 10 s; the process was killed (at hangs.py:3); "
         "it printed last: downloading",
     ),
     "fails": (
@@ -304,7 +304,7 @@ def test_a_file_that_does_not_import(tmp_path, workers):
         (tmp_path / f"{name}.py").write_text(text)
     chosen = list(IMPORTS) if not workers else ["raises", "dies"]
     specs = [f"{name}.py:A{name}" if name != "fails" else "fails.py:A" for name in chosen]
-    arguments = [*THREE, "--start-timeout", 4, "--record", "r.json", *workers]
+    arguments = [*THREE, "--start-timeout", 10, "--record", "r.json", *workers]
     run(tmp_path, *specs, faulty("Fine"), *arguments, expect=ExitCode.INCOMPLETE)
     record = read(tmp_path / "r.narrowed.json")
     assert record.complete
@@ -522,7 +522,7 @@ def test_a_run_that_was_interrupted_resumes_from_its_record(tmp_path):
     assert not found.complete
     known = sum(result.verdict != "not-run" for result in found.results)
     assert 1 < known < len(found.results)
-    arguments += ["--item-timeout", 2]
+    arguments += ["--item-timeout", 4]
     done = run(tmp_path, *arguments, expect=ExitCode.INCOMPLETE)
     assert f"{known} of {len(found.results)} items as measured on 20" in done.stdout
     after = read(tmp_path / "r.narrowed.json")

@@ -33,6 +33,9 @@ CORE_DTYPES = (SINGLE[0], HALVES[0])
 FIRST = "first"
 """The name that selects the first mode of every implementation."""
 
+BY_MODE = ("probe/masked-rows",)
+"""The experiments whose answers differ most often from mode to mode."""
+
 SAMPLED = ("core", "default")
 """The levels at which each case is examined in some dtypes and modes only, as `sampled` chooses."""
 
@@ -171,11 +174,18 @@ class Selection:
 # What is most telling
 
 
-def telling(row: Row) -> int:
+def telling(row: Row) -> tuple[int, int]:
     """Return the place of a row in the order in which a run examines its rows.
 
-    First come the cases that notice most mistakes, in the first mode.
+    First come the cases that notice most mistakes, in the first mode, and of each case float32. The
+    others stay in their order, in which items that share a reference answer are adjacent.
     """
+    rank = _rank(row)
+    dtypes = (*SINGLE, *HALVES)
+    return rank, dtypes.index(row.dtype) if rank < len(most_telling()) else 0
+
+
+def _rank(row: Row) -> int:
     order = most_telling()
     if isinstance(row, Inquiry) or row.mode is not row.adapter.modes[0]:
         return len(order)
@@ -198,7 +208,7 @@ def _first(items: Iterable[Item]) -> list[Item]:
 
 
 def _is_ranked(item: Item) -> bool:
-    return telling(item) < len(most_telling())
+    return _rank(item) < len(most_telling())
 
 
 def sampled(items: Sequence[Item]) -> list[Item]:
@@ -269,12 +279,12 @@ def _pairs(item: Item) -> set[tuple[str, str]]:
 def _is_telling(row: Inquiry) -> bool:
     """Return whether level "default" has an experiment in a mode.
 
-    Experiments with many sizes are left out if no sizes are declared that they could refute, and so
-    are those that only show whether modes agree.
+    Experiments with many sizes are left out if no sizes are declared that they could refute. Other
+    experiments are run in their first mode, except those in `BY_MODE`.
     """
     if row.asked.costly and not row.asked.apart and row.adapter.geometry is None:
         return False
-    return row.mode is row.asked.modes(row.adapter)[0]
+    return row.asked.id in BY_MODE or row.mode is row.asked.modes(row.adapter)[0]
 
 
 # What an adapter supports
