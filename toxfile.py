@@ -14,10 +14,12 @@ import configparser
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 from tox.config.loader.memory import MemoryLoader
 from tox.config.sets import ConfigSet
+from tox.execute.api import Outcome
 from tox.plugin import impl
 from tox.session.state import State
 from tox.tox_env.api import ToxEnv
@@ -28,12 +30,32 @@ EXPLORED = "{}-explored"
 SIZES = "{}-sizes"
 """Names the one in which the same implementations are examined at level "large" and at length."""
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+MOST = 8
+"""The most environments of the matrix that run beside each other."""
+
 RECORDS = "reports/records"
 REPORTED = (0, 1, 4)
 """The exit codes with which a report was written."""
 
 LARGE = "--level large --case *.d64t64x64 --dtype float32 --dtype bfloat16 --mode first"
 LONG = "--lengths 1024:65536 --dtype float32 --dtype bfloat16 --memory-limit 8GiB"
+
+
+def is_matrix(arguments: list[str]) -> bool:
+    """Return whether a command line of tox, without the program, runs several environments.
+
+    That is so without a subcommand and without -e, or with -m alone.
+    """
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return not own or own[0] == "-m"
+
+
+SIDE_BY_SIDE = is_matrix(sys.argv[1:])
+if SIDE_BY_SIDE:
+    # A process each is faster than several for one: a framework is imported once, and no program
+    # is compiled twice. tox reads options from such variables.
+    os.environ.setdefault("TOX_PARALLEL", str(min(CORES, MOST)))
 
 
 def lines() -> dict[str, tuple[str, str, str]]:
@@ -66,6 +88,10 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
         [*(["--level", "full"] if published else []), *(state.conf.pos_args(None) or ())]
     )
     workers = os.environ.get("WORKERS", "2")
+    if SIDE_BY_SIDE and "WORKERS" not in os.environ:
+        # 0 is no further process.
+        workers = str(CORES // MOST if CORES >= 2 * MOST else 0)
+        arguments = f"--quiet {arguments}".strip()
     for name, (extras, implementations, baseline) in lines().items():
         command = (
             f"mha-conformance gate {implementations} --baseline reports/baselines/{baseline}.toml "
@@ -116,10 +142,15 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
 
 
 @impl
-def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[object]) -> None:
-    """Renew the report after each environment, so that a long run shows what it has found."""
+def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[Outcome]) -> None:
+    """Renew the report after each environment, so that a long run shows what it has found.
+
+    Beside other environments, tox prints nothing that an environment prints, unless it fails.
+    """
     if tox_env.name not in lines():
         return
+    if SIDE_BY_SIDE and not exit_code:
+        print(*(outcome.out.strip() for outcome in outcomes), sep="\n", flush=True)
     command = [Path(tox_env.conf["env_bin_dir"]) / "mha-conformance", "report", RECORDS, "--quiet"]
     command += ["--output", "reports/compatibility", "--run-file", f"{RECORDS}/run"]
     done = subprocess.run(

@@ -101,16 +101,19 @@ def test_every_implementation_has_an_environment_that_is_a_gate():
     assert {file.stem for file in FILES} <= baselines
 
 
+STUBS = {
+    "tox.config.loader.memory": {"MemoryLoader": dict},
+    "tox.config.sets": {"ConfigSet": object},
+    "tox.plugin": {"impl": lambda function: function},
+    "tox.session.state": {"State": object},
+    "tox.execute.api": {"Outcome": object},
+    "tox.tox_env.api": {"ToxEnv": object},
+}
+
+
 def test_tox_makes_its_environments_of_that_table(monkeypatch):
     """As tox, which need not be installed here, calls the functions of toxfile.py."""
-    stubs = {
-        "tox.config.loader.memory": {"MemoryLoader": dict},
-        "tox.config.sets": {"ConfigSet": object},
-        "tox.plugin": {"impl": lambda function: function},
-        "tox.session.state": {"State": object},
-        "tox.tox_env.api": {"ToxEnv": object},
-    }
-    for module, names in stubs.items():
+    for module, names in STUBS.items():
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
     monkeypatch.setenv("EVERYBODY", "")
     monkeypatch.setenv("EXPLORED", "")
@@ -118,6 +121,7 @@ def test_tox_makes_its_environments_of_that_table(monkeypatch):
     monkeypatch.delenv("EXPLORE_SECONDS", raising=False)
     monkeypatch.setenv("LONG_SECONDS", "9")
     monkeypatch.setenv("WORKERS", "3")
+    monkeypatch.setattr(sys, "argv", ["tox", "-e", "torch"])
     toxfile = runpy.run_path(str(ROOT / "toxfile.py"))
     made = defaultdict(list)
     options = SimpleNamespace(labels=[])
@@ -156,6 +160,29 @@ def test_tox_makes_its_environments_of_that_table(monkeypatch):
             ["-", installed, "long", one] for one in implementations.split()
         ]
         assert all("--seconds 9 --record reports/published/long" in command for command in long)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "several"),
+    [
+        ("", True),
+        ("-- --level full", True),
+        ("-m everybody", True),
+        ("-e torch", False),
+        ("run -e torch", False),
+        ("-e tests -- -m night", False),
+        ("config", False),
+    ],
+)
+def test_environments_run_side_by_side_where_there_are_several(monkeypatch, arguments, several):
+    for module, names in STUBS.items():
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
+    monkeypatch.delenv("TOX_PARALLEL", raising=False)
+    monkeypatch.setattr(sys, "argv", ["tox", *arguments.split()])
+    toxfile = runpy.run_path(str(ROOT / "toxfile.py"))
+    assert toxfile["SIDE_BY_SIDE"] == several
+    assert ("TOX_PARALLEL" in os.environ) == several
+    os.environ.pop("TOX_PARALLEL", None)
 
 
 def test_the_default_is_a_part_of_everybody():

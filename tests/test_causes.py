@@ -587,6 +587,7 @@ def test_expected_causes_are_of_mutants_that_exist():
     assert CAUSES.keys() <= {mutant.name for mutant in (*SMALL, *FEATURES, *HANDED)}
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("part", range(2))
 def test_mutants_are_named_rightly_or_not_at_all(part):
     """A sample: `python -m mutants --causes` counts them all."""

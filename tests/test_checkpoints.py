@@ -285,6 +285,7 @@ def test_a_model_becomes_ours(name, target, tmp_path, capsys):
 SIMPLE = ("gpt2", "bert", "vit", "t5 with heads of 4")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target", ["torch-mha", "flax-nnx", "flax-linen", "keras-tensorflow-mha"])
 @pytest.mark.parametrize("name", SIMPLE)
 def test_a_model_becomes_a_library_s(name, target, tmp_path, capsys):

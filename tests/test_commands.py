@@ -319,6 +319,7 @@ def test_a_probe_says_what_a_value_hides(capsys):
     assert "sequence-first: without batch_first=True" in printed
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("line", "offers"),
     [

@@ -765,6 +765,7 @@ def test_a_width_that_the_target_cannot_have_is_told_with_the_file(tmp_path, cap
     assert "(here: query 8, key 6, value 4, output 8)" in told
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", ["flax-nnx", "keras-jax-mha", "torch-mha"])
 def test_weights_without_biases_say_how_to_build_the_target(tmp_path, capsys, target):
     file, command = tmp_path / "in", ["convert", "--from", "torch-mha", "--to", target]
@@ -875,6 +876,7 @@ def in_keras(file, inputs, heads):
     return keras.ops.convert_to_numpy(layer(inputs, inputs))
 
 
+@pytest.mark.night
 def test_three_frameworks_and_back_natively(tmp_path):
     """Equal outputs at each stop, within the noise of the definition; equal bits at the end."""
     (case,) = find_cases("plain/no-mask/self")

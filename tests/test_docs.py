@@ -54,6 +54,7 @@ def narrow(example):
 # Examples
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_conforms_on_the_command_line(example):
     pytest.importorskip(EXAMPLES[example])
@@ -62,6 +63,7 @@ def test_example_conforms_on_the_command_line(example):
     assert re.search(r"^\w+: \d+ conforms$", done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_conforms_under_pytest(example):
     pytest.importorskip(EXAMPLES[example])
@@ -72,6 +74,7 @@ def test_example_conforms_under_pytest(example):
     assert " passed" in done.stdout
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the fully masked row
 @pytest.mark.parametrize(
     "example", [name for name in EXAMPLES if EXAMPLES[name] != "jax" and "ranks" not in name]
@@ -109,6 +112,7 @@ def test_mistakes_are_noticed(name):
 # Pages
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_programs_run(page, monkeypatch):
     """All programs of a page, in one namespace; `>>>` is compared with what it prints."""

@@ -83,6 +83,7 @@ def published_revision(name):
     return revision
 
 
+@pytest.mark.night
 def test_the_page_says_what_experiments_show(made):
     page = (pages.DOCS / "masks.md").read_text(encoding="utf-8")
     comparable = [n for n in EXPERIMENTS if published_revision(n) == experiment(n).topic.revision]

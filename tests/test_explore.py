@@ -89,6 +89,7 @@ def test_a_mode_and_a_scale_that_matter_stay():
     assert sizes(small)[:4] == (1, 1, 2, 1)
 
 
+@pytest.mark.night
 def test_what_is_not_a_number_is_found_and_stays_so():
     small = found(deviants.Overflows())
     assert small.deviation.kind == "not finite"
@@ -393,6 +394,7 @@ reason = "The scale is ignored."
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("case", "mode", "more", "code"),
     [

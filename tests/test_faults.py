@@ -359,6 +359,7 @@ def test_who_is_not_isolated_pays_nothing(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
 def test_isolated_or_not_the_record_is_the_same(tmp_path, workers):
     names = [faulty(name) for name in ("Fine", "Slow")]
@@ -420,6 +421,7 @@ def killed(folder, seconds, mark, *arguments, journal=None, lines=1):
     return False
 
 
+@pytest.mark.night
 def test_killed_at_random_moments(whole, tmp_path):
     record, seconds = whole
     random_moment = random.Random(20)
@@ -487,6 +489,7 @@ def cut(folder, record, lines, torn=b""):
     return journal
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
 @pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
 def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, workers, option):

@@ -310,6 +310,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_functions_are_called_as_they_are_documented(name, stand_in):
     adapter, session, told = without_gpu(name), Session(), {}
@@ -349,6 +350,7 @@ def at_declared_sizes(name, *cases):
     return told
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_cases_are_posed_at_the_declared_sizes(name, stand_in):
     told = at_declared_sizes(name, "causal/bottom-right/gqa", "plain/no-mask/cross")
@@ -367,6 +369,7 @@ def test_the_kernels_that_torch_has_for_gpus_only(name, single, monkeypatch):
     assert told == {"bfloat16": {"conforms"}, "float32": {single}}
 
 
+@pytest.mark.night
 def test_the_kernel_that_jax_has_for_gpus_only(monkeypatch):
     jax = pytest.importorskip("jax")
     written_out = jax.nn.dot_product_attention

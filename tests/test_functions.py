@@ -203,6 +203,7 @@ def test_gradients_are_repeated_where_there_is_a_graph(bridge, repeats):
             bridge.evaluate(request)
 
 
+@pytest.mark.night
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_gradients_of_a_compiled_function_are_asked_for_twice():
     """By default, what it compiles gives away the buffers of a graph in the first backward pass."""

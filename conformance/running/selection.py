@@ -23,7 +23,7 @@ from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, Unsupported, check_names
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
 from conformance.running import DEVICES, LEVELS, WHOLE
-from conformance.running.session import Inquiry, Item, Row, inquiries, plan
+from conformance.running.session import Inquiry, Item, Planned, Row, inquiries, plan
 
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
@@ -279,11 +279,12 @@ def _pairs(item: Item) -> set[tuple[str, str]]:
 def _is_telling(row: Inquiry) -> bool:
     """Return whether level "default" has an experiment in a mode.
 
-    Experiments with many sizes are left out if no sizes are declared that they could refute. Other
+    Experiments with many sizes are left out if no sizes are declared that they could refute. What
+    is asked in another process is left out if that would have to be started for it alone. Other
     experiments are run in their first mode, except those in `BY_MODE`.
     """
-    if row.asked.costly and not row.asked.apart and row.adapter.geometry is None:
-        return False
+    if row.asked.costly and row.adapter.geometry is None:
+        return row.asked.apart and isinstance(row.adapter, Planned)
     return row.asked.id in BY_MODE or row.mode is row.asked.modes(row.adapter)[0]
 
 

@@ -122,9 +122,14 @@ class Examiner:
         return [f"{row.id}: {told}" for row in rows for told in deviations(session, row)]
 
     def at_level(self, mutant: Mutant, level: str) -> tuple[bool, int]:
-        """Whether a level of a run notices a mutant, and after how many rows."""
+        """Whether a level of a run notices a mutant, and after how many rows.
+
+        Like implementations of users, a mutant would have a process of its own.
+        """
         adapter, session = mutant.adapter(), self.session()
-        rows = sorted(Selection(level=level).rows([adapter], "cpu"), key=telling)
+        rows = Selection(level=level).rows([adapter], "cpu")
+        apart = [one for one in EXPERIMENTS if one.apart and level == "default"]
+        rows = sorted([*rows, *inquiries([adapter], apart, "cpu")], key=telling)
         for number, row in enumerate(rows, 1):
             if deviations(session, row):
                 return True, number
