@@ -183,6 +183,7 @@ def test_what_shows_only_beyond_a_size_or_with_one_feature_is_found(adapter):
     assert next(iter(sought(adapter)), None) is not None
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("deviant", [deviants.PaddedHeads, deviants.ThirdTile, deviants.TenHeads])
 def test_what_shows_at_the_sizes_of_kernels_only_is_found(deviant):
     assert next(iter(sought(deviant(), examples=700, dtypes=("float32",))), None) is not None
@@ -207,6 +208,7 @@ def test_features_are_drawn_where_they_are_declared_only():
     assert not any(none)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
@@ -242,6 +244,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("geometry", KERNELS.values(), ids=KERNELS)
 def test_a_kernel_is_asked_at_its_sizes_only(geometry):
     class Kernel(miniatures.Correct):

@@ -155,6 +155,7 @@ def test_a_kernel_for_these_sizes_only_gets_a_full_verdict(name):
     assert all(name.endswith("/additive") for name in refused), refused
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("defect", "cause"),
     [
@@ -304,6 +305,7 @@ def test_the_only_size_that_is_declared_and_refused_is_a_deviation():
     assert set(outcome.counts) == {"deviates"}
 
 
+@pytest.mark.night
 def test_what_is_refused_whatever_the_sizes_is_no_deviation():
     """Shared key/value heads, a mask, and a dtype, of which a geometry says nothing."""
 

@@ -160,6 +160,7 @@ def test_at_the_end_of_the_time_the_rest_is_said_to_be_not_reached(tmp_path, cap
     assert "not reached: core: all" in capfd.readouterr().out
 
 
+@pytest.mark.night
 @pytest.mark.skipif(os.name != "posix", reason="groups of processes")
 def test_what_a_killed_call_has_measured_is_kept_and_continued(tmp_path):
     calls, stop, records = tmp_path / "calls", tmp_path / "stop", tmp_path / "records"

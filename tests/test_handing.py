@@ -241,6 +241,7 @@ def test_a_ring_holds_the_last_keys_where_they_belong(past):
     assert all(at == -1 or at % 5 == place for place, at in enumerate(held))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mutant", MUTANTS[::4], ids=lambda mutant: mutant.name)
 def test_what_is_wrong_is_noticed(mutant):
     """All of these mutants are examined by `python -m mutants`; here a part is."""

@@ -88,6 +88,7 @@ def shown(record: Record, path: Path, arrays: dict | None = None) -> str:
     return "\n".join(pages)
 
 
+@pytest.mark.night
 @QUICKLY
 @given(data=st.data())
 def test_a_mutated_record_is_read_or_refused(data, content, tmp_path):

@@ -74,6 +74,7 @@ def asked(program, name):
     return json.loads(done.stdout.partition("FOUND ")[2])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NEEDS)
 def test_each_device_has_a_part_of_the_heads_and_of_the_batch(name):
     found = asked(PLACED, name)
@@ -88,6 +89,7 @@ def test_each_device_has_a_part_of_the_heads_and_of_the_batch(name):
         assert arrays == wanted | {"query": [batch * heads, batch]}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["jax-sharded", "ours-jax-ring"])
 def test_each_device_has_a_part_of_the_result(name):
     found = asked(RESULTS, name)
@@ -98,6 +100,7 @@ def test_each_device_has_a_part_of_the_result(name):
         assert parts == [int(size), 1 if divided == "keys" else int(size)], mode
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NEEDS)
 def test_where_jax_has_started_it_is_said_what_to_do(name):
     told = asked(LATE, name)

@@ -183,6 +183,7 @@ GROUPS = {"own": (1, 1), "shared": (4, 2)}
 FEATURES = ({"sinks": True}, {"soft_cap": 2.0}, {"sinks": True, "soft_cap": 2.0})
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "names", list(itertools.product(CAUSAL, WINDOWS, MEMBERS, LENGTHS, GROUPS)), ids="-".join
 )
@@ -268,6 +269,7 @@ def test_sums_over_intervals_do_not_cancel():
     assert np.max(lost[1:]) > 1e-3
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("length", "sees"),
     [(2**20, Visibility(causal="top-left")), (2**17, Visibility(window=(300, 0)))],
@@ -477,6 +479,7 @@ def test_the_original_conforms(name):
     assert max(tally.rms for tally in found.values()) > 0.25
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_noticed(mutant):
     found = checked(mutant.case, mutant.kernel)
@@ -659,6 +662,7 @@ def test_the_command_examines_a_kernel_of_ones_own(capsys, tmp_path):
     ElementTree.fromstring(plotted.read_text(encoding="utf-8"))
 
 
+@pytest.mark.night
 def test_what_is_not_reached_is_said_before_it_is_allocated(capsys):
     out = told(
         capsys,

@@ -127,6 +127,7 @@ def make_shape(sizes):
     ).shape
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("target", DECLARED, ids=DECLARED.get)
 def test_every_pair_says_what_the_table_spells(target):
     covered = 0

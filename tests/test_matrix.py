@@ -73,6 +73,7 @@ def test_what_writes_a_record_is_told_from_what_stands_beside_it(project):
     assert found == matrix.Environments([], {"wrong": "records/wrong.json"}, ["report"])
 
 
+@pytest.mark.night
 def test_here_tox_runs_them(project, capfd):
     assert main(["matrix", "--workers", "3", "--", "--more"]) == 0
     assert (project / "records" / "right.json").read_text() == "--record records/right.json --more"

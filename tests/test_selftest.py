@@ -54,6 +54,7 @@ def test_the_original_survives_everything(examiner):
     assert examiner.original(sample=True) == []
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mutant", SMALL, ids=lambda mutant: mutant.name)
 def test_the_mutant_dies_by_a_requirement_that_was_expected(examiner, mutant):
     outcome = examiner.kill(mutant)
@@ -135,6 +136,7 @@ def test_a_change_is_one_place_or_two_and_never_the_whole():
 # What kernels have today. All of these mutants are examined by `python -m mutants`; here a part is.
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mutant", FEATURES[::6], ids=lambda mutant: mutant.name)
 def test_a_mutant_of_a_feature_dies_in_the_case_that_it_names(examiner, mutant):
     outcome = examiner.kill(mutant)

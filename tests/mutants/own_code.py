@@ -247,6 +247,7 @@ def survives(mutant: Mutant | None, tests: Sequence[str], limit: float = LIMIT) 
             hypothesis.settings.load_profile("own-code")
             os.chdir(TESTS.parent)
             options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            options += ["-m", ""]
             code = int(pytest.main([*options, *tests]))
         finally:
             os._exit(code)
