@@ -5,7 +5,8 @@ and 0; the layer takes what the model makes of it, `[batch 1 query key]`. For ea
 added to the logits, and the model uses the dtype's lowest number, not -inf, so a fully masked query
 attends to all keys equally, whereas -inf would give NaN. Booleans are for SDPA, where True attends;
 eager accepts them too, but adds True as 1, which hides nothing. The output projection is not in the
-attention but in the block after it, with the residual connection and LayerNorm.
+attention but in the block after it, with the residual connection and LayerNorm. Since transformers
+5, both accept `is_causal=True`: SDPA obeys it unless there is a mask, eager never does.
 
 The adapters examine `BertAttention.self` followed by `BertAttention.output.dense`: the layer
 without the rest of its output block, which is dropout, the residual connection and LayerNorm.
@@ -22,8 +23,17 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
-from conformance.adapter import Checkpoint
+from conformance import (
+    CausalFlag,
+    Example,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    Shape,
+    Unsupported,
+)
+from conformance.adapter import Checkpoint, FlagEffect, since
 
 _IMPORTS = (
     "from transformers import BertConfig",
@@ -59,6 +69,12 @@ class _Bert(Layer):
         beside={"output.LayerNorm.": "norms"},
     )
     implementation: ClassVar[str]
+    effect_of_flag: ClassVar[FlagEffect]
+
+    def __init__(self) -> None:
+        super().__init__()
+        if since("transformers", "5.0"):
+            self.causal_flag = CausalFlag("is_causal", "top-left", effect=self.effect_of_flag)
 
     def check_shape(self, shape: Shape) -> None:
         if shape.sharing == "separate":
@@ -159,6 +175,7 @@ class BertEager(_Bert):
 
     title = "transformers BERT attention (eager)"
     implementation = "eager"
+    effect_of_flag = "none"
     returns_weights = "per head"
     fully_masked_row = "nan"
     # Booleans are accepted but added as 1 and 0, so they are not declared as masks.
@@ -173,6 +190,7 @@ class BertSdpa(_Bert):
 
     title = "transformers BERT attention (sdpa)"
     implementation = "sdpa"
+    effect_of_flag = "without a mask"
     fully_masked_row = "output bias"
     mask_arguments = (
         MaskArgument(

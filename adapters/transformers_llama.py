@@ -3,10 +3,10 @@
 Easy to miss in a port: the meaning of a missing mask. With SDPA, attention is then causal, unless
 the layer is called with `is_causal=False` (since 4.48; before, only a mask that is True everywhere
 turns this off). Without a mask, eager attends to everything and ignores the flag, so the causal
-triangle has to be in the mask. If there is a mask, transformers 5 ignores `is_causal=True`. The
-mask is `[batch 1 query key]` and is added to the logits; under SDPA it may be boolean, and True
-attends, while eager adds True as 1. Eager computes its softmax in float32 for all dtypes, which is
-more precise than bfloat16 requires but less precise than float64.
+triangle has to be in the mask. If there is a mask, transformers 5 ignores `is_causal=True`; before,
+torch refused the two together. The mask is `[batch 1 query key]` and is added to the logits; under
+SDPA it may be boolean, and True attends, while eager adds True as 1. Eager computes its softmax in
+float32 for all dtypes, which is more precise than bfloat16 requires but less precise than float64.
 
 Key/value heads are repeated one by one (`repeat_kv`), so query head h uses key/value head
 h // group, as in the definition. There are no biases unless `attention_bias=True`.
@@ -25,9 +25,11 @@ Only `_attention` and `_call` depend on the installed version of transformers.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from conformance import (
+    CausalFlag,
     Example,
     Layer,
     MaskArgument,
@@ -37,7 +39,7 @@ from conformance import (
     Shape,
     Unsupported,
 )
-from conformance.adapter import Checkpoint, keywords
+from conformance.adapter import Checkpoint, FlagEffect, keywords, since
 
 _IMPORTS = (
     "from transformers import LlamaConfig",
@@ -72,6 +74,18 @@ class _Llama(Layer):
         ("llama",), ("layers.{layer}.self_attn.",), beside={"rotary_emb.inv_freq": "buffers"}
     )
     implementation: ClassVar[str]
+    effect_of_flag: ClassVar[FlagEffect]
+
+    def __init__(self) -> None:
+        super().__init__()
+        if since("transformers", "4.48"):
+            ignored = self.effect_of_flag == "none" or since("transformers", "5.0")
+            self.causal_flag = CausalFlag(
+                "is_causal",
+                alignment="top-left",
+                effect=self.effect_of_flag if ignored else "always",
+                alone=not ignored,
+            )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.sharing != "self":
@@ -88,7 +102,7 @@ class _Llama(Layer):
         return layer.to(getattr(torch, dtype)).train(mode["train"])
 
     def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
-        bidirectional = ", is_causal=False" if self.implementation == "sdpa" else ""
+        sdpa = self.implementation == "sdpa"
         options = keywords(
             {"num_key_value_heads": shape.heads, "attention_bias": False},
             num_key_value_heads=shape.kv_heads,
@@ -99,7 +113,7 @@ class _Llama(Layer):
         width = shape.query_width if wide else 2 * shape.heads
         sizes = f"{shape.query_width}, {shape.head_size}"
         resized = [] if wide else [f"config.hidden_size, config.head_dim = {sizes}"]
-        return Example.of_module(
+        example = Example.of_module(
             dtype,
             mode["train"],
             (
@@ -110,11 +124,13 @@ class _Llama(Layer):
                 "rotary = one, torch.zeros_like(one)  # no rotation",
                 "layer = LlamaAttention(config, layer_idx=0)",
             ),
-            f"layer(query, rotary{bidirectional}{{masks}})",
+            "layer(query, rotary{masks})",
             imports=_IMPORTS,
             output="{}[0]",
             weights="{}[1]" if self.returns_weights else "",
         )
+        # Without a mask, it would be causal.
+        return replace(example, defaults={"is_causal": "False"} if sdpa else {})
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
@@ -123,13 +139,14 @@ class _Llama(Layer):
             import torch
 
             torch.manual_seed(mode.draw)
-        mask = masks.get("attention_mask")
-        if mode.options.get("triangle left out") and _is_triangle(mask):
+        mask, flag = masks.get("attention_mask"), masks.get("is_causal")
+        is_triangle = mask is None if flag else _is_triangle(mask)
+        if mode.options.get("triangle left out") and is_triangle:
             found = _call(layer, query, None)
-        elif mask is None and self.implementation == "sdpa":
-            found = _call(layer, query, None, bidirectional=True)
+        elif mask is None and flag is None and self.implementation == "sdpa":
+            found = _call(layer, query, None, is_causal=False)
         else:
-            found = _call(layer, query, mask)
+            found = _call(layer, query, mask, is_causal=flag)
         return found if self.returns_weights else found[0]
 
 
@@ -163,17 +180,18 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
     return layer
 
 
-def _call(layer: Any, query: Any, mask: Any, *, bidirectional: bool = False) -> tuple[Any, Any]:
+def _call(layer: Any, query: Any, mask: Any, *, is_causal: bool | None = None) -> tuple[Any, Any]:
     """Call the layer as the installed version requires; return (output, weights or None).
 
-    With `bidirectional`, SDPA attends to all keys instead of being causal; `mask` must be None.
+    If `is_causal` is None, the flag is not passed. If it is False and the version has no such flag,
+    a mask that is True everywhere replaces it; `mask` must then be None.
     """
     from transformers.models.llama import modeling_llama
 
     given: dict[str, Any] = {"attention_mask": mask}
-    if bidirectional and hasattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS"):
-        given["is_causal"] = False
-    elif bidirectional:
+    if is_causal is not None and hasattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS"):
+        given["is_causal"] = is_causal
+    elif is_causal is False:
         given["attention_mask"] = query.new_ones(1, 1, query.shape[1], query.shape[1]).bool()
     if _takes(layer, "position_embeddings"):
         given["position_embeddings"] = _no_rotation(query.new_empty(1, layer.head_dim))
@@ -210,6 +228,7 @@ class LlamaEager(_Llama):
 
     title = "transformers Llama attention (eager)"
     implementation = "eager"
+    effect_of_flag = "none"
     returns_weights = "per head"
     fully_masked_row = "nan"
     # Booleans are accepted but added as 1 and 0, so they are not declared as masks.
@@ -224,6 +243,7 @@ class LlamaSdpa(_Llama):
 
     title = "transformers Llama attention (sdpa)"
     implementation = "sdpa"
+    effect_of_flag = "without a mask"
     fully_masked_row = "output bias"
     mask_arguments = (
         MaskArgument(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from mutants.fakes import attends, blocked, entries, fake, laboratory, softmax, usual, values
 from mutants.miniatures import MASK, Correct
 
 from conformance import Answer, CausalFlag, MaskArgument, attention_function
+from conformance.cases.catalogue import find_cases
 from conformance.experiments import experiment
 from conformance.experiments.blocked_keys import nan_places
 from conformance.requirements.laboratory import Seen
@@ -373,6 +376,10 @@ def bottom_right(queries, keys):
     return np.tri(queries, keys, keys - queries, dtype=bool)
 
 
+def everything(queries, keys):
+    return np.ones((queries, keys), dtype=bool)
+
+
 def square_only(queries, keys):
     if queries != keys:
         raise ValueError("lengths must be equal")
@@ -385,7 +392,7 @@ def square_only(queries, keys):
         (top_left, ["causal", "top-left", "top-left"]),
         (bottom_right, ["causal", "bottom-right", "bottom-right"]),
         (square_only, ["causal", "refused", "refused"]),
-        (lambda queries, keys: np.ones((queries, keys), bool), ["ignored"] * 3),
+        (everything, ["ignored"] * 3),
         (
             lambda queries, keys: np.tri(queries, keys, 1, dtype=bool),
             [f"{name}, and the next key" for name in ("causal", "top-left", "top-left")],
@@ -440,8 +447,37 @@ def test_where_the_triangle_is(triangle, alone):
 )
 def test_the_flag_beside_a_mask(triangle, join, value):
     found = values(causal(triangle, join), "causal")
-    assert found["is_causal with mask, equal lengths"] == value
-    assert found["is_causal with mask, fewer queries than keys"] == value
+    for told in ("equal lengths", "fewer queries than keys", "more queries"):
+        assert found[f"is_causal with mask, {told}"] == value
+
+
+@pytest.mark.parametrize(
+    ("effect", "triangle", "join", "wrong"),
+    [
+        ("without a mask", top_left, lambda triangle, mask: mask, 0),
+        ("without a mask", top_left, lambda triangle, mask: triangle & mask, 3),
+        ("none", everything, lambda triangle, mask: mask, 0),
+        ("none", top_left, lambda triangle, mask: mask, 3),
+        ("none", everything, lambda triangle, mask: mask & False, 3),
+    ],
+    ids=["replaced", "combined", "ignored", "obeyed", "hides all"],
+)
+def test_a_flag_that_is_declared_to_be_ignored(effect, triangle, join, wrong):
+    adapter = causal(triangle, join)
+    adapter.causal_flag = replace(adapter.causal_flag, effect=effect)
+    found = experiment("causal").run(laboratory(adapter)).entries
+    assert [entry.agrees for entry in found].count(False) == wrong
+
+
+@pytest.mark.parametrize("effect", ["without a mask", "none"])
+def test_no_problem_is_encoded_by_a_flag_that_is_ignored(effect):
+    adapter = causal(top_left, lambda triangle, mask: mask)
+    adapter.causal_flag = replace(adapter.causal_flag, effect=effect)
+    for name, flagged in (("square", effect != "none"), ("with-left-aligned-padding", False)):
+        (case,) = find_cases(f"causal/{name}/self")
+        labels = [one.label for one in adapter.masks.spellings(case.problem("float32"))]
+        assert any("is_causal" in label for label in labels) == flagged
+        assert any("is_causal" not in label for label in labels)
 
 
 def test_without_a_flag_there_is_one_entry():

@@ -5,7 +5,7 @@ declarations of features, and names for adapters that support several versions o
 handle native arrays.
 """
 
-from conformance.adapter.arguments import MaskTable, Spelling
+from conformance.adapter.arguments import FlagEffect, MaskTable, Spelling
 from conformance.adapter.base import FullyMasked
 from conformance.adapter.code import keywords
 from conformance.adapter.features import (
@@ -36,6 +36,7 @@ __all__ = [
     "Cache",
     "Checkpoint",
     "Feature",
+    "FlagEffect",
     "Framework",
     "FullyMasked",
     "HeadNorm",

@@ -42,6 +42,7 @@ from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Causal, Problem
 from conformance.errors import Unsupported, WrongDeclaration
 
+FlagEffect = Literal["always", "without a mask", "none"]
 TrueMeans = Literal["attends", "blocks"]
 NumberMeans = Literal[
     "added",
@@ -159,17 +160,27 @@ class CausalFlag:
         needs: the name of a mask argument that must hold the causal mask even if the flag is set
             (torch's `is_causal` is a hint about `attn_mask`), or None.
         alone: whether the flag is rejected together with a mask argument.
+        effect: when the flag has an effect, if it is not rejected: "always"; "without a mask", if a
+            mask argument replaces it; or "none", if it is accepted and ignored. In the last case,
+            only experiments set it.
     """
 
     name: str
     alignment: Causal | None = None
     needs: str | None = None
     alone: bool = False
+    effect: FlagEffect = "always"
 
     def __post_init__(self) -> None:
         check_alignment(self.name, self.alignment)
+        check_choices(self.name, effect=(self.effect, get_args(FlagEffect)))
         if self.alone and self.needs:
             raise WrongDeclaration(f"{self.name}: it cannot both stand alone and need {self.needs}")
+
+    @property
+    def without_masks(self) -> bool:
+        """Whether the flag cannot be combined with a mask argument, as `alone` or `effect` say."""
+        return self.alone or self.effect == "without a mask"
 
     def expresses(self, problem: Problem) -> bool:
         """Return whether setting the flag means the same as the problem's causal mask.
@@ -421,6 +432,8 @@ class MaskTable:
         """Return the flags to try: the causal flag if it fits the problem, and None for no flag."""
         if self.causal is None or problem.causal is None or "causal" in said.parts:
             return (None,)
+        if self.causal.effect == "none":
+            return (None,)
         fits = self.causal.expresses(problem)
         if problem.features or said.handing is not None:
             fits = said.agrees(problem, "causal", self.causal.alignment)
@@ -460,7 +473,9 @@ class MaskTable:
         keep size 1 where an argument allows it; the result is None if no argument does.
         """
         used = [self.by_name[name] for name in held]
-        if flag and ((flag.alone and used) or (flag.needs and held.get(flag.needs) != ["causal"])):
+        if flag and flag.without_masks and used:
+            return None
+        if flag and flag.needs and held.get(flag.needs) != ["causal"]:
             return None
         if len(used) > 1 and any(argument.alone for argument in used):
             return None

@@ -51,6 +51,7 @@ class Example:
             reproduction needs this suite.
         parameter: an expression for the parameter `{name}`, of which a gradient is taken; "" if
             there is none, or if the framework is JAX, which does not need it.
+        defaults: code for arguments that are passed in `{masks}` unless masks of these names are.
         calls: in `Adapter.example` only: what takes the place of `call` in modes other than the
             first, by the name of the mode.
     """
@@ -63,6 +64,7 @@ class Example:
     fresh: str | Sequence[str] = ()
     load: str | Sequence[str] = ()
     parameter: str = ""
+    defaults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     calls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
@@ -112,7 +114,8 @@ class Example:
 
         `masks` maps the names of the mask arguments to pass to the code for their values.
         """
-        given = "".join(f", {name}={value}" for name, value in masks.items())
+        passed = {**self.defaults, **masks}
+        given = "".join(f", {name}={value}" for name, value in passed.items())
         call = self.call.replace("{masks}", given)
         return (self.weights if weights else self.output).replace("{}", call)
 

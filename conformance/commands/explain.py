@@ -471,8 +471,11 @@ def _causal(adapter: Adapter) -> str:
     flag = adapter.causal_flag
     if flag is None:
         return "has no causal flag"
+    if flag.effect == "none":
+        return f"{flag.name}, which is ignored"
     aligned = f"aligned {flag.alignment}" if flag.alignment else "for equal lengths only"
-    return f"{flag.name}, {aligned}" + (f", beside {flag.needs}" if flag.needs else "")
+    ignored = ", ignored beside a mask" if flag.effect == "without a mask" else ""
+    return f"{flag.name}, {aligned}{ignored}" + (f", beside {flag.needs}" if flag.needs else "")
 
 
 def _rows(adapter: Adapter) -> str:

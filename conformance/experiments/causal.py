@@ -56,7 +56,7 @@ SQUARE = Phrase("causal.square")
     place=40,
     every_mode=True,
     shared=True,
-    revision=4,
+    revision=5,
 )
 def causal(lab: Laboratory) -> Iterator[Entry]:
     """Set the causal flag alone, for equal and for different numbers of queries and keys.
@@ -77,11 +77,11 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
         for told, sizes in lengths:
             yield from _with_its_mask(lab, flag.name, flag.needs, told, sizes)
     if alone[LENGTHS[0][0]] == SQUARE:
-        yield from _blocks(lab, flag.name)
+        yield from _blocks(lab, flag)
     for argument in lab.arguments():
         way = blocking(lab, argument)
         if way is not None:
-            for told, sizes in lengths[:2]:
+            for told, sizes in lengths:
                 yield _with_mask(lab, flag, way, told, sizes, alone[told])
 
 
@@ -105,13 +105,15 @@ def _with_mask(
     if len(natives) > 1:
         subject = Phrase("causal.beside-two", about | {"needed": str(flag.needs)})
     declared = REFUSED if flag.alone else NOTHING
+    if flag.effect != "always":
+        declared = Phrase("combined.only", {"argument": argument})
     if isinstance(found, Refused):
-        return Entry(subject, found.value, found.told, declared)
+        return agreeing(subject, found.value, found.told, declared)
     # The triangle is aligned in one of the two ways, or is the one observed for the flag alone.
     known = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
     known += [triangle for value, triangle in triangles(shape) if value == alone]
     value = combined(lab, found, known, visible, (flag.name, argument))
-    return Entry(subject, value, shown_and_weights(found, visible), declared, not declared)
+    return agreeing(subject, value, shown_and_weights(found, visible), declared)
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
@@ -147,6 +149,8 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
     if flag.needs is not None:
         # Nothing is declared about the flag without the mask that it needs.
         declared = NOTHING
+    elif flag.effect == "none":
+        declared = Phrase("causal.ignored")
     elif square or flag.alignment:
         declared = SQUARE if square else Phrase(f"causal.{flag.alignment}")
     if isinstance(found, Refused):
@@ -157,10 +161,11 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
     return agreeing(subject, value, _rows_of(found), declared, code)
 
 
-def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
+def _blocks(lab: Laboratory, flag: CausalFlag) -> Iterator[Entry]:
     """Yield entries that state whether the flag blocks later keys that are hard to block.
 
-    Later keys are hard to block if logits are large, or if a mask blocks all other keys.
+    Later keys are hard to block if logits are large, or if a mask blocks all other keys. The latter
+    is not asked of a flag that has no effect beside a mask.
     """
     problem = lab.problem(LENGTHS[0][1])
     later = ~causal_mask(problem.shape, "top-left")
@@ -169,18 +174,18 @@ def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
             continue
         factor = largest / np.abs(forward(problem, Exact()).logits).max()
         louder = dataclasses.replace(problem.weights, query=problem.weights.query * factor)
-        found = lab.ask(problem.replace(weights=louder), {flag: True})
-        subject = Phrase(f"causal.{name}-logits", {"flag": flag})
+        found = lab.ask(problem.replace(weights=louder), {flag.name: True})
+        subject = Phrase(f"causal.{name}-logits", {"flag": flag.name})
         if isinstance(found, Refused):
             yield Entry(subject, found.value, found.told)
             continue
         weights = np.where(later, found.applied, 0.0)
         told = f"at most {numbers(weights.max(axis=(0, 1, 2)))} on later keys"
         yield Entry(subject, Phrase(f"causal.{'lowers' if weights.any() else 'blocks'}"), told)
-    for argument in lab.arguments():
+    for argument in lab.arguments() if flag.effect == "always" else ():
         for way in blockings(lab, argument):
             if "key" in way.axes:
-                yield from _later_only(lab, flag, way, problem)
+                yield from _later_only(lab, flag.name, way, problem)
 
 
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:

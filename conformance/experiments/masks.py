@@ -437,7 +437,8 @@ def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
 def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator[_Given]:
     """Yield a mask for each argument in `known`, each possible bias, and the causal flag.
 
-    The flag is left out if it needs a mask argument, or is declared to be rejected beside one.
+    The flag is left out if it needs a mask argument, or is declared to be rejected or ignored
+    beside one.
     """
     for seed, item in enumerate(known):
         visible = visible_of(item, shape, seed)
@@ -452,7 +453,7 @@ def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator
                 added = np.broadcast_to(fed, shape.logits)
                 yield _Given(argument.name, numbered.array(laid), added, is_bias=True)
     flag = lab.adapter.causal_flag
-    if flag is not None and not flag.needs and not flag.alone:
+    if flag is not None and not flag.needs and not flag.alone and flag.effect == "always":
         triangle = np.where(causal_mask(shape, "top-left"), 0.0, -np.inf)
         yield _Given(flag.name, True, np.broadcast_to(triangle, shape.logits))
 

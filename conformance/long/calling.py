@@ -380,9 +380,10 @@ def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any
         Unsupported: a mask would have to be a larger array, or there is no argument for it.
     """
     flag, (batch, _, queries, keys) = adapter.masks.causal, given.shape.logits
-    flagged = flag is not None and flag.needs is None and flag.expresses(given)
+    usable = flag is not None and flag.needs is None and flag.effect != "none"
+    flagged = flag is not None and usable and flag.expresses(given)
     rest = replace(sees, causal=None) if flagged else sees
-    if flag is not None and flagged and flag.alone and rest != EVERYTHING:
+    if flag is not None and flagged and flag.without_masks and rest != EVERYTHING:
         flagged, rest = False, sees
     arguments: dict[str, Any] = {flag.name: True} if flag is not None and flagged else {}
     if rest == EVERYTHING:

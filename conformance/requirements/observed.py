@@ -111,7 +111,7 @@ def causal_alignment(ex: Examination) -> Finding | None:
         if is_our_own(error.original, ex.adapter):
             raise
         value = Phrase("refused.because", {"reason": error.told})
-        if flag.alignment is None:
+        if flag.alignment is None and flag.effect != "none":
             return Finding(causal_alignment.id, "conforms", value=value)
         return Finding(causal_alignment.id, "deviates", say(value), value)
     value = Phrase("causal.nan" if np.isnan(output).all() else "causal.unexplained")
@@ -121,8 +121,9 @@ def causal_alignment(ex: Examination) -> Finding | None:
         if _near(ex, output[seen], solve(problem.replace(mask=mask)).output[seen]):
             value = found
             break
-    agrees = value == Phrase(f"causal.{flag.alignment}")
-    return _found(causal_alignment.id, agrees, value, flag.alignment, say(value))
+    declared = "ignored" if flag.effect == "none" else flag.alignment
+    agrees = value == Phrase(f"causal.{declared}")
+    return _found(causal_alignment.id, agrees, value, declared, say(value))
 
 
 @requirement(
