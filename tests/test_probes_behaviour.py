@@ -158,6 +158,34 @@ def test_a_mask_may_stand_beside_a_causal_mask():
     assert values(fake(padding), "shapes")["mask: takes [batch, key]"] == told
 
 
+def test_a_mask_may_take_the_elements_in_their_order():
+    def logits(logits, mask):
+        return blocked(logits, mask.reshape(logits.shape) != 0)
+
+    found = values(fake(logits), "shapes")
+    told = "its elements in their order, as [batch, heads, query, key]"
+    (shapes,) = (subject for subject, value in found.items() if value == told)
+    assert "[heads, batch, query, key]" in shapes
+    assert "batch, heads, query, key" in split(found["mask: shapes it takes"])
+
+
+def test_a_mask_of_one_column_may_be_one_of_entries():
+    """As in a decoder, whose mask of padding has an axis of size 1."""
+
+    def logits(logits, mask):
+        if mask.shape[-1] == 1:
+            mask = mask[: len(logits), :, None, None] == 0
+        elif mask.ndim < 4:
+            raise ValueError("it is neither")
+        return blocked(logits, mask != 0)
+
+    found = values(fake(logits), "shapes")
+    inverted = ", where what blocks in other shapes attends"
+    first = f"[batch, 1] of the first entries, and the rest is ignored{inverted}"
+    assert found["mask: takes [query, 1]"] == first
+    assert found["mask: takes [batch, 1]"] == f"[batch, 1]{inverted}"
+
+
 def test_a_mask_may_be_read_as_numbers_of_keys():
     def logits(logits, mask):
         if mask.ndim == 1:

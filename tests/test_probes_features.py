@@ -100,6 +100,24 @@ def test_a_window_that_is_ignored_shows_every_key():
     assert not entries(adapter, "windows")["window=1, equal lengths"].agrees
 
 
+def test_a_window_without_keys_may_give_zeros_or_equal_weights():
+    """As where each of two masks is filled with a finite number, and one alone counts as empty."""
+
+    def logits(found, window):
+        far = distances(found)
+        return np.where((far >= -window) & (far <= 0), found, -1e30)
+
+    def weights(weights, window):
+        within = distances(weights) >= -window
+        return np.where(within.any(axis=-1, keepdims=True), weights, 0)
+
+    feature = Window("window", "before", none=None, alignment="top-left")
+    found = values(fake(logits, weights, masks=(), features=(feature,)), "windows")
+    told = "no key; either none or every key has the same weight"
+    assert found["window=-1, equal lengths"] == told
+    assert found["window=1, equal lengths"] == "the own key, 1 before and 0 after"
+
+
 def test_a_window_that_a_mode_cannot_have_is_no_deviation():
     def logits(found, window):
         raise Unsupported("no window in this mode")

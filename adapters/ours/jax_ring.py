@@ -153,6 +153,9 @@ def ring_attention(
     (axis,) = mesh.axis_names
     wide = jnp.promote_types(query.dtype, jnp.float32)
     lengths = query.shape[2], key.shape[2]
+    whole = (*query.shape[:3], key.shape[2])
+    if mask is not None and mask.shape != whole:
+        raise ValueError(f"mask has shape {mask.shape}, not {whole}")
     padding_q, padding_k = ((0, -length % mesh.size) for length in lengths)
     padding = {
         "query": ((0, 0), (0, 0), padding_q, (0, 0)),

@@ -263,7 +263,7 @@ UNIFORM, UNEXPLAINED = Phrase("window.uniform"), Phrase("window.unexplained")
     "The window",
     "Which keys does it show, does it count the own key, and from where if lengths differ?",
     place=42,
-    revision=3,
+    revision=4,
     every_mode=True,
     shared=True,
     needs=(Window,),
@@ -335,8 +335,9 @@ def seen_window(lab: Laboratory, found: Seen) -> Phrase:
         return EVERY_KEY
     if not np.nan_to_num(found.applied).any():
         return NO_KEY
-    if np.allclose(found.applied, 1 / shape.key_length, rtol=0.02):
-        return UNIFORM
+    alike = np.isclose(found.applied, 1 / shape.key_length, rtol=0.02).all(axis=-1)
+    if (alike | ~found.applied.any(axis=-1)).all():
+        return UNIFORM if alike.all() else Phrase("window.uniform-or-no-key")
     for alignment, limits in _candidates(shape):
         visible = np.broadcast_to(near(shape, limits, alignment), shape.logits)
         if not visible.all() and follows(lab, found, visible):

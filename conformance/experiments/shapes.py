@@ -91,7 +91,7 @@ For any other reason, the subject is "shapes.refused"."""
     "Shapes of a mask",
     "Which shapes does each mask argument take, and how does it read their axes?",
     place=60,
-    revision=4,
+    revision=5,
 )
 def different_sizes(lab: Laboratory) -> Iterator[Entry]:
     """Pass masks of right and wrong shapes in a problem whose sizes all differ, if possible.
@@ -268,9 +268,9 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[s
 def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
     """Return how the implementation makes a mask of a wrong size fit, or an empty phrase.
 
-    A layout that explains the weights only together with a causal mask is a way, too: a decoder
-    adds its own to a mask of padding, in which 1 attends although other masks are added. The
-    arguments are those of `read_as`.
+    A layout that explains the weights only together with a causal mask, or with what blocks and
+    what attends exchanged, is a way, too: a decoder adds a causal mask to a mask of padding, in
+    which 1 attends although other masks are added. The arguments are those of `read_as`.
     """
     shape = seen.problem.shape.logits
     sizes = dict(zip(AXES, shape, strict=True))
@@ -279,15 +279,15 @@ def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> P
         if follows(lab, seen, np.broadcast_to(keys, shape)):
             return Phrase(reading, {"axes": axes})
     triangle = np.tri(*shape[2:], shape[3] - shape[2], dtype=np.bool_)
-    for inverted in (False, True):
+    for causal, inverted in ((True, False), (True, True), (False, True)):
         keys_of = visible != inverted
         plain = (
             ("axes", axes, from_layout(keys_of, axes, sizes)) for axes in readings(fed.shape, sizes)
         )
         for reading, axes, keys in (*plain, *_resized(keys_of, fed, sizes)):
-            if follows(lab, seen, np.broadcast_to(keys & triangle, shape)):
+            if follows(lab, seen, np.broadcast_to(keys & triangle if causal else keys, shape)):
                 told = Phrase(reading, {"axes": [shown(axes)] if reading == "axes" else axes})
-                told = Phrase("axes.under-causal", {"reading": told})
+                told = Phrase("axes.under-causal", {"reading": told}) if causal else told
                 return Phrase("axes.inverted", {"reading": told}) if inverted else told
     return NOTHING
 
@@ -322,5 +322,11 @@ def _resized(
         cut = np.pad(visible[: sizes["batch"]], [(0, 0), (0, max(keys - length, 0))])
         if cut.shape[1] == keys:
             yield "axes.first-entries", "batch key", from_layout(cut, "batch key", sizes)
+        if length == 1:
+            entries = visible[: sizes["batch"], :, None, None]
+            yield "axes.first-entries", "batch 1", entries
+    if visible.size == math.prod(sizes.values()):
+        order = " ".join(AXES)
+        yield "axes.in-order", order, visible.reshape([sizes[axis] for axis in AXES])
     if fed.shape == (sizes["batch"],):
         yield "axes.lengths", "batch", (np.arange(keys) < fed[:, None])[:, None, None, :]
