@@ -75,8 +75,6 @@ class Expectation:
             from the most accurate to the least.
         underflow: the absolute error that underflow causes in any element of the dtype.
         promised: the accuracy class that the implementation promises; "" for the least accurate.
-        of_function: σ of each element by array name, by which a function is judged that promises
-            A0; None if the σ of a class decides.
         careful: a function that returns the same expectation with σ estimated from more samples. It
             returns None if no better estimate is available.
     """
@@ -85,7 +83,6 @@ class Expectation:
     noise: Mapping[str, Mapping[str, Array]]
     underflow: float
     promised: str = ""
-    of_function: Mapping[str, Array] | None = None
     careful: Callable[[], Expectation | None] = field(default=lambda: None, compare=False)
 
     @property
@@ -94,8 +91,6 @@ class Expectation:
 
         If no class is promised, it is that of the least accurate class.
         """
-        if self.of_function is not None:
-            return self.of_function
         return self.noise[self.promised or list(self.noise)[-1]]
 
     def at_accuracy(self, promised: str) -> Expectation:

@@ -194,7 +194,7 @@ class Examination:
         key: tuple[Hashable, ...],
         times: int = 1,
     ) -> Expectation:
-        """Return an expectation of the promised class with the σ by which the promise is judged.
+        """Return an expectation in which the σ of class A0 is that of functions if one promises it.
 
         `key` is that of the problem's expectations in the cache, and `times` says how often noisy
         evaluations are repeated.
@@ -206,7 +206,7 @@ class Examination:
             (*key, "of a function", times),
             lambda: of_function(problem(), times, gradients=adapter.has_gradients),
         )
-        return replace(found, of_function=sigma)
+        return found if sigma is None else replace(found, noise={**found.noise, "A0": sigma})
 
     @property
     def kernel_expectation(self) -> Expectation:
@@ -469,7 +469,6 @@ def averaged_over_heads(expectation: Expectation) -> Expectation:
     names = ("weights", ROW_SUMS)
     means = {name: expectation.arrays[name].mean(axis=1) for name in names}
     noise = {name: with_averages(sigmas) for name, sigmas in expectation.noise.items()}
-    of_functions = expectation.of_function
 
     def careful() -> Expectation | None:
         again = expectation.careful()
@@ -479,6 +478,5 @@ def averaged_over_heads(expectation: Expectation) -> Expectation:
         expectation,
         arrays={**expectation.arrays, **means},
         noise=noise,
-        of_function=None if of_functions is None else with_averages(of_functions),
         careful=careful,
     )
