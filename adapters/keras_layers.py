@@ -114,11 +114,14 @@ class OnBackend(NativeAdapter):
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
         import keras
 
-        # On torch, Keras moves tensors to its default device, so set it. In the scope of "cpu:0",
-        # torch layers with dropout cannot be made: a parameter that is moved from "cpu" to "cpu:0"
-        # is no longer a parameter.
-        on_torch = self.framework == "torch" and call.device == "cpu"
-        with keras.device("cpu" if on_torch else f"{call.device}:0"):
+        if self.framework != "torch":
+            yield  # on the default device, which the bridge has set
+            return
+        # On torch, Keras moves tensors to a default device of its own, so set it, by torch's name.
+        # On the CPU, that is "cpu". In the scope of "cpu:0", torch layers with dropout cannot be
+        # made: a parameter that is moved from "cpu" to "cpu:0" is no longer a parameter.
+        device = self.bridge.array(np.zeros(1), problem.dtype, call.device).device
+        with keras.device(str(device)):
             yield
 
 

@@ -283,8 +283,9 @@ print(json.dumps(models))
 
 def _environment() -> dict[str, str]:
     """Return the environment variables of the processes that examine implementations."""
-    # JAX would take most of the GPU's memory at once, from the processes beside it.
-    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1", **os.environ}
+    # JAX and TensorFlow would take most of the GPU's memory at once, from the processes beside it.
+    shares = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    return {**shares, "PYTHONUNBUFFERED": "1", **os.environ}
 
 
 # The line of processes

@@ -3,6 +3,10 @@
 Nothing is computed before `mx.eval`, which the bridge calls so that an error is attributed to the
 problem that caused it. Output and weights are captured while the function is traced, because
 `mx.vjp` needs a cotangent of the same dtype for everything that the function returns.
+
+CPU and GPU share their memory, so arrays lie on no device in particular, and MLX does not tell on
+which an operation runs. A call that computes on the CPU is therefore not noticed, unless it leaves
+another default device behind.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from conformance.errors import Unsupported
+from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request, Setting
 
 
@@ -65,7 +69,11 @@ class Mlx(Framework):
         if dtype == "float64" and device != "cpu":
             raise Unsupported("mlx has float64 on the CPU only")
         with mx.stream(getattr(mx, device)):
+            before = mx.default_device()
             yield
+            after = mx.default_device()
+        if after != before:
+            raise WrongAnswer(f"MLX' default device: {before} became {after}")
 
     def call(self, request: Request) -> Evaluated:
         return self._run(request, _plain(request.function))

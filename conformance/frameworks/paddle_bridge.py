@@ -15,7 +15,14 @@ import numpy as np
 import paddle
 
 from conformance.errors import Unsupported
-from conformance.frameworks.base import Evaluated, Framework, Request, Setting, by_name
+from conformance.frameworks.base import (
+    DeviceState,
+    Evaluated,
+    Framework,
+    Request,
+    Setting,
+    by_name,
+)
 
 
 class Paddle(Framework):
@@ -42,9 +49,15 @@ class Paddle(Framework):
     loads_in_place = True
     has_strides = True
 
+    def __init__(self) -> None:
+        self._state = DeviceState()
+
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         tensor = paddle.to_tensor(values, place=device)
         return tensor.astype(dtype) if tensor.dtype == paddle.float64 else tensor
+
+    def device_of(self, native: Any) -> str:
+        return "gpu" if native.place.is_gpu_place() else "cpu"
 
     def numpy(self, native: Any) -> np.ndarray:
         tensor = native.detach()
@@ -60,7 +73,16 @@ class Paddle(Framework):
         before = paddle.get_device()
         paddle.set_device(device)
         try:
-            yield
+            if device == "cpu":
+                yield
+                return
+            wait = paddle.device.synchronize
+            with self._state.watching(wait, paddle.device.cuda.empty_cache):
+                try:
+                    yield
+                finally:
+                    # Kernels run asynchronously: wait, so that errors are of this problem.
+                    wait()
         finally:
             paddle.set_device(before)
 

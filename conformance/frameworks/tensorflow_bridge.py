@@ -1,15 +1,27 @@
-"""The TensorFlow bridge calls functions eagerly and differentiates with a gradient tape."""
+"""The TensorFlow bridge calls functions eagerly and differentiates with a gradient tape.
+
+By default, TensorFlow computes on the CPU what has no kernel for the GPU, and says nothing. What is
+computed from that on the GPU lies there again, so only a result that stays on the CPU is noticed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from conformance.frameworks.base import Evaluated, Framework, Request, Setting, by_name
+from conformance.frameworks.base import (
+    DeviceState,
+    Evaluated,
+    Framework,
+    Request,
+    Setting,
+    by_name,
+)
 
 
 class TensorFlow(Framework):
@@ -35,10 +47,19 @@ class TensorFlow(Framework):
         ),
     )
 
+    def __init__(self) -> None:
+        self._state = DeviceState()
+
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        with tf.device(f"{device.upper()}:0"):
+        with tf.device(_names(device)[0]):
             tensor = tf.constant(values)
             return tf.cast(tensor, dtype) if tensor.dtype == tf.float64 else tensor
+
+    def device_of(self, native: Any) -> str:
+        # A tensor of a graph lies nowhere.
+        if not native.device:
+            return ""
+        return "gpu" if native.device.endswith(_names("gpu")) else "cpu"
 
     def numpy(self, native: Any) -> np.ndarray:
         if native.dtype == tf.bool:
@@ -50,8 +71,12 @@ class TensorFlow(Framework):
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        with tf.device(f"{device.upper()}:0"):
-            yield
+        with tf.device(_names(device)[0]):
+            if device == "cpu":
+                yield
+                return
+            with self._state.watching(_try):
+                yield
 
     def differentiate(self, request: Request) -> Evaluated:
         variables, cotangent = request.variables, request.cotangent
@@ -80,3 +105,17 @@ class TensorFlow(Framework):
                 "device_name", "GPU"
             )
         return models
+
+
+@cache
+def _names(device: str) -> tuple[str, ...]:
+    """Return TensorFlow's names of the devices of a kind, which end the name of a tensor's device.
+
+    TensorFlow takes nearly all of a GPU's memory when it is first asked for this.
+    """
+    return tuple(found.name for found in tf.config.list_logical_devices(device.upper()))
+
+
+def _try() -> None:
+    """Use the device of the session; raise an exception if that is no longer possible."""
+    tf.zeros(1).numpy()

@@ -57,6 +57,11 @@ class Tinygrad(Framework):
             return Tensor(values.astype("float32")).cast(dtypes.bfloat16).realize()
         return Tensor(values.astype(dtype))
 
+    def device_of(self, native: Any) -> str:
+        names = native.device if isinstance(native.device, tuple) else (native.device,)
+        kinds = {_kind_of(name) for name in names}
+        return kinds.pop() if len(kinds) == 1 else ""
+
     def numpy(self, native: Any) -> np.ndarray:
         values = (native.float() if native.dtype == dtypes.bfloat16 else native).numpy()
         return values if values.dtype == np.bool_ else values.astype(np.float64)
@@ -82,8 +87,7 @@ class Tinygrad(Framework):
         return native.cast(getattr(dtypes, dtype))
 
     def devices(self) -> dict[str, str]:
-        kind = "cpu" if Device.DEFAULT in ("PYTHON", "CPU") else "gpu"
-        return {kind: f"tinygrad on {Device.DEFAULT}"}
+        return {_kind_of(Device.DEFAULT): f"tinygrad on {Device.DEFAULT}"}
 
 
 def _realized(lazy: Evaluated) -> Evaluated:
@@ -92,6 +96,15 @@ def _realized(lazy: Evaluated) -> Evaluated:
     if tensors:
         Tensor.realize(*tensors)
     return lazy
+
+
+_ON_CPU = ("PYTHON", "CPU", "NPY")
+"""The names of tinygrad's devices that are the CPU; NPY has arrays of NumPy."""
+
+
+def _kind_of(name: str) -> str:
+    """Return the kind of a device, "cpu" or "gpu"; a second one is called, say, "CUDA:1"."""
+    return "cpu" if name.partition(":")[0] in _ON_CPU else "gpu"
 
 
 _NAMES = {
