@@ -117,11 +117,10 @@ class OnBackend(NativeAdapter):
         if self.framework != "torch":
             yield  # on the default device, which the bridge has set
             return
-        # On torch, Keras moves tensors to a default device of its own, so set it, by torch's name.
-        # On the CPU, that is "cpu". In the scope of "cpu:0", torch layers with dropout cannot be
-        # made: a parameter that is moved from "cpu" to "cpu:0" is no longer a parameter.
-        device = self.bridge.array(np.zeros(1), problem.dtype, call.device).device
-        with keras.device(str(device)):
+        # On torch, Keras moves tensors to a default device of its own, so set it. In the scope of
+        # "cpu:0", torch layers with dropout cannot be made: a parameter that is moved from "cpu" to
+        # "cpu:0" is no longer a parameter.
+        with keras.device(self.bridge.device_name(call.device)):
             yield
 
 

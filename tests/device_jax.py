@@ -69,6 +69,14 @@ def test_the_device_is_the_one_that_was_asked_for():
             assert BRIDGE.device_of(BRIDGE.take(made, np.array([1]))) == kind
 
 
+def test_the_toolkit_is_known(monkeypatch):
+    versions = SimpleNamespace(
+        cuda_runtime_get_version=lambda: 12090, cudnn_get_version=lambda: 8907
+    )
+    monkeypatch.setattr("jax._src.lib.cuda_versions", versions)
+    assert BRIDGE.toolkit() == {"CUDA": "12.9", "cuDNN": "8.9.7"}
+
+
 def test_what_is_being_compiled_lies_nowhere():
     seen = []
     jax.jit(lambda array: seen.append(BRIDGE.device_of(array)) or array)(NUMBERS)

@@ -68,6 +68,11 @@ def test_arrays_lie_on_the_device_that_was_asked_for():
             assert BRIDGE.numpy(made).tolist() == NUMBERS.tolist()
 
 
+def test_the_toolkit_is_known(monkeypatch):
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"cuda_version": "12.5.1"})
+    assert BRIDGE.toolkit() == {"CUDA": "12.5.1", "cuDNN": ""}
+
+
 def test_what_is_in_a_graph_lies_nowhere():
     seen = []
     tf.function(lambda array: seen.append(BRIDGE.device_of(array)) or array)(tf.zeros(3))

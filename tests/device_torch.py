@@ -60,6 +60,17 @@ def test_the_device_is_known_by_the_name_that_it_gives_itself():
     assert BRIDGE.devices() == {"cpu": "torch on the CPU", "gpu": "Stand-in 1000"}
 
 
+@pytest.mark.parametrize(
+    ("cuda", "cudnn", "hip", "number"),
+    [("13.0", "9.10.2", "", 91002), ("12.1", "8.9.7", "", 8907), ("", "", "6.4", None)],
+)
+def test_the_toolkit_is_known(monkeypatch, cuda, cudnn, hip, number):
+    monkeypatch.setattr(torch.version, "cuda", cuda or None)
+    monkeypatch.setattr(torch.version, "hip", hip or None)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: number)
+    assert BRIDGE.toolkit() == {"CUDA": cuda, "cuDNN": cudnn, "ROCm": hip}
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_arrays_lie_on_the_device_and_come_back(dtype):
     for values in (NUMBERS, NUMBERS > 5, NUMBERS.astype(np.int32)):
@@ -99,6 +110,19 @@ def test_the_random_generator_of_the_device_is_a_setting():
     assert setting.get() != before
     setting.put(before)
     assert torch.rand(3, device="standin").tolist() == drawn
+
+
+def test_the_kernels_of_sdpa_are_a_setting_that_records_name():
+    (setting,) = [one for one in BRIDGE.settings if one.name.startswith("torch's kernels of")]
+    assert setting.recorded
+    assert setting.get() == "flash, mem_efficient, math, cudnn"
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    assert setting.get() == "flash, mem_efficient, math"
+    setting.put("flash, cudnn")
+    assert setting.get() == "flash, cudnn"
+    assert not torch.backends.cuda.math_sdp_enabled()
+    setting.put("flash, mem_efficient, math, cudnn")
+    assert torch.backends.cuda.math_sdp_enabled()
 
 
 def test_a_dtype_that_the_device_lacks_is_unsupported():

@@ -6,8 +6,6 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import sys
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -50,7 +48,7 @@ from conformance.records.record import (
     read_journal,
 )
 from conformance.running import provenance
-from conformance.running.provenance import describe, header_of, new_run_id, run_id, toolkit
+from conformance.running.provenance import describe, header_of, new_run_id, run_id
 
 HEADER = Header(
     schema=SCHEMA,
@@ -656,42 +654,6 @@ def test_a_command_that_hangs_is_no_driver(driver, monkeypatch):
     assert driver(None, "580.95.05") == ""
 
 
-TORCH = SimpleNamespace(
-    version=SimpleNamespace(cuda="13.0", hip=None),
-    backends=SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91002)),
-)
-WITHOUT_CUDNN = SimpleNamespace(
-    version=SimpleNamespace(cuda=None, hip="6.4"),
-    backends=SimpleNamespace(cudnn=SimpleNamespace(version=lambda: None)),
-)
-JAX = SimpleNamespace(
-    cuda_versions=SimpleNamespace(
-        cuda_runtime_get_version=lambda: 12090, cudnn_get_version=lambda: 8907
-    )
-)
-TENSORFLOW = SimpleNamespace(
-    sysconfig=SimpleNamespace(get_build_info=lambda: {"cuda_version": "12.5.1"})
-)
-
-
-@pytest.mark.parametrize(
-    ("framework", "module", "stub", "expected"),
-    [
-        ("torch", "torch", TORCH, {"CUDA": "13.0", "cuDNN": "9.10.2"}),
-        ("torch", "torch", WITHOUT_CUDNN, {"ROCm": "6.4"}),
-        ("jax", "jax._src.lib", JAX, {"CUDA": "12.9", "cuDNN": "8.9.7"}),
-        # Without its plug-in for CUDA, JAX has no versions.
-        ("jax", "jax._src.lib", SimpleNamespace(cuda_versions=None), {}),
-        ("tensorflow", "tensorflow", TENSORFLOW, {"CUDA": "12.5.1"}),
-        ("numpy", "numpy", None, {}),
-    ],
-)
-def test_a_framework_says_what_it_runs_on(monkeypatch, framework, module, stub, expected):
-    if stub is not None:
-        monkeypatch.setitem(sys.modules, module, stub)
-    assert toolkit(framework) == expected
-
-
 class OnDevice(Correct):
     """An implementation in the suite's own NumPy, whose GPU is a name."""
 
@@ -703,13 +665,15 @@ class OnDevice(Correct):
     def versions(self):
         return {"torch": "2.11.0"}
 
+    def toolkit(self):
+        return {"CUDA": "13.0", "cuDNN": "9.10.2", "ROCm": ""}
+
     def device_model(self, device):
         return f"a {device}"
 
 
 @pytest.mark.parametrize(("device", "told"), [("gpu", "580.95.05"), ("cpu", "")])
-def test_a_header_says_what_a_gpu_was(driver, monkeypatch, device, told):
-    monkeypatch.setitem(sys.modules, "torch", TORCH)
+def test_a_header_says_what_a_gpu_was(driver, device, told):
     assert driver(OPEN, None) == "580.95.05"
     adapter = OnDevice()
     described = describe([(adapter, "mine.py:OnDevice")], device)
@@ -718,6 +682,15 @@ def test_a_header_says_what_a_gpu_was(driver, monkeypatch, device, told):
     versions = {name: made.packages.get(name, "") for name in ("CUDA", "cuDNN")}
     assert versions == ({"CUDA": "13.0", "cuDNN": "9.10.2"} if told else {"CUDA": "", "cuDNN": ""})
     assert described[0].toolkit == (versions if told else {})
+
+
+def test_a_framework_that_does_not_know_its_toolkit_spoils_no_header():
+    class Unknown(OnDevice):
+        def toolkit(self):
+            raise ImportError("no module of that name")
+
+    described = describe([(Unknown(), "mine.py:Unknown")], "gpu")
+    assert (described[0].toolkit, described[0].unavailable) == ({}, "")
 
 
 def test_results_are_immutable():

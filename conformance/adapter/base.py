@@ -304,6 +304,10 @@ class Adapter(ABC):
         """Return the versions of the packages that the adapter uses, by name; by default {}."""
         return {}
 
+    def toolkit(self) -> dict[str, str]:
+        """Return the versions of the libraries that a GPU needs, by name; by default {}."""
+        return {}
+
     def device_model(self, device: str) -> str:
         """Return the model name of a kind of device, by default the kind itself.
 

@@ -116,6 +116,9 @@ class NativeAdapter(Adapter):
     def versions(self) -> dict[str, str]:
         return package_versions((*self.bridge.packages, *self.packages))
 
+    def toolkit(self) -> dict[str, str]:
+        return self.bridge.toolkit()
+
     def check_device(self, device: str) -> None:
         """Raise `Unavailable` if the implementation cannot run on this kind of device here."""
         devices = self.bridge.devices()

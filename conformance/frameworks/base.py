@@ -357,6 +357,21 @@ class Framework(ABC):
     def devices(self) -> dict[str, str]:
         """Return the model of each kind of device, "cpu" or "gpu", that the framework can use."""
 
+    def device_name(self, device: str) -> str:
+        """Return what the framework calls a kind of device, such as "cuda"; by default, the kind.
+
+        An override raises `Unavailable` if there is no such device.
+        """
+        return device
+
+    def toolkit(self) -> dict[str, str]:
+        """Return the versions of the libraries for GPUs that the framework uses, by name.
+
+        A version that it does not know is "". The method may raise any exception if it knows none.
+        By default, return {}.
+        """
+        return {}
+
     def memory(self, device: str, *, anew: bool = False) -> Memory | None:
         """Return the memory of a device; None if it is the host's, or if the framework cannot say.
 
@@ -575,6 +590,12 @@ def poisoned_sizes(sizes: Iterable[int], free: int) -> list[int]:
     """
     found = [*_SMALL, *(size for size in {*sizes} if size for _ in range(_POISONED))]
     return found if sum(found) <= free // 4 else []
+
+
+def cudnn_version(number: int) -> str:
+    """Return cuDNN's version as text, such as "9.10.2" for 91002; "" for 0."""
+    major, rest = divmod(number, 10_000 if number >= 90_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}" if number else ""
 
 
 def by_name(variables: Natives, gradients: Iterable[Any]) -> Natives:

@@ -29,6 +29,7 @@ from conformance.frameworks.base import (
     Natives,
     Request,
     Setting,
+    cudnn_version,
     poisoned_sizes,
 )
 
@@ -157,6 +158,16 @@ class Jax(Framework):
         if _gpus():
             models["gpu"] = _gpus()[0].device_kind
         return models
+
+    def toolkit(self) -> dict[str, str]:
+        # There is no public name for this.
+        from jax._src.lib import cuda_versions
+
+        cuda = cuda_versions.cuda_runtime_get_version()
+        return {
+            "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}",
+            "cuDNN": cudnn_version(cuda_versions.cudnn_get_version()),
+        }
 
     def memory(self, device: str, *, anew: bool = False) -> Memory | None:
         found = None if device == "cpu" or not _gpus() else _gpus()[0].memory_stats()

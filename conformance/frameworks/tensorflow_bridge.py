@@ -106,6 +106,14 @@ class TensorFlow(Framework):
             )
         return models
 
+    def device_name(self, device: str) -> str:
+        return device.upper()
+
+    def toolkit(self) -> dict[str, str]:
+        # The keys differ between builds.
+        built = tf.sysconfig.get_build_info()
+        return {"CUDA": built.get("cuda_version", ""), "cuDNN": built.get("cudnn_version", "")}
+
 
 @cache
 def _names(device: str) -> tuple[str, ...]:

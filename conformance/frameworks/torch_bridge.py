@@ -33,6 +33,7 @@ from conformance.frameworks.base import (
     Request,
     Setting,
     by_name,
+    cudnn_version,
     poisoned_sizes,
 )
 
@@ -101,6 +102,24 @@ def _put_generator_of_accelerator(state: bytes) -> None:
         _of_accelerator("set_rng_state")(given)
 
 
+def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]]]:
+    """Yield the name of each kernel of scaled-dot-product attention, and its switch."""
+    cuda = torch.backends.cuda
+    for name in ("flash", "mem_efficient", "math", "cudnn"):
+        if hasattr(cuda, f"enable_{name}_sdp"):  # cuDNN's since torch 2.5
+            yield name, getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")
+
+
+def _kernels() -> str:
+    """Return the names of the kernels of scaled-dot-product attention that torch may use."""
+    return ", ".join(name for name, is_on, _ in _switches() if is_on())
+
+
+def _put_kernels(names: str) -> None:
+    for name, _, switch in _switches():
+        switch(name in names.split(", "))
+
+
 _SETTINGS = (
     Setting(
         "torch's random generator",
@@ -136,16 +155,9 @@ _SETTINGS = (
     ),
     Setting(
         "torch's kernels of scaled-dot-product attention",
-        lambda: (
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.mem_efficient_sdp_enabled(),
-            torch.backends.cuda.math_sdp_enabled(),
-        ),
-        lambda values: (
-            torch.backends.cuda.enable_flash_sdp(values[0]),
-            torch.backends.cuda.enable_mem_efficient_sdp(values[1]),
-            torch.backends.cuda.enable_math_sdp(values[2]),
-        ),
+        _kernels,
+        _put_kernels,
+        recorded=True,
     ),
 )
 
@@ -276,6 +288,16 @@ class Torch(Framework):
         if _accelerator() is not None:
             models["gpu"] = _of_accelerator("get_device_name", lambda: str(_accelerator()))()
         return models
+
+    def device_name(self, device: str) -> str:
+        return str(torch.device(_device(device)).type)
+
+    def toolkit(self) -> dict[str, str]:
+        return {
+            "CUDA": torch.version.cuda or "",
+            "cuDNN": cudnn_version(torch.backends.cudnn.version() or 0),
+            "ROCm": torch.version.hip or "",
+        }
 
     def memory(self, device: str, *, anew: bool = False) -> Memory | None:
         none = device == "cpu" or _accelerator() is None

@@ -202,54 +202,16 @@ def driver() -> str:
     return ""
 
 
-def toolkit(framework: str) -> dict[str, str]:
-    """Return the versions of CUDA and cuDNN that an imported framework says it uses, by name.
+def toolkit(adapter: Adapter) -> dict[str, str]:
+    """Return the versions of CUDA and cuDNN that an adapter's framework says it uses, by name.
 
     What the framework does not know is left out.
     """
-    ask = _TOOLKITS.get(framework)
     told: dict[str, str] = {}
-    # JAX has no public name for this, and TensorFlow's keys differ between builds.
+    # Versions are looked up where frameworks keep them, which not all of them promise.
     with suppress(Exception):
-        told = ask() if ask else {}
+        told = adapter.toolkit()
     return {name: version for name, version in told.items() if version}
-
-
-def _torch_toolkit() -> dict[str, str]:
-    torch = sys.modules["torch"]
-    return {
-        "CUDA": torch.version.cuda or "",
-        "cuDNN": _cudnn(torch.backends.cudnn.version() or 0),
-        "ROCm": torch.version.hip or "",
-    }
-
-
-def _jax_toolkit() -> dict[str, str]:
-    versions = sys.modules["jax._src.lib"].cuda_versions
-    cuda = versions.cuda_runtime_get_version()
-    return {
-        "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}",
-        "cuDNN": _cudnn(versions.cudnn_get_version()),
-    }
-
-
-def _tensorflow_toolkit() -> dict[str, str]:
-    built = sys.modules["tensorflow"].sysconfig.get_build_info()
-    return {"CUDA": built.get("cuda_version", ""), "cuDNN": built.get("cudnn_version", "")}
-
-
-_TOOLKITS = {
-    "torch": _torch_toolkit,
-    "jax": _jax_toolkit,
-    "tensorflow": _tensorflow_toolkit,
-}
-"""By framework, a function that asks it; it may raise any exception."""
-
-
-def _cudnn(number: int) -> str:
-    """Return cuDNN's version as text, such as "9.10.2" for 91002; "" for 0."""
-    major, rest = divmod(number, 10_000 if number >= 90_000 else 1000)
-    return f"{major}.{rest // 100}.{rest % 100}" if number else ""
 
 
 def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
@@ -307,7 +269,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
             FeatureInfo(type(one).__name__, list(one.says), list(one.names))
             for one in adapter.features
         ],
-        toolkit=toolkit(adapter.framework) if device == "gpu" and not reason else {},
+        toolkit=toolkit(adapter) if device == "gpu" and not reason else {},
         settings=settings,
     )
 
