@@ -12,14 +12,20 @@ from standin import STATE
 
 from conformance import Cache, Call, CausalFlag, MaskArgument, Packed, attention_function
 from conformance.adapter.arguments import NO_MASK
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import case_of
 from conformance.cli import main
+from conformance.definition.expectation import expect
 from conformance.errors import Unavailable, Unsupported, WrongAnswer
+from conformance.explore.drawing import Frame, Recipe
+from conformance.explore.script import script
+from conformance.explore.trial import Deviation, Trial
 from conformance.frameworks import framework, torch_bridge
 from conformance.frameworks.torch_bridge import _check_dtype
 from conformance.long.calling import call
 from conformance.long.ladder import BEYOND, Ladder, Limits
 from conformance.long.problem import draw
+from conformance.records.numbers import LIMIT
 from conformance.records.record import decode_line
 from conformance.running.examine import examine
 from conformance.running.isolation_child import Desk, Ended, Examine, Examined
@@ -417,6 +423,15 @@ def test_a_lost_device_ends_the_process_and_its_item_alone():
     assert desk.answer(question) == Ended("crashed", LOST)
 
 
+@attention_function("torch", MASK)
+def asserts_in_self_attention(query, key, value, mask=None):
+    """Fail for good where queries and keys are as many, and nothing is masked; see test_gpu.py."""
+    if mask is None and of_case(query, key):
+        STATE.failure = torch.AcceleratorError("standin error: device-side assert triggered")
+        STATE.sticky = True
+    return honest(query, key, value, mask)
+
+
 def test_at_length_nothing_is_asked_of_a_lost_device():
     @attention_function("torch", MASK)
     def fails(query, key, value, mask=None):
@@ -507,3 +522,36 @@ def test_commands_run_on_the_device(capsys, tmp_path):
         code = main([*command, "--device", "gpu"])
         told = capsys.readouterr()
         assert code == 0, (command, told)
+
+
+def scripted(adapter, spec, array):
+    """A script for an element of an array that does not deviate, found on the device."""
+    recipe = Recipe(
+        frame=Frame(bias=False), batch=1, query=2, kv_heads=1, size=1, causal="top-left"
+    )
+    problem = recipe.problem("float32")
+    expected = expect(problem)
+    index = tuple(size - 1 for size in expected.arrays[array].shape)
+    allowed = LIMIT * float(expected.sigma[array][index])
+    deviation = Deviation("x", "off", array, index, allowed=allowed, text="nothing")
+    trial = Trial(problem, adapter.modes[0], "gpu")
+    return script(adapter, spec, trial, deviation, "a test")
+
+
+@pytest.mark.parametrize("array", ["output", "gradient.query", "gradient.weights.key"])
+def test_a_script_runs_on_the_device_of_the_finding(array):
+    text = scripted(load("torch-mha"), "torch-mha", array)
+    assert 'torch.set_default_device("standin")' in text
+    assert "on Stand-in 1000; a test" in " ".join(text.split("\n# "))
+    names = {}
+    try:
+        exec(text, names)
+    finally:
+        torch.set_default_device(None)
+    assert BRIDGE.device_of(names["query"]) == "gpu"
+    assert {BRIDGE.device_of(one) for one in names["layer"].parameters()} == {"gpu"}
+
+
+def test_a_script_that_calls_the_adapter_names_the_device():
+    text = scripted(honest, "mine.py:honest", "output")
+    assert 'adapter.run(problem, Call(adapter.modes[0], "gpu")).arrays()' in text

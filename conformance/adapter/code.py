@@ -148,12 +148,23 @@ class Framework:
         typed: likewise, an expression that also converts the array to the dtype `{dtype}`.
         numpy: an expression that converts an array of the framework to NumPy: to float64, except in
             tinygrad, where the dtype is kept.
+        on_gpu: a line that makes the GPU, which the framework calls `{device}`, its default device,
+            and raises an exception if there is none.
+        from_gpu: likewise an expression, for an array on a GPU; "" if it is that of `numpy`.
     """
 
     imported: str
     plain: str
     typed: str
     numpy: str
+    on_gpu: str = ""
+    from_gpu: str = ""
+
+    def on(self, device: str) -> Framework:
+        """Return the syntax for arrays on a device, "cpu" or "gpu"."""
+        if device == "cpu" or not self.from_gpu:
+            return self
+        return dataclasses.replace(self, numpy=self.from_gpu)
 
     def array(self, code: str, dtype: str = "") -> str:
         """Return code that converts a NumPy array to the framework.
@@ -179,30 +190,37 @@ FRAMEWORKS: Mapping[str, Framework] = {
         "torch.tensor({})",
         "torch.tensor({}, dtype=torch.{dtype})",
         "{}.detach().double().numpy()",
+        'torch.set_default_device("{device}")',
+        "{}.detach().cpu().double().numpy()",
     ),
     "jax": Framework(
         "import jax, jax.numpy as jnp",
         "jnp.asarray({})",
         'jnp.asarray({}, "{dtype}")',
         "np.array({}).astype(float)",
+        'jax.config.update("jax_default_device", jax.devices("{device}")[0])',
     ),
     "tensorflow": Framework(
         "import tensorflow as tf",
         "tf.constant({})",
         'tf.constant({}, "{dtype}")',
         "{}.numpy().astype(float)",
+        'assert tf.config.list_logical_devices("{device}")  # the default, if there is one',
     ),
     "mlx": Framework(
         "import mlx.core as mx",
         "mx.array({})",
         "mx.array({}, mx.{dtype})",
         "np.array({}.astype(mx.float64))",
+        "mx.set_default_device(mx.{device})",
+        "np.array({}.astype(mx.float32))",
     ),
     "paddle": Framework(
         "import paddle",
         "paddle.to_tensor({})",
         'paddle.to_tensor({}, "{dtype}")',
         '{}.astype("float64").numpy()',
+        'paddle.set_device("{device}")',
     ),
     "tinygrad": Framework(
         "from tinygrad import Tensor", "Tensor({})", 'Tensor({}, dtype="{dtype}")', "{}.numpy()"

@@ -5,7 +5,7 @@ fails if the two differ by more than rounding explains. If the dtype or the shap
 wrong, or the library raises an exception, the program checks only the dtype or the shape. It is
 short enough to paste into an issue of the library. It needs nothing but the library and NumPy,
 unless no direct call can be derived from the adapter; then it calls the adapter and needs this
-suite too.
+suite too. What was found on a GPU is computed on a GPU, or fails if there is none.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def _header(
             f"the rounding error of a correct {trial.problem.dtype} computation there."
         )
     versions = ", ".join(f"{name} {version}" for name, version in adapter.versions().items())
-    text.append(f"Found with {versions or 'no versions known'}; {case}, mode {trial.mode.name}.")
+    model = "" if trial.device == "cpu" else f" on {adapter.device_model(trial.device)}"
+    found = f"Found with {versions or 'no versions known'}{model}"
+    text.append(f"{found}; {case}, mode {trial.mode.name}.")
     if not call.standalone:
         text.append(f"Needs mha-conformance, because {printable(spec)} declares itself to it.")
     return [
@@ -170,9 +172,11 @@ def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _C
 
 def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviation) -> _Call:
     problem, framework = trial.problem, adapter.framework
-    words = FRAMEWORKS[framework]
+    words = FRAMEWORKS[framework].on(trial.device)
     imports = words.imports(example)
-    if problem.dtype == "float64":
+    if trial.device != "cpu":
+        imports.append(words.on_gpu.format(device=adapter.bridge.device_name(trial.device)))
+    elif problem.dtype == "float64":
         imports += {
             "jax": ['jax.config.update("jax_enable_x64", True)'],
             "mlx": ["mx.set_default_device(mx.cpu)"],
@@ -250,7 +254,7 @@ def _gradient(
             of the bias (part of a mask argument), or the example does not name the parameter.
     """
     framework, dtype, index = adapter.framework, trial.problem.dtype, deviation.index
-    words, name = FRAMEWORKS[framework], deviation.gradient_of
+    words, name = FRAMEWORKS[framework].on(trial.device), deviation.gradient_of
     cotangent = words.array('n["cotangent"]', dtype)
     if name == "attn_bias":
         raise Unsupported("the bias is part of a mask argument")
@@ -325,6 +329,7 @@ def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, 
     inputs += [f'dtype="{problem.dtype}",', f"cotangent={cotangent},"]
     inputs += _optional_arguments(problem)
     place = [mode.name for mode in adapter.modes].index(trial.mode.name)
+    device = "" if trial.device == "cpu" else f', "{trial.device}"'
     if deviation.kind == "dtype":
         got = 'dtypes["output"]'
     elif deviation.gradient_of or deviation.array in ("output", "weights"):
@@ -336,7 +341,7 @@ def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, 
         *_packed(["shape=Shape(", *sizes, "),", "weights=Weights(", *weights, "),", *inputs]),
         ")",
         f"adapter = load({spec!r})",
-        f"got = adapter.run(problem, Call(adapter.modes[{place}])).{got}",
+        f"got = adapter.run(problem, Call(adapter.modes[{place}]{device})).{got}",
     ]
     imports = [
         "import numpy as np",
