@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-FRAMEWORKS = ("torch", "jax", "tensorflow", "paddle", "tinygrad", "mlx")
+FRAMEWORKS = (
+    *("torch", "jax", "paddle", "mlx"),
+    # They take long to import, or to compute.
+    *(pytest.param(name, marks=pytest.mark.night) for name in ("tensorflow", "tinygrad")),
+)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

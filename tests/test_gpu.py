@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -235,6 +236,56 @@ def test_a_million_tokens_join_the_shorter_lengths(tmp_path):
     gpu._lengthened(record, tmp_path / "million" / "mine.json")
     assert [step.verdict for step in read_climb(record).steps] == ["conforms", "deviates", "error"]
     assert gpu._lengthened(record, tmp_path / "million" / "none.json").name == "none.json"
+
+
+ON_A_STAND_IN = """
+import sys
+import standin
+from conformance.cli import main
+from conformance.commands import gpu
+
+standin.register()
+# The process that is asked for the devices has to know the stand-in, too.
+gpu._ASK = "import standin; standin.register()" + gpu._ASK
+names = ("self", "size-one", "cross")
+cases = [word for name in names for word in ("--case", f"plain/no-mask/{name}")]
+gpu.STAGES = (gpu.Stage("core", ("run", *cases)),)
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command `gpu`, with a stand-in for one and few cases."""
+
+
+@pytest.mark.night
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_lost_device_costs_one_item_and_a_new_process_goes_on(tmp_path):
+    tests = Path(__file__).parent
+    paths = [str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-c", ON_A_STAND_IN),
+            *("gpu", f"{tests / 'device_torch.py'}:asserts_in_self_attention"),
+            *("--dtype", "float32", "--jobs", "1", "--record", str(tmp_path)),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    record = read(tmp_path / "asserts_in_self_attention.narrowed.json")
+    assert record.header.provenance.device_model == "Stand-in 1000"
+    lost = [result for result in record.results if result.verdict == "crashed"]
+    details = {finding.detail for result in lost for finding in result.findings}
+    assert details == {
+        "the device is lost: AcceleratorError: standin error: device-side assert triggered"
+    }
+    # Each is lost in a process of its own, and what comes next is examined by another one.
+    assert [(result.case, result.verdict) for result in record.results] == [
+        ("plain/no-mask/self", "crashed"),
+        ("plain/no-mask/cross", "conforms"),
+        ("plain/no-mask/size-one", "crashed"),
+    ]
+    assert "torch: Stand-in 1000" in done.stdout
 
 
 def lines(file):
