@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from conformance import Call, MaskArgument, Mode, attention_function
+from conformance.adapter.code import FRAMEWORKS
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import case_of
-from conformance.errors import DeviceLost, WrongAnswer
+from conformance.errors import DeviceLost, Unavailable, WrongAnswer
 from conformance.frameworks import framework, jax_bridge
 from conformance.frameworks.base import Memory
 from conformance.long.calling import call
@@ -92,11 +94,24 @@ def test_options_of_the_compiler_are_those_for_the_cpu_on_the_cpu_only():
 
 @pytest.mark.parametrize("name", ["jax-sdpa", "flax-linen", "equinox-mha", "haiku-mha"])
 def test_verdicts_are_those_of_the_cpu(name):
-    needed = {"flax-linen": "flax", "equinox-mha": "equinox", "haiku-mha": "haiku"}
-    pytest.importorskip(needed.get(name, "jax"))
+    compare(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("flax-nnx", CASE), ("pallas-gpu", "causal/square/self")],
+)
+def test_verdicts_are_those_of_the_cpu_at_night(name, case):
+    compare(name, case)
+
+
+def compare(name, case=CASE):
+    """Assert that an implementation gets the same verdicts on the device as on the CPU."""
+    needed = {"equinox-mha": "equinox", "haiku-mha": "haiku"}
+    pytest.importorskip(needed.get(name, "flax" if name.startswith("flax") else "jax"))
     found = {}
     for device in ("cpu", "gpu"):
-        outcome = examine(name, cases=CASE, dtypes="float32", device=device)
+        outcome = examine(name, cases=case, dtypes="float32", device=device)
         found[device] = {
             (result.case, result.mode, finding.requirement): (finding.verdict, finding.detail)
             for result in outcome.record.results
@@ -104,6 +119,31 @@ def test_verdicts_are_those_of_the_cpu(name):
         }
     assert found["gpu"] == found["cpu"]
     assert ("conforms", "") in found["gpu"].values()
+
+
+def test_the_kernel_of_cudnn_is_asked_for_on_the_device_at_night(monkeypatch):
+    written_out = jax.nn.dot_product_attention
+
+    def cudnn(*inputs, implementation, **given):
+        assert implementation == "cudnn"
+        return written_out(*inputs, **given)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn)
+    adapter = load("jax-sdpa-cudnn")
+    with pytest.raises(Unavailable, match="GPUs only"):
+        adapter.check_device("cpu")
+    outcome = examine(adapter, cases="mask/per-batch/cross", dtypes="bfloat16", device="gpu")
+    assert {result.verdict for result in outcome.record.results} == {"conforms"}
+
+
+def test_a_script_names_the_device():
+    line = FRAMEWORKS["jax"].on_gpu.format(device=BRIDGE.device_name("gpu"))
+    before = jax.config.jax_default_device
+    try:
+        exec(line, {"jax": jax})
+        assert jax.config.jax_default_device == GPU
+    finally:
+        jax.config.update("jax_default_device", before)
 
 
 def test_what_falls_back_to_the_cpu_is_an_error():

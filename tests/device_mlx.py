@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from conformance import Call, attention_function
+from conformance.adapter.code import FRAMEWORKS
 from conformance.cases.catalogue import case_of
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import framework
@@ -55,3 +56,9 @@ def test_who_changes_the_default_device_is_an_error(monkeypatch):
 
     with pytest.raises(WrongAnswer, match=r"default device: .*, 0\) became Device\(cpu, 1"):
         falls_back.run(case_of(CASE).problem("float32"), Call(device="gpu"))
+
+
+def test_a_script_names_the_device():
+    words = FRAMEWORKS["mlx"].on("gpu")
+    exec(words.on_gpu.format(device=BRIDGE.device_name("gpu")), {"mx": mx})
+    assert eval(words.numpy.format("mx.ones(2)"), {"mx": mx, "np": np}).tolist() == [1, 1]

@@ -10,6 +10,7 @@ import paddle
 import pytest
 
 from conformance import Call, MaskArgument, attention_function
+from conformance.adapter.code import FRAMEWORKS
 from conformance.cases.catalogue import case_of
 from conformance.errors import DeviceLost, WrongAnswer
 from conformance.frameworks import framework
@@ -147,3 +148,8 @@ def test_an_error_that_shows_later_belongs_to_its_call_and_may_cost_the_device(g
     for _ in range(2):
         with pytest.raises(DeviceLost, match=r"the device is lost: OSError: CUDA error\(719\)"):
             attempt()
+
+
+def test_a_script_names_the_device(gpu):
+    exec(FRAMEWORKS["paddle"].on_gpu.format(device=BRIDGE.device_name("gpu")), {"paddle": paddle})
+    assert gpu.device == "gpu"

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from conformance import Call, MaskArgument, attention_function
+from conformance.adapter.code import FRAMEWORKS
 from conformance.cases.catalogue import case_of
 from conformance.errors import DeviceLost, Unavailable, WrongAnswer
 from conformance.frameworks import framework, tensorflow_bridge
@@ -127,3 +128,11 @@ def test_without_a_gpu_it_is_unavailable(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     with pytest.raises(Unavailable, match="tensorflow sees no gpu"):
         honest.run(PROBLEM, Call(device="gpu"))
+
+
+def test_a_script_fails_without_the_device(monkeypatch):
+    line = FRAMEWORKS["tensorflow"].on_gpu.format(device=BRIDGE.device_name("gpu"))
+    exec(line, {"tf": tf})
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
+    with pytest.raises(AssertionError):
+        exec(line, {"tf": tf})

@@ -2,6 +2,9 @@
 
 import gc
 import math
+import os
+import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +12,18 @@ import pytest
 import standin
 import torch
 from standin import STATE
+from test_flash_attention import NAMES, stand_in, without_gpu  # noqa: F401 - a fixture
 
-from conformance import Cache, Call, CausalFlag, MaskArgument, Packed, attention_function
+from conformance import (
+    Cache,
+    Call,
+    CausalFlag,
+    MaskArgument,
+    Packed,
+    assert_conforms,
+    attention_function,
+    parametrize_with_checks,
+)
 from conformance.adapter.arguments import NO_MASK
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import case_of
@@ -28,7 +41,15 @@ from conformance.long.problem import draw
 from conformance.records.numbers import LIMIT
 from conformance.records.record import decode_line
 from conformance.running.examine import examine
-from conformance.running.isolation_child import Desk, Ended, Examine, Examined
+from conformance.running.isolation_child import (
+    Declare,
+    Declared,
+    Desk,
+    Ended,
+    Examine,
+    Examined,
+    plan_key,
+)
 
 standin.register()
 BRIDGE = framework("torch")
@@ -179,6 +200,27 @@ SOME = [
     ],
 )
 def test_verdicts_are_those_of_the_cpu(name, modes, cases):
+    compare(name, modes, cases)
+
+
+@pytest.mark.parametrize(
+    ("name", "modes", "cases"),
+    [
+        ("torch-encoder-layer", "encoder", ["plain/no-mask/self"]),
+        ("bert-sdpa", "", SOME[:2]),
+        ("llama-eager", "", SOME[4:6]),
+        ("llama-model-eager", "", ["feature/segments/self", "mask/key-padding/self"]),
+        ("keras-torch-mha", "", SOME[:2]),
+    ],
+)
+def test_verdicts_are_those_of_the_cpu_at_night(name, modes, cases):
+    needed = {"bert": "transformers", "llama": "transformers", "keras": "keras"}
+    pytest.importorskip(needed.get(name.partition("-")[0], "torch"))
+    compare(name, modes, cases)
+
+
+def compare(name, modes, cases):
+    """Assert that an implementation gets the same verdicts on the device as on the CPU."""
     found = {}
     for device in ("cpu", "gpu"):
         outcome = examine(name, cases=cases, dtypes="float32", modes=modes.split(), device=device)
@@ -272,6 +314,80 @@ def test_before_torch_had_accelerators_there_was_cuda(monkeypatch):
     assert find() is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert find() == torch.device("cuda")
+
+
+# Kernels for GPUs, with functions of the documented signatures in their place
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("stand_in")
+def test_kernels_are_given_what_lies_on_the_device_at_night(name):
+    adapter = without_gpu(name, check_device=type(load(name)).check_device)
+    cases = ["plain/no-mask/gqa", "feature/window-causal/gqa", "feature/cache-rotary/gqa"]
+    with pytest.raises(Unavailable, match="GPUs only"):
+        adapter.check_device("cpu")
+    found = verdicts(adapter, cases)
+    assert {verdict for verdict, _ in found.values()} <= {"conforms", "unsupported"}, found
+    assert CONFORMS in found.values()
+
+
+@pytest.mark.parametrize("name", ["torch-sdpa-efficient", "torch-sdpa-cudnn"])
+def test_kernels_of_torch_are_asked_for_on_the_device(name, monkeypatch):
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", nullcontext)
+    adapter = without_gpu(name, check_device=type(load(name)).check_device)
+    with pytest.raises(Unavailable, match="GPUs only"):
+        adapter.check_device("cpu")
+    assert verdicts(adapter, FEW[0])[FEW[0]] == CONFORMS
+
+
+def indices(*sizes, device):
+    """The indices along each axis, to index arrays with."""
+    return torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
+
+
+def create_block_mask(rule, batch, heads, queries, keys, device):
+    """Return the whole mask, as no flex_attention does."""
+    return rule(*indices(batch or 1, heads or 1, queries, keys, device=device))
+
+
+def flex_attention(query, key, value, score_mod=None, block_mask=None, enable_gqa=False):
+    """Attend as the documentation says, on any device; torch lists those that it supports."""
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    logits = query @ key.mT / math.sqrt(query.shape[-1])
+    if score_mod is not None:
+        logits = score_mod(logits, *indices(*logits.shape, device=query.device))
+    if block_mask is not None:
+        logits = logits.masked_fill(~block_mask, -math.inf)
+    return torch.softmax(logits, dim=-1).nan_to_num() @ value
+
+
+def test_masks_of_flex_attention_are_made_on_the_device(monkeypatch):
+    from torch.nn.attention import flex_attention as flex
+
+    monkeypatch.setattr(flex, "flex_attention", flex_attention)
+    monkeypatch.setattr(flex, "create_block_mask", create_block_mask)
+    cases = [CASE, "bias/per-head/self", "mask/per-head/self"]
+    outcome = examine("torch-flex", cases=cases, dtypes="float32", modes="eager", device="gpu")
+    found = {result.case: result.verdict for result in outcome.record.results}
+    assert found == dict.fromkeys(cases, "conforms")
+
+
+def test_triton_compiles_on_the_device(monkeypatch):
+    seen = []
+
+    def flash_attention(*heads, mask=None, causal=False, scale=None):
+        seen.append(os.environ.get("TRITON_INTERPRET"))
+        return honest(*heads, mask)
+
+    module = SimpleNamespace(flash_attention=flash_attention)
+    monkeypatch.setitem(sys.modules, "conformance.adapters.triton_flash_kernel", module)
+    adapter = without_gpu("triton-flash", check_device=type(load("triton-flash")).check_device)
+    for device, asked in (("gpu", "0"), ("cpu", "1")):
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        assert verdicts(adapter, CASE, device)[CASE] == CONFORMS
+        assert {*seen} == {asked}
+        assert os.environ["TRITON_INTERPRET"] == "0"
+        seen.clear()
 
 
 # What an implementation does wrong with the device
@@ -510,6 +626,27 @@ def test_indices_beyond_31_bits_are_asked_where_the_device_holds_them():
 # Commands
 
 
+def test_checks_of_a_test_suite_run_on_the_device():
+    assert_conforms(honest, cases=FEW, dtypes="float32", device="gpu")
+    with pytest.raises(AssertionError, match="on another device"):
+        assert_conforms(falls_back, cases=FEW, dtypes="float32", device="gpu")
+    mark = parametrize_with_checks(honest, cases=CASE, dtypes="float32", device="gpu")
+    *checks, _ = mark.args[1]
+    assert [check.id.split(":")[3:] for check in checks] == [["gpu"]]
+    for check in mark.args[1]:
+        check()
+
+
+def test_a_child_declares_what_it_runs_on_the_device():
+    honest.name = "honest"
+    declared = Desk(honest, "", "gpu", lambda line: None).answer(
+        Declare(cases={CASE: ""}, dtypes=["float32"])
+    )
+    assert isinstance(declared, Declared)
+    assert declared.device_model == "Stand-in 1000"
+    assert declared.plan == {plan_key(CASE, "float32"): ["default"]}
+
+
 def test_commands_run_on_the_device(capsys, tmp_path):
     for command in (
         ["run", "torch-mha", "--no-isolate", "--case", CASE, "--dtype", "float32"],
@@ -517,6 +654,7 @@ def test_commands_run_on_the_device(capsys, tmp_path):
         ["long", "torch-sdpa", "--lengths", "64:256", "--dtype", "float32"],
         ["long", "torch-mha", "--lengths", "64:256", "--dtype", "float32"],
         ["explore", "tutorial-1", "--examples", "3", "--dtype", "float32"],
+        ["probe", "torch-mha", "--experiment", "causal", "--mode", "train"],
     ):
         capsys.readouterr()
         code = main([*command, "--device", "gpu"])

@@ -17,11 +17,22 @@ FRAMEWORKS = (
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_on_a_stand_in(framework):
+    run(framework, "not at_night")
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_more_on_a_stand_in(framework):
+    run(framework, "at_night")
+
+
+def run(framework, selection):
+    """Run the tests of a framework on a stand-in, in another process."""
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     file = Path(__file__).with_name(f"device_{framework}.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selection, file],
         env={**os.environ, "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

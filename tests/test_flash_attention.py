@@ -26,7 +26,8 @@ def attended(q, k, v, scale, causal, window, softcap, slopes=None, sinks=None, m
     logits = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * (scale or size**-0.5)
     if softcap > 0:
         logits = softcap * torch.tanh(logits / softcap)
-    ahead = torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)
+    at = torch.arange(max(queries, keys), device=q.device)
+    ahead = at[:keys] - (at[:queries, None] + keys - queries)
     if slopes is not None:
         assert slopes.dtype == torch.float32
         logits = logits - slopes[:, None, None] * ahead.abs()
@@ -102,10 +103,10 @@ def flash_attn_with_kvcache(
             if rotary_cos is not None:
                 size = 2 * rotary_cos.shape[1]
                 local = causal or tuple(window_size) != (-1, -1)
-                at = length + torch.arange(len(query)) * local
+                at = length + torch.arange(len(query), device=q.device) * local
                 tables = (rotary_cos[at], rotary_sin[at], rotary_interleaved)
                 query = torch.cat([turned(query[..., :size], *tables), query[..., size:]], -1)
-                at = length + torch.arange(count)
+                at = length + torch.arange(count, device=q.device)
                 tables = (rotary_cos[at], rotary_sin[at], rotary_interleaved)
                 new = torch.cat([turned(new[..., :size], *tables), new[..., size:]], -1)
             keys[length : length + count], values[length : length + count] = new, v[entry]
