@@ -57,7 +57,7 @@ EXIT_CODES = {
     ExitCode.NOTHING_VERIFIED: "nothing was checked at all",
     ExitCode.INCOMPLETE: "incomplete: something requested was not checked; what was measured is "
     "kept",
-    ExitCode.INTERRUPTED: "interrupted; what was measured is kept",
+    ExitCode.INTERRUPTED: "interrupted; a record keeps what was measured",
     ExitCode.CLOSED: "whoever read the output closed it",
 }
 
@@ -108,7 +108,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.INCOMPLETE
     except KeyboardInterrupt:
-        print("mha-conformance: interrupted; what was measured is kept", file=sys.stderr)
+        print("mha-conformance: interrupted; a record keeps what was measured", file=sys.stderr)
         return ExitCode.INTERRUPTED
 
 

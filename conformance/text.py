@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,9 +129,10 @@ def some(names: list[str], most: int) -> str:
 # Progress bars
 
 Advance = Callable[..., None]
-"""`advance(text="", steps=1)` reports that `steps` more steps are done.
+"""`advance(text="", steps=1, free=False)` reports that `steps` more steps are done.
 
-`text` names the next step; if it is "", the bar keeps showing the previous name.
+`text` names the next step; if it is "", the bar keeps showing the previous name. With `free`, the
+steps took no time.
 """
 
 _silenced = False
@@ -156,28 +158,72 @@ def shows_progress() -> bool:
     )
 
 
+class Pace:
+    """An estimate of the time that the rest of some steps takes, from the time of those done.
+
+    Args:
+        total: the number of steps.
+        free: how many of them take no time, such as items whose results are reused.
+    """
+
+    def __init__(self, total: int, free: int = 0) -> None:
+        self._began = time.monotonic()
+        self._left = total - free
+        self._done = 0
+
+    @property
+    def elapsed(self) -> float:
+        """The number of seconds since the first step began."""
+        return time.monotonic() - self._began
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps that took time as done."""
+        self._done += steps
+        self._left -= steps
+
+    def left(self) -> str:
+        """Return the time left as text, such as "about 3 min left"; "" if it is not known yet."""
+        if not self._done or self._left <= 0 or self.elapsed < SOON:
+            return ""
+        return f"about {_duration(self.elapsed / self._done * self._left)} left"
+
+
+SOON = 2.0
+"""The number of seconds for which `Pace` gives no estimate, because it would be too rough."""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 58:
+        return f"{max(5 * round(seconds / 5), 5)} s"
+    if seconds < 58 * 60:
+        return f"{max(round(seconds / 60), 1)} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 @contextmanager
-def progress(text: str, total: int | None = None) -> Iterator[Advance]:
+def progress(text: str, total: int | None = None, free: int = 0) -> Iterator[Advance]:
     """Show a progress bar while the `with` body runs, and yield a function that advances the bar.
 
     The bar is written to stderr and erased at the end. In CI, with --quiet, or if stderr is no
     terminal or a dumb one, no bar is shown, so that logs contain only results.
 
-    `total` is the number of steps. Without it, the bar only shows that the program is running.
+    `total` is the number of steps, of which `free` take no time. Without it, the bar only shows
+    that the program is running, and for how long.
     """
     if not shows_progress():
-        yield lambda text="", steps=1: None
+        yield lambda text="", steps=1, free=False: None
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    count = (MofNCompleteColumn(),) if total is not None else ()
+    pace = Pace(total or 0, free)
+    # With a count, all columns together fit into 80 characters.
+    counted = (BarColumn(bar_width=12), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    timed = (BarColumn(bar_width=24), TimeElapsedColumn())
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        *count,
-        TimeElapsedColumn(),
+        *(counted if total is not None else timed),
         console=Console(file=sys.__stderr__),
         transient=True,
         refresh_per_second=4,
@@ -186,10 +232,11 @@ def progress(text: str, total: int | None = None) -> Iterator[Advance]:
         redirect_stderr=False,
     )
     with bar:
-        task = bar.add_task(_short(text), total=total)
+        task = bar.add_task(_short(text), total=total, left="")
 
-        def advance(text: str = "", steps: int = 1) -> None:
-            bar.update(task, advance=steps)
+        def advance(text: str = "", steps: int = 1, *, free: bool = False) -> None:
+            pace.advance(0 if free else steps)
+            bar.update(task, advance=steps, left=pace.left())
             if text:
                 bar.update(task, description=escape(_short(printable(text))))
 

@@ -26,6 +26,7 @@ from conformance.commands.shared import OUTPUTS, print_json
 from conformance.errors import ExitCode
 from conformance.experiments import TOPICS
 from conformance.requirements import REQUIREMENTS
+from conformance.text import Pace
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 NARROW = ("--dtype", "float32", "--case", "mask/per-batch/self", "--no-isolate")
@@ -233,10 +234,11 @@ def test_options_of_pytest_are_passed_on(capsys):
 
 def test_quiet_and_verbose(capsys):
     arguments = ["run", mini("Correct"), *NARROW]
-    usual = told(capsys, *arguments).out
-    assert usual.startswith(".")
-    quiet = told(capsys, *arguments, "-q").out
-    assert quiet.strip().startswith("=")
+    usual, quiet = told(capsys, *arguments), told(capsys, *arguments, "-q")
+    for one in (usual, quiet):
+        assert one.out.strip().startswith("=")
+        assert not one.err, "a short run needs no line of progress"
+    quiet = quiet.out
     assert "Correct: 1 conforms" in quiet
     verbose = told(capsys, *arguments, "-v").out
     assert "mask/per-batch/self:float32:cpu:default] PASSED" in verbose
@@ -285,6 +287,44 @@ def test_a_bar_for_who_looks_on(arguments, environment, bar, colour):
     assert bool(re.search("\x1b\\[[0-9;]*3[0-7]m", text)) == colour
     # What stays is the same for everybody.
     assert "Correct: 1 conforms" in text
+
+
+def test_a_log_says_now_and_then_what_is_left(capsys, monkeypatch):
+    monkeypatch.setattr("conformance.commands.terminal.FIRST", 0.0)
+    monkeypatch.setattr("conformance.commands.terminal.NEXT", 0.0)
+    monkeypatch.setattr("conformance.text.SOON", 0.0)
+    arguments = [
+        "run",
+        mini("Inverted"),
+        "--case",
+        "mask/shared",
+        "--no-isolate",
+        "--dtype",
+        "float32",
+    ]
+    lines = told(capsys, *arguments).err.splitlines()
+    total = len(lines) + 1
+    assert total > 2, lines
+    for number, line in enumerate(lines, 1):
+        told_ = rf"{number} of {total} items(, \d+ deviate)?, about \d+ \S+ left"
+        assert re.fullmatch(told_, line), line
+    assert f"{total - 1} of {total} items, {total - 1} deviate" in lines[-1]
+    assert not told(capsys, *arguments, "--quiet").err
+
+
+def test_what_is_left_is_told_from_what_took_time(monkeypatch):
+    now = iter([0.0, *[100.0] * 20])
+    monkeypatch.setattr("conformance.text.time.monotonic", lambda: next(now))
+    pace = Pace(1_000, free=800)
+    assert not pace.left()
+    pace.advance(10)
+    assert pace.left() == "about 32 min left"
+    pace.advance(90)
+    assert pace.left() == "about 2 min left"
+    pace.advance(99)
+    assert pace.left() == "about 5 s left"
+    pace.advance()
+    assert not pace.left()
 
 
 def test_no_bar_where_nobody_looks_on(capsys):

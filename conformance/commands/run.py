@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from conformance.commands.shared import (
 )
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
 from conformance.running import OPTIONS, WHOLE, level_of
+from conformance.text import printable, relative
 
 if TYPE_CHECKING:
     from conformance.records.record import Record
@@ -161,7 +163,6 @@ def standing(options: argparse.Namespace) -> Record | None:
 def print_standing(path: Path, record: Record) -> None:
     """Print when the results were measured, that --fresh measures them again, and the path."""
     from conformance.running.merging import as_measured
-    from conformance.text import printable
 
     created = record.header.provenance.created[:10]
     days = [result.measured or created for result in record.results]
@@ -192,7 +193,7 @@ def examine(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import pytest
 
-    from conformance.commands.terminal import Bar, Refusals
+    from conformance.commands.terminal import Interruption, Progress, Refusals
     from conformance.running.plugin import SUITE
     from conformance.running.provenance import environment
     from conformance.text import shows_progress, stdout_to_stderr
@@ -203,7 +204,7 @@ def examine(
     # The gate's -v has another meaning.
     verbose = 0 if gated else getattr(options, "verbose", 0)
     refusals = Refusals()
-    plugins: list[object] = [refusals]
+    plugins: list[object] = [refusals, Interruption()]
     arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
     # By name, because PYTEST_DISABLE_PLUGIN_AUTOLOAD may be set.
     arguments += ["-p", "mha-conformance"]
@@ -212,9 +213,10 @@ def examine(
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
-    bar = shows_progress() and not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}
-    if bar or options.quiet:
-        plugins.append(Bar(shown=bar))
+    if not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}:
+        plugins.append(
+            Progress("nothing" if options.quiet else "bar" if shows_progress() else "lines")
+        )
         arguments += ["-o", "console_output_style=classic"]
     as_json = getattr(options, "format", "text") == "json"
     with stdout_to_stderr() if as_json else nullcontext(), refusals.listening():
@@ -231,6 +233,8 @@ def examine(
         pytest_code = run.exit_status
     # The record of a narrowed run has a different name, and there may be no record at all.
     options.written = run.written if run is not None else None
+    if pytest_code == pytest.ExitCode.INTERRUPTED:
+        print(f"mha-conformance: {_interrupted(options)}", file=sys.stderr)
     codes = {number: name for name, number in PYTEST_CODES.items()}
     code = codes.get(pytest_code, ExitCode.INCOMPLETE)
     if code == ExitCode.DEVIATES and survey and not gated:
@@ -255,6 +259,18 @@ def _interruptible(arguments: list[str], plugins: list[object]) -> int:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         return pytest.ExitCode.INTERRUPTED
+
+
+def _interrupted(options: argparse.Namespace) -> str:
+    """Return what an interrupted run leaves, and how to go on."""
+    if options.written is not None:
+        return printable(
+            f"interrupted; {relative(options.written)} keeps what was measured, and the same "
+            "command goes on from there"
+        )
+    if options.record is not None:
+        return "interrupted before anything was measured"
+    return "interrupted; nothing is kept without --record FILE, with which a run can go on"
 
 
 def _for_pytest(options: argparse.Namespace) -> list[str]:

@@ -1,36 +1,47 @@
-"""pytest plugins for the command line: a progress bar, and one-line error messages."""
+"""pytest plugins for the command line: progress, interruption, and one-line error messages."""
 
 from __future__ import annotations
 
+import gc
 import io
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 
 from conformance.errors import ConformanceError
 from conformance.running.plugin import RUN
-from conformance.text import progress
+from conformance.text import Pace, printable, progress
 
 if TYPE_CHECKING:
     from conformance.running.run import Run
 
 
-class Bar:
-    """A pytest plugin that hides pytest's letter for each test, and can show a progress bar.
+Shown: TypeAlias = Literal["bar", "lines", "nothing"]
+
+FIRST, NEXT = 10.0, 30.0
+"""The number of seconds until the first line of progress in a log, and between later ones."""
+
+
+class Progress:
+    """A pytest plugin that shows what is left of a run, instead of pytest's letter for each test.
 
     Args:
-        shown: whether to show the bar.
+        shown: "bar" for a progress bar, which needs a terminal; "lines" for a line now and then,
+            for logs; or "nothing".
     """
 
-    def __init__(self, *, shown: bool) -> None:
+    def __init__(self, shown: Shown) -> None:
         self._stack = ExitStack()
         self._shown = shown
         self._advance: Callable[..., None] | None = None
+        self._done = 0
+        self._deviate = 0
+        self._next = FIRST
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> Iterator[None]:
@@ -39,12 +50,36 @@ class Bar:
         return (status[0], "", status[2]) if status else status
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Advance the bar, if shown, by one item for each test that was called or skipped."""
-        if self._shown and (report.when == "call" or report.skipped):
-            if self._advance is None:
-                total = len(self._config.stash[RUN].chosen)
-                self._advance = self._stack.enter_context(progress("", total))
-            self._advance(report.nodeid.partition("[")[2].rstrip("]"))
+        """Show that one more item is done, for each test that was called or skipped."""
+        if self._shown == "nothing" or not (report.when == "call" or report.skipped):
+            return
+        run = self._config.stash[RUN]
+        name = report.nodeid.partition("[")[2].rstrip("]")
+        if not self._done:
+            self._reused = {*run.chosen} & {*run.reused}
+            self._pace = Pace(len(run.chosen), len(self._reused))
+        self._done += 1
+        if self._shown == "lines":
+            self._write(run, name)
+            return
+        if self._advance is None:
+            total, free = len(run.chosen), len(self._reused)
+            self._advance = self._stack.enter_context(progress("", total, free))
+        self._advance(name, free=name in self._reused)
+
+    def _write(self, run: Run, name: str) -> None:
+        """Write a line to stderr after the item `name`, if it is time for one."""
+        if name not in self._reused:
+            self._pace.advance()
+        result = run.results.get(name)
+        self._deviate += result is not None and result.verdict == "deviates"
+        if self._pace.elapsed < self._next or self._done == len(run.chosen):
+            return
+        self._next = self._pace.elapsed + NEXT
+        text = f"{self._done:,} of {len(run.chosen):,} items"
+        text += f", {self._deviate:,} deviate" if self._deviate else ""
+        left = self._pace.left()
+        print(printable(f"{text}, {left}" if left else text), file=sys.stderr, flush=True)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Store the configuration, from which the number of items is read later."""
@@ -54,6 +89,39 @@ class Bar:
     def pytest_sessionfinish(self) -> None:
         """Remove the bar before the summary."""
         self._stack.close()
+
+
+class Interruption:
+    """A pytest plugin that leaves the last words after Ctrl-C to the command.
+
+    pytest would print where its own code was interrupted, and a hint how to see its traceback.
+    """
+
+    def __init__(self) -> None:
+        self._interrupted = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Silence what pytest would print, unless `pytest.exit` ended the session."""
+        if not isinstance(excinfo.value, KeyboardInterrupt):
+            return
+        self._interrupted = True
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if not self._config.option.fulltrace:
+            terminal._report_keyboardinterrupt = terminal.summary_stats = lambda: None
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Store the configuration."""
+        self._config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Collect the frames that were interrupted, while pytest still captures output.
+
+        One of them is a generator of pytest that would raise an exception if it ended later.
+        """
+        if self._interrupted:
+            gc.collect()
 
 
 class Refusals:

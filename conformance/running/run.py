@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -205,6 +205,11 @@ class Run:
         words += [f"-k {keyword!r}"] if keyword else []
         words += [f"--deselect {node}" for node in self.config.getoption("deselect", None) or ()]
         return " ".join(words)
+
+    @property
+    def reused(self) -> Collection[str]:
+        """The ids of the items whose results are taken from an earlier run."""
+        return self._earlier.lines.keys()
 
     # Examining
 
