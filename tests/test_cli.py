@@ -468,6 +468,31 @@ def test_explain_a_case(capsys):
     assert "\n    ###...\n    ####..\n    #####.\n    ######\n" in printed
 
 
+@pytest.mark.parametrize("name", ["mask/shared/self", "mask.polarity-is-as-declared"])
+def test_an_explanation_folds_what_all_libraries_do(capsys, name):
+    assert main(["explain", name]) == ExitCode.OK
+    folded = capsys.readouterr().out
+    assert len(folded.splitlines()) < 60
+    assert "https://" not in folded
+    (again,) = re.findall(r"One of them, with links: mha-conformance (explain .*)", folded)
+    assert main(again.split()) == ExitCode.OK
+    assert "https://" in capsys.readouterr().out
+    assert main(["explain", name, "torch-mha"]) == ExitCode.OK
+    one = capsys.readouterr().out
+    assert "How torch-mha receives it\n" in one or "What torch-mha declares\n" in one
+    assert "https://docs.pytorch.org/" in one
+    assert "mha-conformance run torch-mha" in one
+    assert "flax" not in one
+
+
+def test_an_explanation_of_an_attention_of_your_own(capsys):
+    own = f"{Path(miniatures.__file__)}:Correct"
+    assert main(["explain", "mask/shared/self", own]) == ExitCode.OK
+    assert f"How {own} receives it" in capsys.readouterr().out
+    assert main(["explain", "mask/shared/self", "torch-mah"]) == ExitCode.USAGE
+    assert "did you mean torch-mha" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["plain/no-mask/cross.d64t64x64-layer", "plain/tiles/few-queries"])
 def test_explain_a_case_whose_sizes_an_implementation_decides(capsys, name):
     assert main(["explain", name]) == ExitCode.OK

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import inspect
+import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -40,6 +42,12 @@ MOST_DRAWN = 32
 MOST_PRINTED = 8
 """If a name matches more subjects than this, only their ids and summaries are printed as text."""
 
+MOST_GROUPS, MOST_NAMES = 8, 3
+"""As text, at most so many groups of implementations are printed, with so many names of each."""
+
+UNSUPPORTED = "unsupported: "
+"""The beginning of what is said of an implementation that cannot express a problem."""
+
 
 def add_parser(commands: Commands) -> None:
     """Add the parser of this command to `commands`."""
@@ -52,6 +60,12 @@ def add_parser(commands: Commands) -> None:
     explain.add_argument(
         "name",
         help="an id, the beginning of several, or a pattern: mask/shared, probe/, '*/cross'",
+    )
+    explain.add_argument(
+        "implementation",
+        nargs="?",
+        help="what this implementation does or declares, with its documentation: a name as "
+        "mha-conformance list implementations prints it, a title, or path/to/file.py:NAME",
     )
     add_format(explain, "explain")
     explain.set_defaults(action=_explain)
@@ -145,13 +159,14 @@ class Explanation(msgspec.Struct, frozen=True):
     entries: list[Explained]
 
 
-def explanation(name: str) -> Explanation:
+def explanation(name: str, implementation: str | None = None) -> Explanation:
     """Return explanations of the requirements, experiments and cases that a name matches.
 
-    The name is tried as an id, then as the beginning of ids, then as a glob pattern.
+    The name is tried as an id, then as the beginning of ids, then as a glob pattern. With
+    `implementation`, only the adapters that it names are asked what they declare.
 
     Raises:
-        UnknownName: if nothing matches.
+        UnknownName: if nothing matches, or there is no such implementation.
         ConformanceError: instead of `UnknownName`, if the name is that of an implementation or
             looks like the location of one; the message suggests commands.
     """
@@ -159,17 +174,18 @@ def explanation(name: str) -> Explanation:
     from conformance.experiments import EXPERIMENTS
     from conformance.requirements import REQUIREMENTS
 
+    asked = _Asked(implementation)
     explain: dict[str, Callable[[], Explained]] = {
-        **{item.id: partial(_requirement, item) for item in REQUIREMENTS},
-        **{item.id: partial(_experiment, item) for item in EXPERIMENTS},
-        **{case.id: partial(_case, case) for case in catalogue()},
+        **{item.id: partial(_requirement, item, asked) for item in REQUIREMENTS},
+        **{item.id: partial(_experiment, item, asked) for item in EXPERIMENTS},
+        **{case.id: partial(_case, case, asked) for case in catalogue()},
     }
     ids = [name] if name in explain else [id_ for id_ in explain if name and id_.startswith(name)]
     ids = ids or fnmatch.filter(explain, name)
     if not ids:
         # Cases on grids are not listed, because their sizes depend on the implementation.
         with suppress(UnknownName):
-            return Explanation([_case(case_of(name))])
+            return Explanation([_case(case_of(name), asked)])
     if not ids and _is_implementation(name):
         raise ConformanceError(
             f"{name!r} is an implementation; its conventions: mha-conformance probe {name}, "
@@ -178,6 +194,29 @@ def explanation(name: str) -> Explanation:
     if not ids:
         raise UnknownName("case, experiment or requirement", name, explain)
     return Explanation([explain[id_]() for id_ in ids])
+
+
+class _Asked:
+    """The adapters to ask what they declare: all registered ones, or those that a name finds.
+
+    They are loaded when they are first needed.
+    """
+
+    def __init__(self, implementation: str | None) -> None:
+        self._implementation = implementation
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        if self._implementation is None:
+            return _registered()
+        from conformance.adapter.loading import find
+
+        return find(self._implementation)
+
+    def command(self, command: str) -> str:
+        """Return a command with the implementation's name, where one is known, for NAME."""
+        name = self._implementation
+        return command if name is None else command.replace("NAME", shlex.quote(name))
 
 
 def _is_implementation(name: str) -> bool:
@@ -192,7 +231,8 @@ def _is_implementation(name: str) -> bool:
 def _explain(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    entries = explanation(options.name).entries
+    one = options.implementation
+    entries = explanation(options.name, one).entries
     console = Console(highlight=False, soft_wrap=True)
     if options.format == "json":
         print_json(Explanation(entries))
@@ -206,9 +246,9 @@ def _explain(options: argparse.Namespace) -> int:
             if index:
                 console.print()
             if isinstance(item, ExplainedCase):
-                _print_case(console, item, briefly=len(entries) > 1)
+                _print_case(console, item, one, briefly=len(entries) > 1 and one is None)
             else:
-                _print_question(console, item)
+                _print_question(console, item, one)
     return ExitCode.OK
 
 
@@ -221,7 +261,7 @@ def _summary(item: Explained) -> str:
 # Creating explanations
 
 
-def _case(case: Case) -> ExplainedCase:
+def _case(case: Case, asked: _Asked) -> ExplainedCase:
     from conformance.cases.case import describe
     from conformance.requirements import REQUIREMENTS
 
@@ -233,12 +273,12 @@ def _case(case: Case) -> ExplainedCase:
         derivation=_derivation(case, problem),
         idle=dict(case.idle),
         requirements=[item.id for item in REQUIREMENTS if item.serves(case)],
-        put=_grouped(lambda adapter: _put(adapter, problem)),
-        command=f"mha-conformance run NAME --case {case.id} --strict",
+        put=_grouped(lambda adapter: _put(adapter, problem), asked),
+        command=asked.command(f"mha-conformance run NAME --case {case.id} --strict"),
     )
 
 
-def _requirement(requirement: Requirement) -> ExplainedRequirement:
+def _requirement(requirement: Requirement, asked: _Asked) -> ExplainedRequirement:
     from conformance.cases.catalogue import catalogue
 
     return printed(
@@ -246,18 +286,20 @@ def _requirement(requirement: Requirement) -> ExplainedRequirement:
         requirement,
         decided=_first_paragraph(requirement.check),
         cases=[case.id for case in catalogue() if requirement.serves(case)],
-        documented=_declared(requirement.id),
-        command="mha-conformance run NAME --strict",
+        documented=_declared(requirement.id, asked),
+        command=asked.command("mha-conformance run NAME --strict"),
     )
 
 
-def _experiment(experiment: Experiment) -> ExplainedExperiment:
+def _experiment(experiment: Experiment, asked: _Asked) -> ExplainedExperiment:
     return printed(
         ExplainedExperiment,
         experiment.topic,
         done=_first_paragraph(experiment.make),
-        documented=_declared(experiment.id),
-        command=f"mha-conformance probe NAME --experiment {experiment.name} --evidence",
+        documented=_declared(experiment.id, asked),
+        command=asked.command(
+            f"mha-conformance probe NAME --experiment {experiment.name} --evidence"
+        ),
     )
 
 
@@ -325,7 +367,7 @@ def _put(adapter: Adapter, problem: Problem) -> str:
             return "as it is"
         return adapter.masks.spell(problem).label
     except Unsupported as reason:
-        return f"unsupported: {reason}"
+        return f"{UNSUPPORTED}{reason}"
     except (ConformanceError, ImportError) as error:
         return f"not known: {error}"
 
@@ -333,7 +375,9 @@ def _put(adapter: Adapter, problem: Problem) -> str:
 # Printing
 
 
-def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None:
+def _print_case(
+    console: Console, item: ExplainedCase, implementation: str | None, *, briefly: bool
+) -> None:
     _title(console, item.id, "" if item.defined else "no agreed answer")
     paragraph(console, item.case.why)
     _section(console, "Inputs", "; ".join(item.case.facts))
@@ -348,12 +392,16 @@ def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None
     heading(console, "Derivation")
     for step in item.derivation:
         paragraph(console, step, bullet="· ")
-    _libraries(console, "How each library receives it", item.put)
+    _libraries(console, "How each library receives it", item.id, item.put, implementation)
     _section(console, "Requirements that look at it", ", ".join(item.requirements) or "none")
     _ask_it(console, item.command)
 
 
-def _print_question(console: Console, item: ExplainedRequirement | ExplainedExperiment) -> None:
+def _print_question(
+    console: Console,
+    item: ExplainedRequirement | ExplainedExperiment,
+    implementation: str | None,
+) -> None:
     if isinstance(item, ExplainedRequirement):
         _title(console, item.id, item.level)
         paragraph(console, item.sentence, indent=0)
@@ -364,7 +412,8 @@ def _print_question(console: Console, item: ExplainedRequirement | ExplainedExpe
         paragraph(console, item.question, indent=0)
         _section(console, "Done by", item.done)
     if item.documented:
-        _libraries(console, "What each adapter declares", item.documented)
+        title = "What each adapter declares"
+        _libraries(console, title, item.id, item.documented, implementation)
     if isinstance(item, ExplainedRequirement) and item.cases:
         _section(console, f"Served by {len(item.cases)} cases", some(item.cases, 8))
     _ask_it(console, item.command)
@@ -383,14 +432,44 @@ def _section(console: Console, title: str, text: str) -> None:
         paragraph(console, text)
 
 
-def _libraries(console: Console, title: str, groups: Iterable[Documented]) -> None:
+def _libraries(
+    console: Console, title: str, id_: str, groups: list[Documented], implementation: str | None
+) -> None:
+    """Print what implementations declare or do: of one in full, of all of them the most frequent.
+
+    All of them would be a hundred lines, most of them addresses of documentation.
+    """
+    if implementation is not None:
+        heading(console, re.sub("each (library|adapter)", implementation, title))
+        for group in groups:
+            paragraph(console, ", ".join(group.implementations), bullet="· ")
+            paragraph(console, group.says, indent=6)
+            for link in group.documentation:
+                line(console, link, indent=6, style="dim")
+        return
     heading(console, title)
-    for group in groups:
-        paragraph(console, ", ".join(group.implementations), bullet="· ")
-        paragraph(console, group.says, indent=6)
-        for link, names in group.documentation.items():
-            of = f"{', '.join(names)}: " if len(names) < len(group.implementations) else ""
-            line(console, of + link, indent=6, style="dim")
+    lacking = [name for group in groups for name in group.implementations if _lacks(group)]
+    groups = sorted(
+        (group for group in groups if not _lacks(group)),
+        key=lambda group: -len(group.implementations),
+    )
+    for group in groups[:MOST_GROUPS]:
+        of = some(group.implementations, MOST_NAMES)
+        paragraph(console, f"{group.says}: {of}", bullet="· ")
+    if others := [name for group in groups[MOST_GROUPS:] for name in group.implementations]:
+        ways = plural(len(groups) - MOST_GROUPS, "other answer")
+        paragraph(console, f"{ways}: {some(others, MOST_NAMES)}", bullet="· ")
+    if lacking:
+        paragraph(console, f"unsupported: {some(lacking, MOST_NAMES)}", bullet="· ")
+    names = [name for group in groups for name in group.implementations] or lacking
+    if names:
+        line(
+            console, f"One of them, with links: mha-conformance explain {id_} {names[0]}", indent=2
+        )
+
+
+def _lacks(group: Documented) -> bool:
+    return group.says.startswith(UNSUPPORTED)
 
 
 def _ask_it(console: Console, command: str) -> None:
@@ -418,19 +497,19 @@ def _draw(console: Console, plane: Plane) -> None:
 
 
 @cache
-def _adapters() -> tuple[Adapter, ...]:
+def _registered() -> tuple[Adapter, ...]:
     from conformance.adapter.loading import importable
 
     return tuple(importable())
 
 
-def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
+def _grouped(says: Callable[[Adapter], str], asked: _Asked) -> list[Documented]:
     """Return one `Documented` for each text that `says` returns, with the adapters that share it.
 
-    The adapters are all registered ones, except those that cannot be loaded.
+    Registered adapters that cannot be loaded are left out.
     """
     groups: dict[str, Documented] = {}
-    for adapter in _adapters():
+    for adapter in asked.adapters:
         text = says(adapter)
         group = groups.setdefault(text, Documented([], text, {}))
         group.implementations.append(adapter.name)
@@ -439,14 +518,14 @@ def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
     return list(groups.values())
 
 
-def _declared(id_: str) -> list[Documented]:
-    """Return what registered adapters declare about the subject of a requirement or experiment.
+def _declared(id_: str, asked: _Asked) -> list[Documented]:
+    """Return what adapters declare about the subject of a requirement or experiment.
 
     `id_` is the id of the requirement or experiment. The result is [] if nothing can be declared
     about its subject.
     """
     says = next((says for says, beginnings in _SAYS.items() if id_.startswith(beginnings)), None)
-    return _grouped(says) if says else []
+    return _grouped(says, asked) if says else []
 
 
 _NUMBERS = {
