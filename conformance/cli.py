@@ -62,6 +62,14 @@ EXIT_CODES = {
 }
 
 
+_PLACES = (
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+)
+"""The errors of the operating system that say that a file cannot be where the user wants it."""
+
+
 def _epilog() -> str:
     meanings = (
         textwrap.fill(meaning, 79, initial_indent=f"  {code:<4d} ", subsequent_indent=" " * 7)
@@ -101,6 +109,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.CLOSED
     except OSError as error:
+        if error.errno in _PLACES and error.filename is not None:
+            told = f"{error.filename}: {error.strerror}; name another place"
+            print(f"mha-conformance: {printable(told)}", file=sys.stderr)
+            return ExitCode.USAGE
+        if error.errno == errno.ENOENT and error.filename is None:
+            print(f"mha-conformance: {error.strerror}; free some space", file=sys.stderr)
+            return ExitCode.INCOMPLETE
         if error.errno != errno.EBADF:
             raise
         # An implementation has closed stdout; give the interpreter something to flush to.

@@ -219,6 +219,12 @@ class RankLate(RankLost):
     verdict = "timed-out"
 
 
+class Unwritten(ConformanceError):
+    """What was measured could not be written, for example because the disk is full."""
+
+    exit_code = ExitCode.INCOMPLETE
+
+
 class Unavailable(ConformanceError):
     """This machine lacks something that an implementation needs, such as a framework or a device.
 

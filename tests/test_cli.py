@@ -19,11 +19,13 @@ from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.cli import EXIT_CODES, main
 from conformance.errors import ExitCode
+from conformance.judging.verdict import Isolation, Verdict
 from conformance.requirements import REQUIREMENTS
 from conformance.running.session import Item, Session, plan
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 NARROW = ("--dtype", "float32", "--case", "plain/no-mask/self", "--case", "mask/per-batch/self")
+OWN = f"{Path(miniatures.__file__)}:Correct"
 EVERYONE = (
     "Correct", "Inverted", "Moded", "Raises", "Refuses", "Unready", "Lazy", "ReturnsList",
     "ReturnsForeign", "ForeignWeights", "WrongShape", "OneHead", "WrongDtype", "Raw", "RawList",
@@ -365,6 +367,112 @@ def test_one_line_for_what_cannot_be_selected_or_written(tmp_path, arguments, to
     assert told in line
     assert len(line) < 300
     assert done.stdout == ""
+
+
+LONG = "x" * 300
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["gate", "--from-record", "."], ".: cannot be read (no regular file)"),
+        (["gate", "--from-record", "/"], "/: cannot be read (no regular file)"),
+        (["report", LONG], "File name too long"),
+        (["run", OWN, "--record", f"{LONG}.json"], "File name too long; name another place"),
+        # The name itself is short enough, but not those of its journal.
+        (["run", OWN, "--record", f"{LONG[:245]}.json"], "cannot be written (File name too long)"),
+        (["gate", OWN, "--record", f"{LONG[:245]}.json"], "cannot be written (File name too long)"),
+        (["gate", OWN, "--baseline", LONG], "cannot be read (File name too long)"),
+        (["explain", "mask/shared/self", f"{LONG}.py:f"], "File name too long"),
+        (["run", OWN, "--shard", "1/99999999999"], "a run has at most 10,000 parts"),
+        (["run", OWN, "--shard", f"1/{NINES}"], "a run has at most 10,000 parts"),
+        (["run", OWN, "--shard", "0/2"], "say which of how many, such as 2/8"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_one_line_for_a_place_or_a_number_that_cannot_be(
+    tmp_path, monkeypatch, capsys, arguments, told
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mha-conformance: ")
+    assert told in line
+    assert len(line) < 1000
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", OWN, "--case", ""], "--case: is empty; leave the option out to select everything"),
+        (["gate", OWN, "--dtype", " "], "--dtype: is empty"),
+        (["explore", OWN, "--seed", "-1"], "--seed: '-1'; say a whole number from 0 on"),
+        (["explore", OWN, "--seed", NINES], "--seed: '9999"),
+        (["explore", OWN, "--examples", "0"], "--examples: '0'; say a whole number from 1 on"),
+        (["judge", OWN, "--jobs", "0"], "--jobs: '0'; say a whole number from 1 on"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_an_option_without_a_meaning(capsys, arguments, told):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == ExitCode.USAGE
+    assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[[tool.mha-conformance]]\nlevel = "core"', "it begins with [tool.mha-conformance]"),
+        ("[tool]\nmha-conformance = 3", "it begins with [tool.mha-conformance]"),
+        ('[tool.mha-conformance]\ncases = [""]', "cases has an empty text"),
+        ("\ufeff[tool.mha-conformance]\nno = 1", "unknown key 'no'"),
+    ],
+    ids=["array of tables", "number", "empty", "byte-order mark"],
+)
+def test_one_line_for_a_table_that_cannot_be(tmp_path, monkeypatch, capsys, text, told):
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for command in ("run", "gate"):
+        assert main([command]) == ExitCode.USAGE
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("mha-conformance: pyproject.toml: ")
+        assert told in line
+
+
+@pytest.mark.parametrize(
+    ("most", "code", "told"),
+    [
+        # Not even a temporary folder can be written to; then the record alone.
+        (0, ExitCode.INCOMPLETE, "free some space"),
+        (8, ExitCode.INCOMPLETE, "r.narrowed.json: cannot be written (File too large)"),
+    ],
+)
+def test_a_full_disk(tmp_path, most, code, told):
+    limited = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most})); "
+        "from conformance.cli import main; sys.exit(main())"
+    )
+    arguments = ("run", OWN, *NARROW, "--record", "r.json")
+
+    def python(*given):
+        return children.anew("-c", limited, *given[2:])
+
+    done = mha(*arguments, cwd=tmp_path, expect=code, python=python)
+    assert told in done.stdout + done.stderr
+
+
+def test_a_verdict_on_a_full_disk_is_printed(tmp_path, monkeypatch, capsys):
+    own = {"level": "core", "token": "", "isolation": Isolation("limits")}
+    verdict = Verdict(candidate="mine.py", verdict="right", score=1.0, **own)
+    monkeypatch.setattr("conformance.judging.pool.judged", lambda *_: iter([verdict]))
+    (tmp_path / "full").symlink_to("/dev/full")
+    assert main(["judge", "mine.py", "--output", str(tmp_path / "full")]) == ExitCode.INCOMPLETE
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "right"
+    assert "cannot be written (No space left on device)" in printed.err
 
 
 @pytest.mark.parametrize(

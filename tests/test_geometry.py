@@ -223,6 +223,8 @@ def test_level_large_poses_cases_at_the_sizes_of_kernels():
         ({"head_sizes": (64,), "greatest_length": 48}, "longer than the greatest length, 48"),
         ({"head_sizes": (64, 64)}, "one twice"),
         ({"head_sizes": (64,), "heads": (3,), "groups": (2,)}, "groups of 2"),
+        ({"head_sizes": (10**9,)}, "head_sizes is (1000000000,); at most 8,192"),
+        ({"head_sizes": (64,), "tiles": (64, 10**9)}, "tiles is (64, 1000000000); at most 8,192"),
     ],
 )
 def test_a_geometry_that_contradicts_itself_is_refused(fields, said):

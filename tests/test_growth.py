@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import sys
+import zipfile
 
 import msgspec
 import pytest
@@ -389,6 +391,20 @@ def test_an_adapter_is_its_file_and_what_it_imports_of_its_project(project, file
     assert digest(project) != before
 
 
+def test_a_helper_in_an_archive_on_the_path(project, monkeypatch):
+    def write(text):
+        with zipfile.ZipFile(project / "helpers.zip", "w") as archive:
+            archive.writestr("zipped.py", text)
+
+    write("FACTOR = 1\n")
+    monkeypatch.syspath_prepend(project / "helpers.zip")
+    (project / "mine.py").write_text("import zipped\nclass Mine: pass\n")
+    before = digest(project)
+    assert digest(project) == before
+    write("FACTOR = 2\n")
+    assert digest(project) != before
+
+
 def test_a_helper_that_is_only_beside_it(project, monkeypatch):
     """Scripts put their own folder first."""
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(project)])
@@ -752,3 +768,17 @@ def test_a_record_has_one_writer(tmp_path):
     with Lock(tmp_path / "r.json"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_on_a_full_disk(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = r"r\.json: cannot be written \(No space left on device\); name another place"
+    # The file cannot be created, and nothing can be written to it.
+    for name in ("pathlib.Path.open", "conformance.running.merging.os.getpid"):
+        with monkeypatch.context() as patched:
+            patched.setattr(name, full)
+            with pytest.raises(ConformanceError, match=told):
+                Lock(tmp_path / "r.json").__enter__()
+        assert not list(tmp_path.iterdir())

@@ -255,6 +255,18 @@ def test_a_module_that_imports_a_missing_package(tmp_path, monkeypatch):
         ("scores = 'additive'", "scores must be a tuple"),
         ("modes = Mode('eval')", "modes must be a tuple"),
         ("modes = ()", "there must be a mode"),
+        ("mask_arguments = ('mask',)", "mask_arguments must be a tuple of conformance.MaskArgum"),
+        ("modes = ('train',)", "modes must be a tuple of conformance.Mode, and is ('train',)"),
+        ("dtypes = ('float7',)", "dtypes: there is no 'float7', only float64, float32"),
+        ("scores = ('dot',)", "scores: there is no 'dot', only scaled-dot, additive"),
+        ("causal_flag = 'is_causal'", "causal_flag must be a conformance.CausalFlag or None"),
+        ("custom_scale = 'yes'", "custom_scale must be True or False, and is 'yes'"),
+        ("returns_weights = 3", 'returns_weights must be "per head", "averaged" or None'),
+        ("fully_masked_row = 3", "fully_masked_row must be text, a dictionary by mode, or None"),
+        ("conventions = 3", "conventions must be a dictionary of texts"),
+        ("example = 'mine(q, k, v)'", "example must be a conformance.Example or None"),
+        ("title = 3", "title must be text, and is 3"),
+        ("geometry = (64,)", "geometry must be a conformance.Geometry or None"),
         ("name = 'my:attention'", "the name 'my:attention' has a colon, bracket or blank"),
         ("name = 'my attention'", "has a colon, bracket or blank"),
         ("causal_flag = CausalFlag('c', needs='x')", "causal flag needs 'x'"),
@@ -264,6 +276,14 @@ def test_a_module_that_imports_a_missing_package(tmp_path, monkeypatch):
 def test_a_declaration_that_cannot_be(tmp_path, body, told):
     path = file(tmp_path, f"from mutants.miniatures import *\nclass A(Correct):\n    {body}\n")
     assert told in refused(f"{path}:A", WrongDeclaration)
+
+
+@pytest.mark.parametrize("parameters", ["('x',)", "'query'", "None"])
+def test_a_parameter_table_of_something_else(tmp_path, parameters):
+    body = f"parameters = {parameters}\n    build = call = lambda *given: None"
+    path = file(tmp_path, f"from conformance import Layer\nclass A(Layer):\n    {body}\n")
+    told = refused(f"{path}:A", WrongDeclaration)
+    assert "parameters must be a tuple of conformance.Parameter" in told
 
 
 def test_a_decorated_function_with_an_attribute_that_adapters_lack(tmp_path):

@@ -6,6 +6,9 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -209,6 +212,35 @@ def test_missing_arrays(whole):
     (whole.parent / "r.safetensors").unlink()
     with pytest.raises(BrokenRecord, match=r"r\.safetensors: cannot be read \(No such file"):
         read_arrays(whole, read(whole))
+
+
+def test_a_process_that_ends_between_two_files_leaves_one_record(whole, monkeypatch):
+    """Whichever file is replaced last, the record that is there has its arrays."""
+    before = read(whole)
+    replace = Path.replace
+    for most in range(3):
+        calls = iter(range(most))
+
+        def ends(path, to, calls=calls):
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return replace(path, to)
+
+        journal(whole, encode_line(result(), {"output": np.ones(3) * most}))
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", ends)
+            if most < 2:
+                with pytest.raises(KeyboardInterrupt):
+                    finish(whole)
+            else:
+                finish(whole)
+        found = read(whole)
+        (*_, last) = read_arrays(whole, found).values()
+        if most == 0:
+            assert found == before
+        else:
+            assert last.tolist() == [most] * 3
+    assert not (whole.parent / "r.safetensors.new").exists()
 
 
 def test_tampered_arrays(whole):

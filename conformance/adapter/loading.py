@@ -24,9 +24,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from conformance.adapter.base import Adapter, Promise
+from conformance.adapter.arguments import CausalFlag, MaskArgument
+from conformance.adapter.base import Adapter, Mode, Promise
+from conformance.adapter.code import Example
+from conformance.adapter.native import Layer
+from conformance.adapter.parameters import Parameter
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Geometry
+from conformance.definition.problem import Score
 from conformance.errors import (
     ConformanceError,
     FailsOnImport,
@@ -252,16 +257,13 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
         )
     found.name = found.name or name
     found.title = found.title or found.name
-    if set(found.name) & set(":[] \t\n"):
-        raise WrongDeclaration(f"{spec}: the name {found.name!r} has a colon, bracket or blank")
-    for attribute in ("mask_arguments", "modes", "dtypes", "scores"):
-        if not isinstance(getattr(found, attribute), tuple | list):
-            raise WrongDeclaration(f"{spec}: {attribute} must be a tuple")
-        if not getattr(found, attribute) and attribute in ("modes", "dtypes"):
+    _check_types(found, spec)
+    for attribute in ("modes", "dtypes"):
+        if not getattr(found, attribute):
             raise WrongDeclaration(f"{spec}: there must be a {attribute.removesuffix('s')}")
     _check_accuracy(found, spec)
-    if not isinstance(found.geometry, Geometry | None):
-        raise WrongDeclaration(f"{spec}: geometry must be a conformance.Geometry")
+    if set(found.name) & set(":[] \t\n"):
+        raise WrongDeclaration(f"{spec}: the name {found.name!r} has a colon, bracket or blank")
     for pattern, value in found.conventions.items():
         subject = pattern.partition("(")[0]
         if subject not in tables()["entries"]:
@@ -272,6 +274,59 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
             raise WrongDeclaration(f"{spec}: conventions: the value of {pattern!r} is a text")
     _ = found.masks
     return found
+
+
+_TUPLES: Mapping[str, tuple[type, str]] = {
+    "dtypes": (str, "names of dtypes"),
+    "scores": (str, "names of scores"),
+    "packages": (str, "names of distributions"),
+    "dropout_modes": (str, "names of modes"),
+    "mask_arguments": (MaskArgument, "conformance.MaskArgument"),
+    "implicit_masks": (MaskArgument, "conformance.MaskArgument"),
+    "modes": (Mode, "conformance.Mode"),
+    "parameters": (Parameter, "conformance.Parameter"),
+}
+"""By attribute of an adapter, the type of each element of its tuple, and what to call it."""
+
+_SINGLE: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("name", "title", "documentation", "framework"), (str, "text")),
+    **dict.fromkeys(("weights_option", "weights_otherwise", "sequence_first"), (str, "text")),
+    **dict.fromkeys(("custom_scale", "differentiable"), (bool, "True or False")),
+    "projections_supplied": (bool, "True or False"),
+    "causal_flag": (CausalFlag | None, "a conformance.CausalFlag or None"),
+    "geometry": (Geometry | None, "a conformance.Geometry or None"),
+    "example": (Example | None, "a conformance.Example or None"),
+    "returns_weights": (str | None, '"per head", "averaged" or None'),
+    "fully_masked_row": (str | Mapping | None, "text, a dictionary by mode, or None"),
+    "conventions": (Mapping, "a dictionary of texts"),
+}
+"""By attribute of an adapter, its type, and what to call it."""
+
+
+def _check_types(adapter: Adapter, spec: str) -> None:
+    """Raise `WrongDeclaration` if a declaration has another type, or names what there is not."""
+    for attribute, (kind, called) in _SINGLE.items():
+        if not isinstance(value := getattr(adapter, attribute), kind):
+            raise WrongDeclaration(f"{spec}: {attribute} must be {called}, and is {_short(value)}")
+    for attribute, (kind, called) in _TUPLES.items():
+        if attribute == "parameters" and not isinstance(adapter, Layer):
+            continue
+        values = getattr(adapter, attribute)
+        if not isinstance(values, tuple | list) or not all(isinstance(one, kind) for one in values):
+            raise WrongDeclaration(
+                f"{spec}: {attribute} must be a tuple of {called}, and is {_short(values)}"
+            )
+    for attribute, known in (("dtypes", tuple(DTYPES)), ("scores", get_args(Score))):
+        for one in getattr(adapter, attribute):
+            if one not in known:
+                raise WrongDeclaration(
+                    f"{spec}: {attribute}: there is no {one!r}, only {', '.join(known)}"
+                )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _check_accuracy(adapter: Adapter, spec: str) -> None:

@@ -14,7 +14,7 @@ import inspect
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias

@@ -19,6 +19,7 @@ from conformance.commands.shared import (
     add_implementation,
     add_quiet,
     add_repeatable,
+    at_least,
     be_quiet_and_single_threaded,
     check_writable,
     one_case,
@@ -132,8 +133,14 @@ def add_parser(commands: Commands) -> None:
         baseline="known deviations, as for gate: what one of them explains is counted, and no "
         "finding",
     )
-    search.add_argument("--seed", type=int, default=0, help="equal seeds draw the same problems")
-    search.add_argument("--examples", type=int, help="stop after this many problems")
+    search.add_argument(
+        "--seed",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="equal seeds draw the same problems",
+    )
+    search.add_argument("--examples", type=at_least(1), help="stop after this many problems")
     search.add_argument(
         "-o", "--output", type=Path, default=Path(), help="a folder for the files (default: here)"
     )

@@ -7,8 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.commands.shared import Commands, add_files, add_repeatable, check_writable
-from conformance.errors import ExitCode
+from conformance.commands.shared import (
+    Commands,
+    add_files,
+    add_repeatable,
+    at_least,
+    check_writable,
+)
+from conformance.errors import ExitCode, Unwritten
 from conformance.text import printable
 
 if TYPE_CHECKING:
@@ -73,7 +79,9 @@ def add_parser(commands: Commands) -> None:
     judge.add_argument(
         "--processes", type=int, default=0, help="how many it may start (default: 0)"
     )
-    judge.add_argument("--jobs", type=int, default=1, help="candidates at a time (default: 1)")
+    judge.add_argument(
+        "--jobs", type=at_least(1), default=1, help="candidates at a time (default: 1)"
+    )
     judge.add_argument(
         "--on",
         default="",
@@ -110,8 +118,16 @@ def _judge(options: argparse.Namespace) -> int:
         rulings.add(verdict.verdict)
         line = msgspec.json.encode(verdict)
         if options.output is not None:
-            with options.output.open("ab") as file:
-                file.write(line + b"\n")
+            try:
+                with options.output.open("ab", buffering=0) as file:
+                    file.write(line + b"\n")
+            except OSError as error:
+                # A verdict may have taken minutes.
+                print(line.decode(), flush=True)
+                raise Unwritten(
+                    f"{options.output}: cannot be written ({error.strerror}); the verdict is on "
+                    "standard output, and the other candidates were not judged"
+                ) from error
             print(_told(verdict), file=sys.stderr)
         elif many:
             print(line.decode(), flush=True)

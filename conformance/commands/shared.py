@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -108,6 +109,21 @@ def add_run_file(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="refuse records of other runs than the one named in this file",
     )
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a type of `add_argument` for whole numbers from `least` on."""
+
+    def number(text: str) -> int:
+        try:
+            given = int(text)
+        except ValueError:
+            given = least - 1
+        if given < least:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}; say a whole number from {least} on")
+        return given
+
+    return number
 
 
 def selected(struct: type[T], options: argparse.Namespace) -> T:
@@ -296,16 +312,24 @@ def read_settings(path: Path = FILE) -> Settings:
     from conformance.definition.dtypes import DTYPES
 
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        # Some editors begin a file with a byte-order mark.
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return Settings()
     except (OSError, ValueError) as error:
         raise ConformanceError(f"{path}: cannot be read: {error}") from error
     tool = document.get("tool", {})
     table: Any = tool.get("mha-conformance", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict):
+        raise ConformanceError(
+            f"{path}: tool.mha-conformance is no table; it begins with [tool.mha-conformance]"
+        )
     try:
         check_names("key", table, Settings.__struct_fields__)
         settings = msgspec.convert(table, Settings)
+        for key in ("implementations", "cases"):
+            if not all(map(str.strip, getattr(settings, key))):
+                raise msgspec.ValidationError(f"{key} has an empty text")
         check_names("dtype", settings.dtypes, DTYPES)
         check_names("level", [settings.level] if settings.level is not None else [], LEVELS)
         check_names("device", [settings.device], DEVICES)

@@ -170,6 +170,12 @@ LEAST_TILE = 4
 It is a multiple of both. With smaller tiles, cases would have no room for what they test."""
 
 
+MOST_SIZE = 8192
+"""The maximum of each declared size of heads, tile, multiple, or number of heads or groups.
+
+With more, the arrays of a single case would not fit into the memory of most machines."""
+
+
 class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sizes that an implementation supports, as its adapter declares them.
 
@@ -181,7 +187,8 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value heads: `head_sizes=(64, 64), value_head_sizes=(64, 32)`.
 
     Raises:
-        WrongDeclaration: if the sizes contradict each other, or are not positive integers.
+        WrongDeclaration: if the sizes contradict each other, or are not positive integers, or one
+            other than `greatest_length` exceeds `MOST_SIZE`.
     """
 
     head_sizes: tuple[int, ...]
@@ -194,6 +201,8 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise WrongDeclaration(
                     f"geometry: {name} is {sizes!r}; it must be a tuple of sizes"
                 )
+            if sizes and max(sizes) > MOST_SIZE:
+                raise WrongDeclaration(f"geometry: {name} is {sizes!r}; at most {MOST_SIZE:,}")
         if not self.head_sizes:
             raise WrongDeclaration("geometry: head_sizes is empty; name at least one")
         for name in ("tiles", "multiples"):

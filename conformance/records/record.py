@@ -154,19 +154,23 @@ def check_writable(record: Path) -> None:
     """
     if record.suffix != ".json":
         raise ConformanceError(f"{record}: a record's name ends with .json")
-    if record.is_dir():
-        raise ConformanceError(f"{record}: is a folder")
     try:
+        if record.is_dir():
+            raise ConformanceError(f"{record}: is a folder")
+        # Names of files beside it are longer.
+        journal_path(record).with_suffix(f".journal.{os.getpid()}.new").exists()
         record.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=record.parent):
             pass
     except OSError as error:
-        raise ConformanceError(f"{record}: cannot be written ({error.strerror})") from error
+        raise ConformanceError(
+            f"{record}: cannot be written ({error.strerror}); name another place"
+        ) from error
 
 
 def journal_path(record: Path) -> Path:
     """Return the path of the journal that belongs to the record at this path."""
-    return record.with_name(record.name + ".journal")
+    return record.parent / f"{record.name}.journal"
 
 
 def narrowed_path(record: Path) -> Path:
@@ -174,7 +178,7 @@ def narrowed_path(record: Path) -> Path:
 
     `record` is the path that was given, which is kept for complete runs.
     """
-    return record.with_suffix(".narrowed.json")
+    return record.parent / f"{record.stem}.narrowed.json"
 
 
 def finish(
@@ -205,17 +209,25 @@ def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
     digest of the file of arrays; if there are no arrays, both are "" and no such file is written.
     """
     exchange = digest = ""
+    file = path.with_suffix(".safetensors")
     if arrays:
         from safetensors.numpy import save as packed
 
         content = packed({n: np.ascontiguousarray(arrays[n], np.float64) for n in sorted(arrays)})
-        file = path.with_suffix(".safetensors")
-        file.write_bytes(content)
+        _aside(file).write_bytes(content)
         exchange, digest = file.name, hashlib.sha256(content).hexdigest()
     record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
+    # From here on, the record is the new one, even if the process ends before the next line.
     save(path, record)
+    if arrays:
+        _aside(file).replace(file)
     journal_path(path).unlink(missing_ok=True)
     return record
+
+
+def _aside(arrays: Path) -> Path:
+    """Return the path where a new file of arrays is complete before its record is replaced."""
+    return arrays.with_suffix(".safetensors.new")
 
 
 def save(path: Path, record: Record) -> None:
@@ -359,8 +371,13 @@ def read_arrays(path: Path, record: Record) -> dict[str, Array]:
     if Path(record.exchange).name != record.exchange:
         raise BrokenRecord(f"{path}: names arrays outside its own folder")
     file = path.with_name(record.exchange)
-    content = _bounded(file)
-    if hashlib.sha256(content).hexdigest() != record.digest:
+    # The process that wrote the record may have ended before it renamed its arrays.
+    aside = [own for own in (_aside(file),) if own.exists()]
+    for own in (*aside, file):
+        content = _bounded(own)
+        if hashlib.sha256(content).hexdigest() == record.digest:
+            break
+    else:
         raise BrokenRecord(f"{file}: does not belong to {path.name}; run again")
     try:
         return load(content)

@@ -42,7 +42,20 @@ LIMITS = {
 
 def _repeatable(metavar: str, text: str) -> dict[str, Any]:
     help_text = f"{text}; repeatable"
-    return {"action": "append", "default": [], "metavar": metavar, "help": help_text}
+    return {
+        "action": "append",
+        "default": [],
+        "metavar": metavar,
+        "help": help_text,
+        "type": _not_empty,
+    }
+
+
+def _not_empty(text: str) -> str:
+    """Return the text; an empty one, such as an unset variable of a shell, would select all."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; leave the option out to select everything")
+    return text
 
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {

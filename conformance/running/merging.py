@@ -73,13 +73,14 @@ class Lock:
     without `flock`, this class does nothing.
 
     Raises:
-        ConformanceError: another run is writing this record; the message names its process.
+        ConformanceError: another run is writing this record; the message names its process. Or the
+            lock file cannot be written, for example because the disk is full.
     """
 
     def __init__(self, record: Path) -> None:
         self._record = record
         self._path = record.with_name(record.name + ".lock")
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
 
     def __enter__(self) -> None:
         while fcntl is not None and self._file is None:
@@ -91,29 +92,44 @@ class Lock:
             self._file.close()
             self._file = None
 
-    def _attempt(self) -> IO[str] | None:
+    def _attempt(self) -> IO[bytes] | None:
         """Return the locked file, or None if it was just removed, so that the caller tries again.
 
         Raises:
-            ConformanceError: another process has the lock.
+            ConformanceError: another process has the lock, or the file cannot be written.
         """
-        file = self._path.open("a+", encoding="utf-8")
+        try:
+            # Without a buffer, because closing a file must not fail on a full disk.
+            file = self._path.open("a+b", buffering=0)
+        except OSError as error:
+            raise self._unwritable(error) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
-            holder = file.read().strip() or "another run"
+            holder = file.read().decode(errors="replace").strip() or "another run"
             file.close()
             raise ConformanceError(f"{self._record}: {holder} writes this record") from error
+        is_same = False
         with contextlib.suppress(OSError):
-            if os.fstat(file.fileno()).st_ino == self._path.stat().st_ino:
-                file.truncate(0)
-                now = datetime.datetime.now().astimezone()
-                file.write(f"process {os.getpid()}, which began at {now:%H:%M:%S},")
-                file.flush()
-                return file
-        file.close()
-        return None
+            is_same = os.fstat(file.fileno()).st_ino == self._path.stat().st_ino
+        if not is_same:
+            file.close()
+            return None
+        now = datetime.datetime.now().astimezone()
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()}, which began at {now:%H:%M:%S},".encode())
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            file.close()
+            raise self._unwritable(error) from error
+        return file
+
+    def _unwritable(self, error: OSError) -> ConformanceError:
+        return ConformanceError(
+            f"{self._record}: cannot be written ({error.strerror}); name another place"
+        )
 
 
 # Reusing the results of earlier runs

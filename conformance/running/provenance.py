@@ -556,11 +556,15 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module (source or compiled library), or None if it has no file."""
+    """Return the file of a module (source or compiled library), or None if it has no file.
+
+    For a module in an archive on the path, this is the archive.
+    """
     spec = _spec(module)
     if spec is None or spec.origin is None or not spec.has_location:
         return None
-    return Path(spec.origin)
+    file = Path(spec.origin)
+    return next((path for path in (file, *file.parents) if path.is_file()), file)
 
 
 @cache

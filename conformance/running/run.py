@@ -157,7 +157,7 @@ class Run:
             check_writable(self._given)
         with _no_garbage():
             rows = self.selection.rows(adapters, self.device)
-        self.shard = parse_shard(option("--shard"))
+        self.shard = _shard(option("--shard"))
         self.planned = part(rows, *self.shard)
         # The ids of the items that are selected after -k and similar options.
         self.chosen = [row.id for row in self.planned]
@@ -684,6 +684,20 @@ class Run:
         results = [self.results[row.id] for row in self.planned if row.id in chosen]
         complete = len(results) == len(self.chosen)
         return Outcome(Record(self._header(), complete, results), path=self.written)
+
+
+MOST_SHARDS = 10_000
+"""The maximum number of parts of a run."""
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Parse a shard, see `parse_shard`; raise `ConformanceError` if it is one of too many."""
+    number, of = parse_shard(text) if len(text) < 20 else (0, MOST_SHARDS + 1)
+    if of > MOST_SHARDS:
+        raise ConformanceError(
+            f"--shard is {text[:40]!r}; a run has at most {MOST_SHARDS:,} parts, such as 2/8"
+        )
+    return number, of
 
 
 @contextmanager

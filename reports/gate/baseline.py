@@ -88,6 +88,10 @@ _ID = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)+")
 """The form of a cause's id, as opposed to a part of its wording."""
 
 
+_OPEN = re.compile(r"\[[^]]*$")
+"""A bracket of a pattern without an end, which matches only itself, and no name has one."""
+
+
 # Conditions
 
 _CHOICES = {"dtype": tuple(UNDERFLOW), "device": ("cpu", "gpu")}
@@ -126,11 +130,11 @@ def parse(text: str) -> Condition:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise BrokenBaseline(f"the condition {text!r} cannot be read") from error
+        raise BrokenBaseline(f"the condition {_short(text)} cannot be read") from error
     try:
         holds = _read(tree)
     except _Refused as error:
-        raise BrokenBaseline(f"the condition {text!r}: {error}") from error
+        raise BrokenBaseline(f"the condition {_short(text)}: {error}") from error
     except RecursionError as error:
         raise BrokenBaseline("the condition cannot be read: it is too long") from error
     names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
@@ -139,6 +143,10 @@ def parse(text: str) -> Condition:
 
 class _Refused(Exception):
     pass
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 200 else f"{text[:80]!r}…"
 
 
 def _read(node: ast.expr) -> Test:
@@ -194,9 +202,10 @@ def _checked(name: str, operator: str, node: ast.expr) -> str:
         try:
             if not re.search(r"\d", value):
                 raise InvalidSpecifier(value)
-            SpecifierSet(operator + value)
-        except InvalidSpecifier as error:
-            raise _Refused(f"{value!r} is no version that {operator} can compare") from error
+            # A version with thousands of digits is only refused when it is compared.
+            SpecifierSet(operator + value).contains("1")
+        except (InvalidSpecifier, ValueError) as error:
+            raise _Refused(f"{_short(value)} is no version that {operator} can compare") from error
     elif operator not in ("==", "!="):
         raise _Refused(f"{name} is no version: compare with ==, != or in")
     choices = _CHOICES.get(name, (value,))
@@ -346,7 +355,8 @@ def read_baseline(path: Path) -> Baseline:
         if size_of(path) > MOST_BYTES:
             raise BrokenBaseline(f"{path}: {MOST_BYTES} bytes are the most a baseline can have")
         # Preserve line ends, because the file may be written again.
-        text = path.read_bytes().decode()
+        # Some editors begin a file with a byte-order mark.
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise BrokenBaseline(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -443,6 +453,9 @@ def _typed(table: dict[str, Any]) -> KnownDeviation:
         patterns = getattr(known, place)
         if place in table and not (patterns and all(pattern.strip("! ") for pattern in patterns)):
             raise BrokenBaseline(_TYPES[place])
+        for pattern in patterns:
+            if _OPEN.search(pattern):
+                raise BrokenBaseline(f"{place} = {_short(pattern)}: a [ is never closed")
     return known
 
 
