@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from conformance.errors import BrokenRecord
+from conformance.records.header import Implementation
 from conformance.records.record import Record, journal_path, read, read_arrays
 from conformance.reports.model import Loaded
 
@@ -57,7 +60,7 @@ def load(paths: Iterable[Path], run: str = "") -> Read:
         run: id of a run; records of other runs are left out. "" accepts all runs.
     """
     loaded, problems = _read_all(paths, run, arrays=True)
-    loaded, earlier = _latest(loaded)
+    loaded, earlier = _latest(_with_distinct_names(loaded))
     loaded, of_other_kind = _of_one_kind(loaded)
     loaded, twins = _without_twins(loaded)
     return Read(loaded, earlier, [*problems, *of_other_kind, *twins])
@@ -92,6 +95,73 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
         else:
             loaded.append(item)
     return loaded, broken + refused
+
+
+def _with_distinct_names(loaded: Sequence[Loaded]) -> list[Loaded]:
+    """Return the records with another name for functions of one name in several files.
+
+    Functions `f` in "a.py" and in "b.py" are two implementations, "a.f" and "b.f". Two places are
+    the same file if one is the end of the other, because a file may be given from another folder.
+    """
+    places: dict[str, list[tuple[str, ...]]] = {}
+    for _, record, _ in loaded:
+        for one in record.header.implementations:
+            own, known = _place(one.spec), places.setdefault(one.name, [])
+            if own and not any(_is_same(own, other) for other in known):
+                known.append(own)
+    return [
+        _renamed(item, {one.name: _name_of(one, places[one.name]) for one in _all(item)})
+        for item in loaded
+    ]
+
+
+def _all(item: Loaded) -> list[Implementation]:
+    return item[1].header.implementations
+
+
+def _place(spec: str) -> tuple[str, ...]:
+    """Return the parts of the file or module in an implementation's spec; () for other names."""
+    place, colon, _ = spec.partition(":")
+    if place.endswith(".py"):
+        return PurePath(place.removesuffix(".py")).parts
+    return tuple(place.split(".")) if colon else ()
+
+
+def _is_same(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    shorter = min(len(one), len(other))
+    return one[-shorter:] == other[-shorter:]
+
+
+def _name_of(one: Implementation, places: Sequence[tuple[str, ...]]) -> str:
+    """Return a name with as many parts of the implementation's place as distinguish it."""
+    own = _place(one.spec)
+    if len(places) < 2 or not own:
+        return one.name
+    others = [place for place in places if not _is_same(place, own)]
+    most = next(n for n in range(1, len(own) + 1) if not any(o[-n:] == own[-n:] for o in others))
+    return ".".join([*own[-most:], one.name])
+
+
+def _renamed(item: Loaded, names: dict[str, str]) -> Loaded:
+    """Return a record in which implementations have the names in `names`."""
+    path, record, arrays = item
+    if all(name == other for name, other in names.items()):
+        return item
+    implementations = [
+        replace(
+            one,
+            name=names[one.name],
+            title=names[one.name] if one.title == one.name else one.title,
+        )
+        for one in _all(item)
+    ]
+    results = [replace(one, implementation=names[one.implementation]) for one in record.results]
+    header = replace(record.header, implementations=implementations)
+    renamed = {}
+    for key, array in arrays.items():
+        name, colon, rest = key.partition(":")
+        renamed[f"{names[name]}{colon}{rest}"] = array
+    return path, replace(record, header=header, results=results), renamed
 
 
 def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:

@@ -517,6 +517,19 @@ def test_two_implementations_of_one_name():
     assert "two implementations are called 'Correct'; rename one" in done.stderr
 
 
+def test_two_files_with_a_function_of_one_name(tmp_path, monkeypatch, capsys):
+    text = Path(miniatures.__file__).read_text()
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "a.py:Correct", "b.py:Correct", "--no-isolate"]) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'Correct': a.py:Correct and b.py:Correct; rename one, or run them one by one" in line
+    assert main(["report", "a.py:Correct", "b.py:Correct"]) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("first mha-conformance run a.py:Correct --record Correct.json")
+
+
 # Help and lists
 
 

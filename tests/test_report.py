@@ -301,6 +301,55 @@ def test_an_implementation_counts_once(tmp_path):
     assert "mine on cpu is already in first.json" in problems[0]
 
 
+@pytest.mark.parametrize(
+    ("specs", "names"),
+    [
+        (["a.py:f", "b.py:f", "c.py:f"], ["a.f", "b.f", "c.f"]),
+        (["one/mine.py:f", "two/mine.py:f", "c.py:f"], ["one.mine.f", "two.mine.f", "c.f"]),
+        (["kern.one:f", "kern.two:f"], ["one.f", "two.f"]),
+        (["a.py:f", "kern.a.b:f"], ["a.f", "b.f"]),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False])
+def test_functions_of_one_name_in_several_files_are_several(tmp_path, specs, names, complete):
+    paths = []
+    for number, spec in enumerate(specs):
+        made = record(
+            result(bad(), name="f"),
+            implementations=[implementation("f", spec=spec, title="f")],
+            complete=complete,
+            name=f"r{number}",
+        )
+        paths.append(save(tmp_path, made))
+    kept, problems = load_records(paths)
+    assert not problems
+    ones = [one for _, own, _ in kept for one in own.header.implementations]
+    assert [(one.name, one.title, one.spec) for one in ones] == [
+        (name, name, spec) for name, spec in zip(names, specs, strict=True)
+    ]
+    assert [own.results[0].implementation for _, own, _ in kept] == names
+    # The arrays go with their results.
+    for _, own, arrays in kept:
+        assert {key.partition(":")[0] for key in arrays} <= {own.results[0].implementation}
+
+
+def test_one_file_by_several_paths_is_one_implementation(tmp_path):
+    paths = [
+        save(
+            tmp_path,
+            record(
+                result(good(), name="f"),
+                implementations=[implementation("f", spec=spec)],
+                name=name,
+            ),
+        )
+        for name, spec in (("first", "mine.py:f"), ("second", "/home/me/mine.py:f"))
+    ]
+    kept, problems = load_records(paths)
+    assert [one.name for _, own, _ in kept for one in own.header.implementations] == ["f"]
+    assert "f on cpu is already in first.json" in problems[0]
+
+
 def test_the_same_implementation_on_two_devices_is_two_columns(tmp_path):
     paths = [
         save(tmp_path, record(result(good()), name=device, device=device))

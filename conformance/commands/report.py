@@ -187,6 +187,13 @@ def _report(options: argparse.Namespace) -> int:
     if options.previous is not None and not chosen.intersection(("summary", "annotations")):
         needed = "--summary or --annotations"
         raise ConformanceError(f"--previous changes nothing that is written; add {needed}")
+    for path in map(str, options.records):
+        if ".py:" in path and not Path(path).exists():
+            name = path.rpartition(":")[2]
+            raise ConformanceError(
+                f"{path} is an implementation, and a report is made of records; first "
+                f"mha-conformance run {path} --record {name}.json"
+            )
     code: int = ExitCode.OK
     output = options.output
     if not chosen and options.baseline is not None and not options.baseline.exists():

@@ -152,6 +152,7 @@ class Run:
             (self._adapter(spec), spec) for spec in option("--implementation")
         ]
         adapters = [adapter for adapter, _ in self.adapters]
+        _check_one_file_each(self.adapters)
         check_distinct(adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
@@ -684,6 +685,18 @@ class Run:
         results = [self.results[row.id] for row in self.planned if row.id in chosen]
         complete = len(results) == len(self.chosen)
         return Outcome(Record(self._header(), complete, results), path=self.written)
+
+
+def _check_one_file_each(adapters: list[tuple[Adapter, str]]) -> None:
+    """Raise `ConformanceError` for functions of one name in several files."""
+    specs: dict[str, str] = {}
+    for adapter, spec in adapters:
+        other = specs.setdefault(adapter.name, spec)
+        if other != spec:
+            raise ConformanceError(
+                f"two implementations are called {adapter.name!r}: {other} and {spec}; rename one, "
+                "or run them one by one with a --record each: a report keeps them apart"
+            )
 
 
 MOST_SHARDS = 10_000
