@@ -54,6 +54,100 @@ def test_what_is_written_conforms(tmp_path, capsys, framework, kind):
     assert found["items"] == {"conforms": 2}
 
 
+OF_TRUE = {"attends": "mask", "blocks": "~mask"}
+
+
+def wrapped(folder, capsys, text, *more, name="mine.py:attend"):
+    (folder / "mine.py").write_text("import numpy as np\n\n\n" + text)
+    code = main(["new-adapter", f"{folder}/{name}", *more])
+    return code, capsys.readouterr()
+
+
+def attention(parameters="mask=None", mask="mask", heads_first=True):
+    """An attention that says nothing of itself, with these parameters and conventions."""
+    swap = "" if heads_first else "    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))\n"
+    back = "" if heads_first else ".swapaxes(1, 2)"
+    return (
+        f"def attend(q, k, v, {parameters}):\n{swap}"
+        "    logits = (q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2)\n"
+        f"    if mask is not None:\n        logits = np.where({mask}, logits, -np.inf)\n"
+        "    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))\n"
+        f"    return (powers / powers.sum(axis=-1, keepdims=True) @ v){back}\n"
+    )
+
+
+@pytest.mark.parametrize("true", OF_TRUE)
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_a_function_that_is_there_is_wrapped(tmp_path, capsys, true, heads_first):
+    text = attention("mask=None, dropout=0.0", OF_TRUE[true], heads_first)
+    code, told = wrapped(tmp_path, capsys, text)
+    assert code == ExitCode.OK
+    assert "With this adapter, its output without a mask is right" in told.out
+    adapter = (tmp_path / "attend_adapter.py").read_text()
+    assert f'MaskArgument("mask", "batch heads query key", true="{true}"' in adapter
+    layout = "batch heads length head" if heads_first else "batch length heads head"
+    assert f'layout="{layout}"' in adapter
+    assert "left at their defaults: dropout." in adapter
+    assert (tmp_path / "mine.py").read_text().endswith(text)
+    spec = f"{tmp_path}/attend_adapter.py:attend"
+    assert f"mha-conformance run {spec}" in told.out
+    assert main(["run", spec, *NARROW, "--strict", "--format", "json"]) == ExitCode.OK
+    (found,) = json.loads(capsys.readouterr().out)["implementations"]
+    assert (found["name"], found["items"]) == ("attend", {"conforms": 2})
+    ruff = [sys.executable, "-m", "ruff", "format", "--diff", "--no-cache", "--isolated"]
+    ruff += ["--line-length", "100", "attend_adapter.py"]
+    done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_a_flag_and_a_bias_are_called(tmp_path, capsys):
+    text = attention("mask=None, attn_bias=None, is_causal=False, softcap=None, scale=None")
+    code, _ = wrapped(tmp_path, capsys, text)
+    assert code == ExitCode.OK
+    adapter = (tmp_path / "attend_adapter.py").read_text()
+    for line in (
+        'MaskArgument("attn_bias", "batch heads query key", number="added", broadcasts=True)',
+        'causal_flag=CausalFlag("is_causal")',
+        'features=(SoftCap("softcap"),)',
+        "from conformance import CausalFlag, MaskArgument, SoftCap, attention_function",
+    ):
+        assert line in adapter
+    assert "Not recognised" not in adapter
+
+
+def test_a_function_that_is_wrong_is_wrapped_and_told(tmp_path, capsys):
+    text = attention().replace("(q * q.shape[-1] ** -0.5)", "q")
+    code, told = wrapped(tmp_path, capsys, text)
+    assert code == ExitCode.OK
+    assert "Its output is wrong even without a mask" in told.out
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "told"),
+    [
+        ("def attend(q, k): ...", (), "takes q, k; an attention function takes query, key and v"),
+        ("def attend(*, q, k, v): ...", (), "takes q, k, v; an attention function takes query"),
+        ("def attend(q, k, v, block): ...", (), "needs block, and nothing is known of it"),
+        ("class attend: ...", (), "is no function; for a layer, new-adapter NAME --kind layer"),
+        ("attend = 3", (), "is no function"),
+        (attention(), ("--kind", "layer"), "a layer has weights of its own"),
+        (attention(), ("-o", "elsewhere"), "so it is written beside it"),
+    ],
+)
+def test_a_function_that_cannot_be_wrapped(tmp_path, capsys, text, more, told):
+    code, printed = wrapped(tmp_path, capsys, text, *more)
+    assert code == ExitCode.USAGE
+    (line,) = printed.err.splitlines()
+    assert told in line
+    assert not (tmp_path / "attend_adapter.py").exists()
+
+
+def test_a_file_that_python_would_take_for_another_is_not_wrapped(tmp_path, capsys):
+    (tmp_path / "code.py").write_text("import numpy as np\n" + attention())
+    assert main(["new-adapter", f"{tmp_path}/code.py:attend"]) == ExitCode.USAGE
+    assert "cannot be imported as 'code'; rename the file" in capsys.readouterr().err
+
+
 def test_its_test_passes_and_fails_when_the_attention_is_wrong(tmp_path):
     assert new(tmp_path, kind="layer") == ExitCode.OK
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}

@@ -124,18 +124,27 @@ def load(spec: str) -> Adapter:
     known = registered()
     if spec in known:
         return adapted(_guarded(known[spec].load, spec), spec)
+    return adapted(located(spec), spec.partition(":")[2], spec)
+
+
+def located(spec: str) -> Any:
+    """Return the object that `path/to/file.py:Name` or `package.module:Name` names.
+
+    Raises:
+        UnknownName, NotAnAdapter, FailsOnImport, Unavailable: as for `load`.
+    """
     place, _, attribute = spec.partition(":")
     if place.endswith(".py"):
         module = _guarded(lambda: _from_path(Path(place), spec), spec)
     elif attribute:
         module = _guarded(lambda: _from_module(place, spec), spec)
     else:
-        raise UnknownName("implementation", spec, known)
+        raise UnknownName("implementation", spec, registered())
     if not attribute:
         raise NotAnAdapter(f"{spec}: name the adapter in it, {spec}:NAME; {_offer(module)}")
     if not hasattr(module, attribute):
         raise NotAnAdapter(f"{place} has no {attribute!r}; {_offer(module)}")
-    return adapted(getattr(module, attribute), attribute, spec)
+    return getattr(module, attribute)
 
 
 def find(spec: str) -> tuple[Adapter, ...]:

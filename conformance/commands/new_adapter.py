@@ -10,9 +10,13 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conformance.commands.shared import Commands
 from conformance.errors import ConformanceError, ExitCode
+
+if TYPE_CHECKING:
+    from conformance.commands.recognising import Recognised
 
 FRAMEWORKS = {"torch": "torch", "jax": "JAX", "tensorflow": "TensorFlow", "numpy": "NumPy"}
 KINDS = ("function", "layer")
@@ -23,11 +27,17 @@ def add_parser(commands: Commands) -> None:
     new = commands.add_parser(
         "new-adapter",
         help="write a first adapter with its test and CI files",
-        description="Write a commented adapter around an attention that conforms, its test, and "
-        "builds for GitHub Actions and GitLab. On a terminal, you are asked for missing options. "
-        "Nothing is overwritten.",
+        description="Write an adapter, its test, and builds for GitHub Actions and GitLab: around "
+        "a function that is there, as in new-adapter mine.py:attention, or around an attention "
+        "that conforms, to put your own in its place. On a terminal, you are asked for missing "
+        "options. Nothing is overwritten.",
     )
-    new.add_argument("new_name", metavar="name", nargs="?", help="such as MyAttention or my_kernel")
+    new.add_argument(
+        "new_name",
+        metavar="name",
+        nargs="?",
+        help="such as MyAttention or my_kernel; or path/to/file.py:NAME, a function to wrap",
+    )
     new.add_argument("--framework", choices=FRAMEWORKS, help="framework in which it runs")
     new.add_argument(
         "--kind",
@@ -35,27 +45,67 @@ def add_parser(commands: Commands) -> None:
         help="a function of projected heads, or a layer with weights of its own",
     )
     new.add_argument(
-        "-o", "--output", type=Path, default=Path(), help="a folder for the files (default: here)"
+        "-o",
+        "--output",
+        type=Path,
+        help="a folder for the files (default: here, or beside the function that is wrapped)",
     )
     new.set_defaults(action=_new)
 
 
 def _new(options: argparse.Namespace) -> int:
+    if options.new_name and (":" in options.new_name or options.new_name.endswith(".py")):
+        return _wrap(options)
+    options.output = options.output or Path()
     installed = next((name for name in FRAMEWORKS if find_spec(name)), "numpy")
     new = NewAdapter(
         options.new_name or _asked("name", "my_attention"),
         options.framework or _asked("framework", installed, tuple(FRAMEWORKS)),
         options.kind or _asked("kind", KINDS[0], KINDS),
     )
-    written = write(new, options.output)
+    _write(
+        new,
+        options.output,
+        "It conforms as it is. See for yourself, then put your own in its place:",
+    )
+    return ExitCode.OK
+
+
+def _write(new: NewAdapter, folder: Path, what: str) -> None:
+    """Write the files of `new` into the folder, and print their paths and what to do next."""
+    written = write(new, folder)
     for path in written:
         print(path)
-    kept = [name for name in BUILDS if options.output / name not in written]
+    kept = [name for name in BUILDS if folder / name not in written]
     if kept:
         print(f"{', '.join(kept)}: kept as it was; add {new.module}.py:{new.adapter} to its gate")
-    print("\nIt conforms as it is. See for yourself, then put your own in its place:\n")
+    print(f"\n{what}\n")
     print(f"  mha-conformance run {shlex.quote(f'{written[0]}:{new.adapter}')}")
     print(f"  pytest {shlex.quote(str(written[1]))}")
+
+
+def _wrap(options: argparse.Namespace) -> int:
+    """Write an adapter of a function that is there; return the exit code."""
+    from conformance.commands.recognising import recognise
+    from conformance.text import stdout_to_stderr
+
+    if options.kind == "layer":
+        raise ConformanceError(
+            f"{options.new_name}: a layer has weights of its own, whose layout cannot be "
+            "recognised; new-adapter NAME --kind layer writes an adapter to start from"
+        )
+    with stdout_to_stderr():
+        found = recognise(options.new_name, options.framework)
+    place, _, function = options.new_name.partition(":")
+    folder = Path(place).parent if place.endswith(".py") else Path()
+    output = options.output or folder
+    if output.resolve() != folder.resolve():
+        raise ConformanceError(
+            f"the adapter of {options.new_name} imports it, so it is written beside it; say "
+            f"-o {folder}, or nothing"
+        )
+    name = function.rpartition(".")[2]
+    _write(NewAdapter(f"{name}_adapter", found.framework, "function", found), output, found.told)
     return ExitCode.OK
 
 
@@ -95,6 +145,7 @@ class NewAdapter:
         name: the name that the user gave, such as "MyAttention" or "my_attention".
         framework: a key of `FRAMEWORKS`.
         kind: "function" or "layer".
+        wrapped: what was recognised of a function that is there; None for an attention to replace.
 
     Raises:
         ConformanceError: if the name is not an ASCII identifier or is a keyword, or if the
@@ -104,6 +155,7 @@ class NewAdapter:
     name: str
     framework: str
     kind: str
+    wrapped: Recognised | None = None
 
     def __post_init__(self) -> None:
         for name in (self.module, self.adapter):
@@ -124,6 +176,8 @@ class NewAdapter:
     @property
     def adapter(self) -> str:
         """The name of the adapter in its file: CamelCase for a layer, snake_case for a function."""
+        if self.wrapped is not None:
+            return self.wrapped.function
         if self.kind == "function":
             return self.module
         return "".join(word[:1].upper() + word[1:] for word in self.name.split("_"))
@@ -143,7 +197,7 @@ class NewAdapter:
         )
         links = metadata.metadata("mha-conformance").get_all("Project-URL") or []
         templates = {
-            f"{self.module}.py": f"{self.kind}.py.j2",
+            f"{self.module}.py": f"{'wrapped' if self.wrapped else self.kind}.py.j2",
             f"test_{self.module}.py": "test.py.j2",
             **BUILDS,
         }
@@ -159,6 +213,15 @@ class NewAdapter:
             "baseline": " --baseline conformance.toml",
             "source": dict(link.split(", ", 1) for link in links)["Source"],
         }
+        if self.wrapped is not None:
+            values |= {
+                "function": self.wrapped.function,
+                "origin": self.wrapped.origin,
+                "source": self.wrapped.source,
+                "imports": self.wrapped.imports,
+                "declared": self.wrapped.declared,
+                "ignored": self.wrapped.ignored,
+            }
         return {
             name: environment.get_template(template).render(values)
             for name, template in templates.items()
