@@ -6,9 +6,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
