@@ -297,14 +297,14 @@ class Evidence:
             return 1.0
         return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
 
-    def near(self, found: Array, gain: float = 1.0) -> BoolArray:
+    def near(self, found: Array, gain: float | Array = 1.0) -> BoolArray:
         """Return a mask, True where the answer equals the prediction `found` up to noise.
 
         The prediction is noisy too: its noise is that of the expected array times `gain`, or times
         `self.gain(found)` if this is greater. Predicted zeros without noise must be matched
         exactly, apart from underflow.
         """
-        gain = max(gain, self.gain(found))
+        gain = np.maximum(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
         # Zeros without noise, such as gradients of blocked keys, must be matched exactly.
         tolerance = np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
@@ -315,7 +315,7 @@ class Evidence:
         """Return the rms difference between the answer and the prediction where both are finite."""
         return _rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
 
-    def explained(self, found: Array, gain: float = 1.0) -> bool:
+    def explained(self, found: Array, gain: float | Array = 1.0) -> bool:
         """Return whether the prediction `found` fits the whole returned array.
 
         The shapes must be equal, and some predictions finite. Each returned element must then fit

@@ -30,6 +30,7 @@ from conformance.definition.arithmetic import (
     Exact,
     Noisy,
     classes_of,
+    is_identity,
 )
 from conformance.definition.attention import backward, forward
 from conformance.definition.dtypes import Array
@@ -260,7 +261,10 @@ def _squares_of_large(
     arrays = {name: getattr(problem, name) for name in ARRAY_NAMES if name != "mask"}
     given = {name: a.astype(wide) for name, a in arrays.items() if a is not None}
     narrow = problem.with_weights(
-        **{name: weight.astype(wide) for name, weight in problem.weights.named().items()}
+        **{
+            name: weight if is_identity(weight) else weight.astype(wide)
+            for name, weight in problem.weights.named().items()
+        }
     ).replace(**given, **_features_as(problem, wide))
     noisy = Amplified(problem.format, seed, wide, reach)
     gradients = _has_gradients(exact)
@@ -312,7 +316,7 @@ def _wide(problem: Problem) -> type[np.floating]:
     Squares and products of several numbers have to be within this range.
     """
     arrays = [getattr(problem, name) for name in ARRAY_NAMES if name != "mask"]
-    arrays += problem.weights.named().values()
+    arrays += [one for one in problem.weights.named().values() if not is_identity(one)]
     for array in arrays:
         size = np.abs(array[array != 0]) if array is not None else np.empty(0)
         if size.size and not (size.min() > 2.0**-24 and size.max() < 2.0**12):
