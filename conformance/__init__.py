@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from conformance.adapter.world import Shard as Shard
     from conformance.adapter.world import Split as Split
     from conformance.adapter.world import World as World
+    from conformance.arrays.diagnosis import Diagnosis as Diagnosis
+    from conformance.arrays.diagnosis import assert_within_noise as assert_within_noise
+    from conformance.arrays.diagnosis import diagnose as diagnose
+    from conformance.arrays.noise import noise as noise
     from conformance.definition.geometry import Geometry as Geometry
     from conformance.definition.problem import Answer as Answer
     from conformance.definition.problem import Problem as Problem
@@ -61,6 +65,8 @@ _NAMES = {
     "conformance.adapter.native": "Layer",
     "conformance.adapter.parameters": "Parameter",
     "conformance.adapter.world": "Distributed Shard Split World",
+    "conformance.arrays.diagnosis": "Diagnosis assert_within_noise diagnose",
+    "conformance.arrays.noise": "noise",
     "conformance.definition.geometry": "Geometry",
     "conformance.definition.problem": "Answer Problem Shape Weights",
     "conformance.errors": "Unavailable Unsupported",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from conformance.commands import (
     convert,
+    diagnose,
     explain,
     explore,
     gate,
@@ -31,6 +32,7 @@ from conformance.text import printable, silence_progress
 
 COMMANDS = (
     run,
+    diagnose,
     gate,
     probe,
     report,
@@ -51,7 +53,8 @@ EXIT_CODES = {
     ExitCode.OK: "everything requested was checked; deviations are findings, not failures",
     ExitCode.DEVIATES: "run --strict: a requirement of level must is not met; gate: worse than the "
     "baseline says, or the baseline is out of date; compare: worse than before; explore, "
-    "reproduce: a deviation was found; judge: a candidate is not right",
+    "reproduce: a deviation was found; judge: a candidate is not right; diagnose: the output "
+    "deviates",
     ExitCode.USAGE: "wrong usage, an unknown name, a file that is no adapter or no record; "
     "convert: refused, and nothing is written",
     ExitCode.NOTHING_VERIFIED: "nothing was checked at all",

@@ -22,7 +22,8 @@ class ExitCode(IntEnum):
     """`run --strict`: an implementation violates a requirement of level must. `gate`: a result is
     worse than in the baseline, or the baseline is out of date. `compare`: a result is worse than
     before. `explore`, `reproduce`: a deviation was found. `judge`: a candidate is not right.
-    `convert`: source and target differ with the converted weights."""
+    `convert`: source and target differ with the converted weights. `diagnose`: the output deviates
+    from attention by more than noise."""
     USAGE = 2
     """The command line, a name or a file was invalid, or `convert` refused to convert.
 
@@ -167,6 +168,14 @@ class Disagreement(ConformanceError):
     """Two implementations give different outputs with weights that were converted."""
 
     exit_code = ExitCode.DEVIATES
+
+
+class BadArrays(ConformanceError):
+    """Arrays are missing, hold no numbers to compute with, contradict each other or too large."""
+
+
+class Ambiguous(BadArrays):
+    """Arrays fit several layouts, and their numbers do not decide which one is meant."""
 
 
 class BrokenRecord(ConformanceError):

@@ -34,7 +34,7 @@ FLOORS = (
     "requirements",
     "experiments",
     "causes",
-    ("explore", "porting", "long"),
+    ("explore", "porting", "long", "arrays"),
     "reports",
     "running",
     "judging",

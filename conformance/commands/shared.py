@@ -44,6 +44,10 @@ OUTPUTS = {
     "probe": ("conformance.commands.probe:Results", "what mha-conformance probe prints"),
     "gate": ("conformance.reports.gate:Gate", "what mha-conformance gate prints"),
     "convert": ("conformance.commands.convert:Converted", "what mha-conformance convert prints"),
+    "diagnose": (
+        "conformance.arrays.diagnosis:Diagnosis",
+        "what mha-conformance diagnose prints",
+    ),
     "long": ("conformance.records.long:Climbs", "what mha-conformance long prints"),
     "explore": ("conformance.commands.explore:Searched", "what mha-conformance explore prints"),
     "reproduce": ("conformance.commands.explore:Searched", "what mha-conformance reproduce prints"),

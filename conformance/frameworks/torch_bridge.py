@@ -16,12 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from conformance.errors import Unavailable, Unsupported, WrongAnswer
+from conformance.errors import Unavailable, Unsupported, WrongAnswer, WrongTensors
 from conformance.frameworks.base import (
     DeviceState,
     Divided,
@@ -202,6 +203,22 @@ class Torch(Framework):
             # This takes half as long as `tensor.double()`.
             return tensor.numpy().astype(np.float64)
         return (tensor if tensor.dtype == torch.bool else tensor.double()).numpy()
+
+    def saved(self, path: Path) -> Any:
+        """Return what a file of `torch.save` holds, a tensor or a dictionary of tensors.
+
+        Nothing but tensors is unpickled, so no code of the file is executed.
+
+        Raises:
+            WrongTensors: if the file cannot be read in this way.
+        """
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise WrongTensors(
+                f"{path} holds more than tensors, or is no file of torch.save; save a dictionary "
+                "of tensors"
+            ) from error
 
     def expanded(self, native: Any, sizes: tuple[int, ...]) -> Any:
         return native.expand(sizes)

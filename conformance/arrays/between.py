@@ -1,0 +1,150 @@
+"""Compare two outputs without the heads that they come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.arrays.diagnosis import Diagnosis, Difference, told, where_wrong
+from conformance.arrays.given import (
+    AXES_IN_ORDER,
+    FEWEST,
+    LAYOUTS,
+    MERGED,
+    Numbers,
+    identities,
+    laid_out,
+)
+from conformance.definition.comparison import BETWEEN_ANSWERS, compare, element
+from conformance.definition.dtypes import Array, dtype_of
+from conformance.definition.expectation import expect
+from conformance.definition.problem import Problem, Shape
+from conformance.errors import BadArrays
+from conformance.records.findings import NOTHING, Phrase
+from conformance.records.numbers import ratios
+
+MOST = 128
+"""The most tokens of the random problem whose noise is the measure."""
+
+
+@np.errstate(all="ignore")
+def against(
+    output: Any,
+    other: Any,
+    *,
+    dtype: str = "",
+    layout: str = "",
+    heads: int | None = None,
+) -> Diagnosis:
+    """Say which differences of two outputs are noise, and what the others have in common.
+
+    Without query, key and value, σ cannot be that of this problem. It is that of attention on
+    random heads of the same size and as many tokens, up to 128, relative to the rms of each row.
+
+    Args:
+        output, other: the two outputs.
+        dtype: the dtype in which they were computed; "" for the narrowest of their own.
+        layout, heads: as for `conformance.diagnose`.
+
+    Raises:
+        BadArrays: if the shapes differ.
+    """
+    one, two = Numbers.of("output", output), Numbers.of("the other output", other)
+    for name, numbers in (("output", one), ("the other output", two)):
+        if numbers.values.dtype != np.float64 or not numbers.values.size:
+            raise BadArrays(f"{name} holds no floating-point numbers, but {numbers.dtype}")
+    if one.values.shape != two.values.shape:
+        raise BadArrays(
+            f"the outputs have different shapes, {list(one.values.shape)} and "
+            f"{list(two.values.shape)}; bring them into one layout"
+        )
+    count = one.values.ndim
+    listed = [MERGED[count]] if heads and count in MERGED else [*LAYOUTS.get(count, ())]
+    if not layout and not listed:
+        raise BadArrays(f"the outputs have {count} axes; say what they are: layout= (--layout)")
+    assumed = (
+        [] if layout or len(listed) == 1 else [Phrase("reading.layout", {"layout": listed[0]})]
+    )
+    layout = layout or listed[0]
+    got, want = (laid_out("output", it.values, layout, heads) for it in (one, two))
+    name = dtype or max(
+        (one.dtype, two.dtype, _narrowest(one), _narrowest(two)),
+        key=lambda it: dtype_of(it).roundoff,
+    )
+    share = _relative_noise(name, got.shape)
+    size = np.sqrt(np.nanmean(np.where(np.isfinite(want), want, np.nan) ** 2, -1, keepdims=True))
+    sigma = np.broadcast_to(share * np.nan_to_num(size), got.shape)
+    underflow = dtype_of(name).underflow
+    both = np.isnan(got) & np.isnan(want)
+    got, want = np.where(both, 0.0, got), np.where(both, 0.0, want)
+    compared = compare("output", got, want, sigma, underflow, BETWEEN_ANSWERS)
+    ratio = np.abs(ratios(got, want, sigma, underflow))
+    wrong = ratio > BETWEEN_ANSWERS
+    worst, where = None, NOTHING
+    if not compared.fits:
+        at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+        worst = element("output", at, got[at], want[at], sigma[at])
+        where = where_wrong(wrong.any(axis=-1))
+    difference = Difference(
+        array="output",
+        fits=compared.fits,
+        max_ratio=compared.figures.max_ratio,
+        rms_ratio=compared.figures.rms_ratio,
+        limit=BETWEEN_ANSWERS,
+        wrong=int(wrong.sum()),
+        size=got.size,
+        worst=worst,
+        where=told(where) if where else None,
+    )
+    return Diagnosis(
+        verdict="noise" if compared.fits else "deviates",
+        dtype=name,
+        accuracy="",
+        layout=layout,
+        differences=[difference],
+        assumed=[*map(told, assumed)],
+        notes=[told(Phrase("arrays.noise-of-random-heads"))],
+    )
+
+
+def _narrowest(numbers: Numbers) -> str:
+    """Return the narrowest dtype that holds all the numbers."""
+    finite = numbers.values[np.isfinite(numbers.values)]
+    if finite.size < FEWEST or not finite.any():
+        return numbers.dtype
+    for name in ("bfloat16", "float16", "float32"):
+        if np.array_equal(dtype_of(name).round(finite), finite):
+            return name
+    return numbers.dtype
+
+
+def _relative_noise(dtype: str, sizes: tuple[int, ...]) -> float:
+    """Return σ of attention on random heads, relative to the rms of the output."""
+    tokens, size = min(MOST, sizes[AXES_IN_ORDER.index("length")]), sizes[-1]
+    shape = Shape(
+        batch=1,
+        query_length=tokens,
+        key_length=tokens,
+        heads=1,
+        kv_heads=1,
+        head_size=size,
+        value_head_size=size,
+        query_width=size,
+        key_width=size,
+        value_width=size,
+        output_width=size,
+        bias=False,
+    )
+    random = np.random.Generator(np.random.PCG64(0))
+
+    def drawn() -> Array:
+        return dtype_of(dtype).round(random.standard_normal((1, tokens, size)))
+
+    inputs = {name: drawn() for name in ("query", "key", "value", "cotangent")}
+    problem = Problem(
+        shape=shape, dtype=dtype, weights=identities(shape), heads_alone=True, **inputs
+    )
+    found = expect(problem, gradients=False)
+    want, sigma = found.arrays["output"], found.sigma["output"]
+    return float(np.sqrt((sigma**2).mean() / (want**2).mean()))

@@ -1,0 +1,967 @@
+"""Judge an output by its arrays alone, and name the mistake that explains it.
+
+The output is compared with the definition, element by element, in units of rounding noise. If it
+deviates, every known mistake is tried: first on one batch entry and the heads that share one
+key/value head, which is quick, and what explains that part, on everything. A mistake is named only
+if it explains every wrong element and leaves every right one. If several do, all of them are named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MethodType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from conformance.arrays import ports
+from conformance.arrays.given import (
+    Given,
+    Reading,
+    merged,
+    readings,
+    separate,
+)
+from conformance.arrays.noise import LSE, expected, of_log_sum_exp
+from conformance.causes import gradients, logits, precision, softmax
+from conformance.causes.diagnose import ELEMENTS, hypotheses
+from conformance.causes.hypothesis import (
+    ALIKE,
+    HALF,
+    MOST_ELEMENTS,
+    Best,
+    Evidence,
+    Hypothesis,
+    Maker,
+)
+from conformance.causes.location import indices
+from conformance.causes.stages import Stages
+from conformance.definition.comparison import Comparison, accuracy_class, against, compare, element
+from conformance.definition.dtypes import DTYPES, Array, BoolArray
+from conformance.definition.expectation import Expectation, expect
+from conformance.definition.problem import Answer, Problem
+from conformance.errors import Ambiguous, BadArrays, UnknownName
+from conformance.records.findings import INFINITE, NOTHING, Argument, Phrase, Worst
+from conformance.records.numbers import ratios
+from conformance.words import advice, say
+
+TELLING = (
+    "softmax.uniform",
+    "scale.missing",
+    "mask.inverted",
+    "mask.not-applied",
+    "causal.not-applied",
+    "causal.aligned",
+    "softmax.over-queries",
+    "softmax.over-heads",
+    "heads.tiled",
+    "heads.split-by-reshape",
+    "heads.interleaved",
+    "rotary.not-applied",
+    "rotary.pairs",
+    "window.one-fewer-before",
+    "window.one-more-before",
+    "soft-cap.not-applied",
+    "soft-cap.after-mask",
+    "sinks.not-applied",
+    "norm.not-applied",
+    "bias.not-applied",
+    "bias.transposed",
+)
+"""Mistakes whose numbers are compared with the right ones, to say which of them would not show."""
+
+MOST_PARTIAL = 3
+"""The most mistakes that are named because they explain some of the wrong elements."""
+
+LEAST_SHARE = 0.1
+"""The least share of the wrong elements that such a mistake explains."""
+
+ILL = 0.02
+"""Noise above this share of the output's rms, as an rms, is said to leave little to compare."""
+
+NEAR = 0.1
+"""The largest rms error, relative to that of the right answer, that a mistake leaves for which the
+noise of its own answer is measured."""
+
+MOST_SIZE = 4096
+"""The largest size of a head, or of a layer, whose root a wrong scale may be the inverse of."""
+
+CLEAR = 0.1
+"""The share of right elements from which one order of axes is the right one, if no other has half
+as many."""
+
+Verdict = Literal["noise", "deviates", "cannot-tell"]
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A statement: its id, its arguments, its English text and, of a cause, what to change."""
+
+    id: str
+    text: str
+    arguments: dict[str, Argument] = {}
+    advice: str = ""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How an array differs from what is expected.
+
+    Attributes:
+        array: its name: "output", "weights", "log_sum_exp", "gradient.query", ...
+        fits: whether it is within the limits.
+        max_ratio: the largest |error| in σ; `INFINITE` if an element is NaN or must be exact.
+        rms_ratio: the rms of error / σ.
+        limit: the largest |error| in σ that is right.
+        wrong: the number of elements beyond it.
+        size: the number of elements.
+        worst: the worst element, or None if the array fits.
+        where: what the wrong elements have in common, or None.
+    """
+
+    array: str
+    fits: bool
+    max_ratio: float
+    rms_ratio: float
+    limit: float
+    wrong: int
+    size: int
+    worst: Worst | None = None
+    where: Told | None = None
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """A mistake that explains only some wrong elements: their share, and where they are."""
+
+    cause: Told
+    share: float
+    where: Told | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What arrays say of the attention that made them.
+
+    Attributes:
+        verdict: "noise" if the output is that of the definition within rounding noise; "deviates";
+            or "cannot-tell" if it is, but would also be with any weights.
+        dtype: the dtype whose rounding noise is the measure.
+        accuracy: the most accurate class within whose limits all arrays are; "" if none.
+        layout: the layout in which query, key and value are read.
+        differences: one for each array.
+        causes: the mistakes that explain every wrong element and leave every right one. If there
+            are several, these numbers do not tell them apart.
+        partial: if there are none, mistakes that explain part of the wrong elements.
+        assumed: what was not told, and is read so because the numbers fit.
+        notes: what limits this answer.
+        hidden: if nothing deviates, mistakes that would not show in these numbers.
+        wanted: the same for the output to which this one was compared, or None.
+    """
+
+    verdict: Verdict
+    dtype: str
+    accuracy: str
+    layout: str
+    differences: list[Difference]
+    causes: list[Told] = []
+    partial: list[Partial] = []
+    assumed: list[Told] = []
+    notes: list[Told] = []
+    hidden: list[Told] = []
+    wanted: Diagnosis | None = None
+
+    @property
+    def cause(self) -> Told | None:
+        """The first of the causes, which is the simplest; None if there is none."""
+        return self.causes[0] if self.causes else None
+
+    def __str__(self) -> str:
+        """Return the diagnosis as text for a terminal."""
+        return "\n".join(_lines(self))
+
+
+def diagnose(
+    query: Any,
+    key: Any,
+    value: Any,
+    output: Any,
+    *,
+    mask: Any = None,
+    mask_true: Literal["", "attends", "blocks"] = "",
+    bias: Any = None,
+    causal: bool | Literal["top-left", "bottom-right"] | None = None,
+    scale: float | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
+    slopes: Any = None,
+    rotary: Any = None,
+    norm: Any = None,
+    query_lengths: Any = None,
+    key_lengths: Any = None,
+    segments: Any = None,
+    positions: Any = None,
+    weights: Any = None,
+    log_sum_exp: Any = None,
+    gradients: Mapping[str, Any] | None = None,
+    wanted: Any = None,
+    layout: str = "",
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    dtype: str = "",
+    accuracy: str = "",
+) -> Diagnosis:
+    """Say whether an output is noise apart from attention, and if not, which mistake explains it.
+
+    Arrays are of NumPy, torch, JAX, TensorFlow, MLX, Paddle or tinygrad, or nested lists.
+
+    Args:
+        query, key, value: the heads that go into the attention.
+        output: what the attention returned, before any output projection.
+        mask: booleans or 0 and 1, or numbers with −∞ (or less than −10,000) for blocked keys.
+        mask_true: what True means, "attends" or "blocks"; "" tries both.
+        bias: what is added to the logits.
+        causal: "top-left", "bottom-right", or True, which tries both if the lengths differ.
+        scale: the factor of the logits; None for 1/√head.
+        window: the number of keys that a query sees, its own included; or how many before and
+            after its own, where None is no limit.
+        soft_cap: the cap of the logits.
+        sinks, slopes: of each head, the logit of its sink, and its slope of ALiBi.
+        rotary: if query and key are given before their rotation: a dictionary with "base",
+            "pairs" ("halves" or "interleaved") and "size", or a `Rotary`.
+        norm: if they are given before an RMS norm: a dictionary with "query", "key" and "epsilon".
+        query_lengths, key_lengths: the number of tokens of each batch entry that are no padding.
+        segments, positions: ids of packed sequences, and positions, `[batch length]`; a pair if
+            they differ for queries and keys.
+        weights: the attention weights, `[batch heads query key]`, if they were returned.
+        log_sum_exp: `[batch heads query]`, if it was returned.
+        gradients: those of "query", "key" and "value", and that of the "output" they come from.
+        wanted: the output of another implementation, to which this one was compared.
+        layout: the axes of query, key and value, such as "batch query heads head" or
+            "batch length (heads head)"; "" finds it out.
+        heads, kv_heads: the numbers of heads, if a layout joins them with their components.
+        dtype: the dtype in which the attention was computed; "" for the narrowest that holds the
+            output.
+        accuracy: a class of docs/noise.md that is promised, such as "A".
+
+    Raises:
+        ConformanceError: if the arrays contradict each other, are no floating-point numbers, or can
+            be read in several ways between which the numbers do not decide.
+    """
+    options = dict(locals())
+    other = options.pop("wanted")
+    found = of(Given(**options))
+    if other is None:
+        return found
+    extras = dict.fromkeys(("weights", "log_sum_exp", "gradients"))
+    return msgspec.structs.replace(
+        found, wanted=of(Given(**{**options, **extras, "output": other}))
+    )
+
+
+def assert_within_noise(got: Any, query: Any, key: Any, value: Any, **told: Any) -> None:
+    """Assert that an output is that of attention on these heads, within rounding noise.
+
+    The message says where it is not, and names the mistake if it is a known one. The arguments
+    after the output are those of `diagnose`.
+
+    Raises:
+        AssertionError: if the output deviates.
+        ConformanceError: as `diagnose` does.
+    """
+    found = diagnose(query, key, value, got, **told)
+    if found.verdict == "deviates":
+        raise AssertionError(str(found))
+
+
+@np.errstate(all="ignore")
+def of(given: Given) -> Diagnosis:
+    """Return the diagnosis of what was given."""
+    if given.accuracy and given.accuracy not in ("A0", "A", "B", "C", "TF32"):
+        raise UnknownName("accuracy", given.accuracy, ("A0", "A", "B", "C", "TF32"))
+    if given.output is None:
+        raise BadArrays("output is missing; query, key, value and output are needed")
+    judged: list[Judged] = []
+    for _, same in itertools.groupby(readings(given), lambda reading: reading.layout):
+        of_layout = [Judged(reading, given) for reading in same]
+        fitting = [one for one in of_layout if one.fits]
+        if fitting:
+            # That another order of axes fits too would be a coincidence.
+            return fitting[0].as_noise(fitting[1:])
+        judged += of_layout
+    layouts = [*dict.fromkeys(one.reading.layout for one in judged)]
+    right = {it: max(one.right for one in judged if one.reading.layout == it) for it in layouts}
+    best = max(layouts, key=lambda it: right[it])
+    if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
+        layouts = [best]
+    for layout in layouts:
+        explained = [one for one in judged if one.reading.layout == layout and one.causes]
+        if explained:
+            return explained[0].as_deviating(explained[1:])
+    if len(layouts) > 1:
+        raise Ambiguous(
+            f"the output deviates, no known mistake explains it, and the axes may be "
+            f"{' or '.join(repr(it) for it in layouts)}; tell which: layout= (--layout)"
+        )
+    of_best = [one for one in judged if one.reading.layout == best]
+    return min(of_best, key=lambda one: one.misfit).as_deviating([])
+
+
+class Judged:
+    """A reading of the arrays, compared with what is expected of it."""
+
+    def __init__(self, reading: Reading, given: Given) -> None:
+        self.reading = reading
+        self.problem = reading.problem
+        self.answer = _without_masked_rows(reading)
+        self.expectation = expected(self.problem, given.accuracy, bool(reading.answer.gradients))
+        if self.answer is not reading.answer:
+            empty = ~self.problem.allowed_in_full().any(axis=-1)
+            rows = merged(np.repeat(empty[..., None], self.problem.shape.value_head_size, -1))
+            want = self.expectation.arrays["output"]
+            output = np.where(rows, want, reading.answer.output)
+            weights = reading.answer.weights
+            if weights is not None:
+                weights = np.where(empty[..., None], self.expectation.arrays["weights"], weights)
+            self.answer = replace(reading.answer, output=output, weights=weights)
+        self.compared = against(self.expectation, self.answer.arrays())
+        self.lse: tuple[Evidence, Comparison] | None = None
+        if reading.log_sum_exp is not None:
+            self.lse = _compared_lse(self.problem, reading.log_sum_exp)
+        self._causes: list[Phrase] | None = None
+        self._partial: list[tuple[Phrase, float, Phrase]] = []
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything is within noise."""
+        return all(one.fits for one in self.compared) and (self.lse is None or self.lse[1].fits)
+
+    @property
+    def right(self) -> float:
+        """The share of the output's elements that are right."""
+        return 1.0 - float(Evidence.of("output", self.answer.output, self.expectation).wrong.mean())
+
+    @property
+    def misfit(self) -> float:
+        """The largest figure, relative to its limit."""
+        return max(one.excess for one in self.compared)
+
+    @property
+    def causes(self) -> list[Phrase]:
+        """The mistakes that explain what is wrong, the simplest first."""
+        if self._causes is None:
+            search = Search(self.problem, self.expectation, self.answer)
+            self._causes = search.causes()
+            if not self._causes and self.lse is not None and not self.lse[1].fits:
+                self._causes = _causes_of_lse(self.problem, self.lse[0])
+            self._partial = search.partial if not self._causes else []
+        return self._causes
+
+    def differences(self) -> list[Difference]:
+        """How each array differs."""
+        found = [
+            _difference(
+                self.reading,
+                one,
+                Evidence.of(
+                    one.figures.array, self.answer.arrays()[one.figures.array], self.expectation
+                ),
+            )
+            for one in self.compared
+        ]
+        if self.lse is not None:
+            found.append(_difference(self.reading, self.lse[1], self.lse[0]))
+        return found
+
+    def as_noise(self, others: Sequence[Judged]) -> Diagnosis:
+        """Return the diagnosis of an output that is right, also as `others` read it."""
+        hidden = self._hidden()
+        notes = [*self._notes(), *_alike(self.reading, [one.reading for one in others])]
+        nothing = any(phrase.id == "softmax.uniform" for phrase in hidden)
+        return self._diagnosis(
+            "cannot-tell" if nothing else "noise", notes=notes, hidden=[*map(told, hidden)]
+        )
+
+    def as_deviating(self, others: Sequence[Judged]) -> Diagnosis:
+        """Return the diagnosis of an output that deviates; `others` are explained too."""
+        causes = [*self.causes]
+        notes = self._notes()
+        for other in others:
+            for cause in other.causes:
+                read = Phrase("reading.several", {"readings": [*other.reading.assumed]})
+                causes.append(cause.having(given=read) if other.reading.assumed else cause)
+        coarse = "" if causes else self._as_accurate_as()
+        if coarse:
+            notes.append(told(Phrase("arrays.as-accurate-as", {"dtype": coarse})))
+        return self._diagnosis(
+            "deviates",
+            causes=[*map(told, causes)],
+            partial=[
+                Partial(told(cause), round(share, 4), told(where) if where else None)
+                for cause, share, where in self._partial
+            ],
+            notes=notes,
+        )
+
+    def _diagnosis(self, verdict: Verdict, **fields: Any) -> Diagnosis:
+        assumed = [told(one) for one in self.reading.assumed]
+        accuracy = accuracy_class(self.expectation, self.answer.arrays())
+        return Diagnosis(
+            verdict=verdict,
+            dtype=self.problem.dtype,
+            accuracy=accuracy,
+            layout=self.reading.layout,
+            differences=self.differences(),
+            assumed=assumed,
+            **fields,
+        )
+
+    def _notes(self) -> list[Told]:
+        notes = [told(one) for one in self.reading.notes]
+        empty = int((~self.problem.allowed_in_full().any(axis=-1)).sum())
+        if empty:
+            notes.append(told(Phrase("arrays.masked-rows-not-judged", {"count": empty})))
+        want, sigma = self.expectation.arrays["output"], self.expectation.sigma["output"]
+        share = _rms(sigma) / (_rms(want) or 1.0)
+        if share > ILL:
+            notes.append(told(Phrase("arrays.ill-conditioned", {"percent": round(100 * share)})))
+        return notes
+
+    def _hidden(self) -> list[Phrase]:
+        """Return the mistakes in `TELLING` whose numbers these would be, too."""
+        output = Evidence.of("output", self.answer.output, self.expectation)
+        maker = Maker(self.problem)
+        if math.prod(self.problem.shape.logits) > MOST_ELEMENTS:
+            small = ports.part(self.problem, 0, 0)
+            maker, output = Maker(small), _of_part(self.problem, output, 0, 0)
+        found: list[Phrase] = []
+        for hypothesis in hypotheses(maker):
+            if hypothesis.cause.id in TELLING and hypothesis.cause not in found:
+                predicted = hypothesis.make().output
+                # A factor of what is not there, such as a group of one head, is no mistake.
+                if output.near(predicted).all():
+                    found.append(hypothesis.cause)
+        return found
+
+    def _as_accurate_as(self) -> str:
+        """Return the name of a narrower dtype within whose noise everything is; "" if none is."""
+        own = self.problem.format
+        if not np.isfinite(self.answer.output).all():
+            return ""
+        for name in ("float16", "bfloat16"):
+            if DTYPES[name].roundoff <= own.roundoff:
+                continue
+            noise = expect(self.problem.replace(dtype=name), gradients=False)
+            if compare(
+                "output",
+                self.answer.output,
+                noise.arrays["output"],
+                noise.sigma["output"],
+                noise.underflow,
+            ).fits:
+                return name
+        return ""
+
+
+def _without_masked_rows(reading: Reading) -> Answer:
+    """Return the answer; a copy if there are queries that see no key, whose output is open."""
+    if reading.problem.allowed_in_full().any(axis=-1).all():
+        return reading.answer
+    return replace(reading.answer)
+
+
+def _alike(first: Reading, others: Sequence[Reading]) -> Iterator[Told]:
+    for other in others:
+        different = [one for one in other.assumed if one not in first.assumed]
+        if different:
+            yield told(Phrase("arrays.also-fits", {"readings": [*different]}))
+
+
+class Search:
+    """The search for the mistakes that explain an answer.
+
+    Attributes:
+        partial: mistakes that explain some wrong elements, their share, and where these are.
+    """
+
+    def __init__(self, problem: Problem, expectation: Expectation, answer: Answer) -> None:
+        self.problem = problem
+        self.expectation = expectation
+        self.answer = answer
+        self.output = Evidence.of("output", answer.output, expectation)
+        self.partial: list[tuple[Phrase, float, Phrase]] = []
+        # What a query gets that sees no key is open, so nothing is predicted of it.
+        empty = ~problem.allowed_in_full().any(axis=-1)
+        size = problem.shape.value_head_size
+        self.open = merged(np.repeat(empty[..., None], size, axis=-1)) if empty.any() else None
+
+    def causes(self) -> list[Phrase]:
+        """Return the causes, the simplest first; [] if none is known or nothing is wrong."""
+        if self.output.wrong.any():
+            return self._of_output()
+        maker = Maker(self.problem)
+        weights = self.answer.weights
+        if weights is not None:
+            evidence = Evidence.of("weights", weights, self.expectation)
+            if evidence.wrong.any():
+                best = Best(self.problem.dtype, lambda cause: True)
+                softmax.returned(maker, evidence, _nothing, best)
+                return [best.cause] if best.cause else []
+        derived = {
+            name: Evidence.of(f"gradient.{name}", array, self.expectation)
+            for name, array in self.answer.gradients.items()
+        }
+        if any(one.wrong.any() for one in derived.values()):
+            best = Best(self.problem.dtype, lambda cause: True)
+            gradients.cause(maker, derived, _nothing, best)
+            return [best.cause] if best.cause else []
+        return []
+
+    def _of_output(self) -> list[Phrase]:
+        output, whole = self.output, Maker(self.problem)
+        best = Best(self.problem.dtype, lambda cause: True)
+        logits.factor_of_output(whole, output, best)
+        known = [*best.known]
+        breaking: list[Phrase] = []
+        listed = [*_every(whole)]
+        small, evidence = self._part()
+        tried, made = set(range(len(listed))), {}
+        if small is not None:
+            part, part_of = Maker(small), self._worst_part()
+            named = {_key(one, number): one for number, one in _numbered(_every(part))}
+            tried = set()
+            for at, (number, hypothesis) in enumerate(_numbered(listed)):
+                other = named.get(_key(hypothesis, number))
+                if other is None or hypothesis.cause.id.startswith(ports.ACROSS):
+                    tried.add(at)
+                    continue
+                predicted = self._predicted(other, part_of)
+                if _explained(evidence, predicted, other) or _rows_explained(evidence, predicted):
+                    tried.add(at)
+                else:
+                    self._note(hypothesis.cause, evidence, predicted)
+        for at in sorted(tried):
+            hypothesis = listed[at]
+            predicted = self._predicted(hypothesis)
+            if _explained(output, predicted, hypothesis):
+                if hypothesis.breaks:
+                    breaking.append(hypothesis.cause)
+                else:
+                    known.append((output.misfit(predicted), hypothesis.cause))
+            elif not hypothesis.breaks:
+                mixed = self._in_part(hypothesis, predicted)
+                if mixed is not None:
+                    made[hypothesis.cause] = mixed
+                elif small is None:
+                    self._note(hypothesis.cause, output, predicted)
+        for cause in (ports.permuted(self.problem, output), ports.factors(self.problem, output)):
+            known += [(0.0, cause)] if cause and not known else []
+        if not known:
+            known += [(misfit, cause) for misfit, cause in made.values()]
+        if not known and breaking:
+            known = [
+                (0.0, breaking[0].having(others=len(breaking) - 1) if breaking[1:] else breaking[0])
+            ]
+        if not known or self.problem.dtype in HALF:
+            # In half precision, a wrong mistake may fit within the noise, but not as well.
+            known += self._less_simple(whole, small, evidence)
+        return _chosen(known, self.problem.dtype)
+
+    def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
+        """Return the output with a mistake, of the whole or of a part; NaN where it is open."""
+        found = hypothesis.make().output
+        if self.open is None:
+            return found
+        hidden = self.open if part is None else _cut(self.problem, self.open, *part)
+        return np.where(hidden, np.nan, found) if hidden.shape == found.shape else found
+
+    def _part(self) -> tuple[Problem | None, Evidence]:
+        """Return the problem of the part with most wrong numbers; None if the whole is small."""
+        shape = self.problem.shape
+        if math.prod(shape.logits) <= ELEMENTS * 2 or (shape.batch == shape.kv_heads == 1):
+            return None, self.output
+        entry, group = self._worst_part()
+        small = ports.part(self.problem, entry, group)
+        return small, _of_part(self.problem, self.output, entry, group)
+
+    def _worst_part(self) -> tuple[int, int]:
+        shape = self.problem.shape
+        wrong = separate(self.output.wrong & np.isfinite(self.output.got), shape.heads)
+        counts = wrong.reshape(shape.batch, shape.kv_heads, -1).sum(axis=-1)
+        if not counts.any():
+            counts = (
+                separate(self.output.wrong, shape.heads)
+                .reshape(shape.batch, shape.kv_heads, -1)
+                .sum(axis=-1)
+            )
+        entry, group = np.unravel_index(int(counts.argmax()), counts.shape)
+        return int(entry), int(group)
+
+    def _in_part(self, hypothesis: Hypothesis, predicted: Array) -> tuple[float, Phrase] | None:
+        """Return the misfit and the cause if the mistake is made in some heads or rows only.
+
+        Every wrong row of a head must be that of the mistake, and all others are right.
+        """
+        output, shape = self.output, self.problem.shape
+        if predicted.shape != output.got.shape or not hypothesis.cause:
+            return None
+        wrong = separate(output.wrong, shape.heads).any(axis=-1)
+        if wrong.all():
+            return None
+        rows = np.repeat(wrong[..., None], shape.value_head_size, axis=-1)
+        mixed = np.where(merged(rows), predicted, output.want)
+        if np.isnan(mixed).any() or not output.explained(mixed):
+            return None
+        part = where_wrong(wrong)
+        if not part:
+            return None
+        # Where the mistake changes nothing, the numbers do not show whether it is made.
+        same = output.near(predicted)
+        if same.all():
+            return None
+        return output.misfit(mixed), hypothesis.cause.having(part=part)
+
+    def _note(self, cause: Phrase, evidence: Evidence, predicted: Array) -> None:
+        """Remember a mistake that explains some of the wrong elements."""
+        if predicted.shape != evidence.got.shape or not cause:
+            return
+        near = evidence.near(predicted)
+        explained = near & evidence.wrong
+        share = float(explained.sum() / evidence.wrong.sum())
+        if share < LEAST_SHARE or not near[~evidence.wrong].all():
+            return
+        heads = evidence.got.shape[-1] // self.problem.shape.value_head_size
+        where = where_wrong(separate(explained, heads).all(axis=-1))
+        self.partial.append((cause, share, where))
+        self.partial.sort(key=lambda one: -one[1])
+        del self.partial[MOST_PARTIAL:]
+
+    def _less_simple(
+        self, whole: Maker, small: Problem | None, evidence: Evidence
+    ) -> list[tuple[float, Phrase]]:
+        """Return causes that need a search of their own: a factor, or rounding on the way."""
+        maker = whole if small is None else Maker(small)
+        known: list[tuple[float, Phrase]] = []
+        if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
+            return known
+        for cause in logits.factor_of_logits(maker, evidence):
+            known += self._factor(whole, cause)
+        if known or self.problem.dtype in HALF:
+            return known
+        known += [(0.0, cause) for cause in precision.in_tf32(maker, evidence)]
+        if known:
+            return known
+        for hypothesis in precision.rounded_at_a_stage(maker):
+            if evidence.explained(hypothesis.make().output):
+                again = next(
+                    one
+                    for one in precision.rounded_at_a_stage(whole)
+                    if one.cause == hypothesis.cause
+                )
+                if small is None or self.output.explained(again.make().output):
+                    return [(0.0, hypothesis.cause)]
+        return known
+
+    def _factor(self, whole: Maker, cause: Phrase) -> list[tuple[float, Phrase]]:
+        """Return the cause of a factor if it holds for the whole, as 1/√n where it is that."""
+        number = cause.arguments["factor"]
+        assert isinstance(number, float)
+        problem = self.problem
+        if cause.id == "bias.factor":
+            assert problem.attn_bias is not None
+            tries = [(cause, whole.asked("", attn_bias=number * problem.attn_bias))]
+        else:
+            scale = number * problem.logit_scale
+            tries = []
+            for size, exact, name in (
+                (round(1 / scale**2), lambda n: 1 / math.sqrt(n), "scale.of-size"),
+                (round(1 / abs(scale)), lambda n: 1 / n, "scale.of-whole-size"),
+            ):
+                if 1 < size < MOST_SIZE and math.isclose(exact(size), scale, rel_tol=2e-3):
+                    about: dict[str, Argument] = {
+                        "size": size,
+                        "scale": float(f"{exact(size):.6g}"),
+                    }
+                    tries.append((Phrase(name, about), whole.asked("", scale=exact(size))))
+            tries.append((cause, whole.asked("", scale=scale)))
+        for named, hypothesis in tries:
+            predicted = hypothesis.make().output
+            if _explained(self.output, predicted, hypothesis):
+                return [(self.output.misfit(predicted), named)]
+        return []
+
+
+def _nothing(bits: int) -> Mapping[str, Array]:
+    """Return no errors for perturbed inputs: nobody can be asked again."""
+    return {}
+
+
+def _every(maker: Maker) -> Iterator[Hypothesis]:
+    yield from hypotheses(maker)
+    yield from ports.hypotheses(maker)
+
+
+def _numbered(listed: Any) -> Iterator[tuple[int, Hypothesis]]:
+    """Yield hypotheses, each with how many with an equal cause were before it."""
+    seen: dict[Phrase, int] = {}
+    for hypothesis in listed:
+        number = seen[hypothesis.cause] = seen.get(hypothesis.cause, -1) + 1
+        yield number, hypothesis
+
+
+def _key(hypothesis: Hypothesis, number: int) -> tuple[Phrase, int]:
+    return hypothesis.cause, number
+
+
+def _of_part(problem: Problem, evidence: Evidence, entry: int, group: int) -> Evidence:
+    """Return the evidence on the heads of one batch entry that share a key/value head."""
+    shape = problem.shape
+    width = shape.group * shape.value_head_size
+
+    def cut(array: Array) -> Array:
+        return array[entry : entry + 1, :, group * width : (group + 1) * width]
+
+    return Evidence(cut(evidence.got), cut(evidence.want), cut(evidence.noise), evidence.underflow)
+
+
+def _explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
+    """Return whether the answer with a mistake is the one that was returned, up to noise.
+
+    If it nearly is, the noise of the answer with the mistake is measured: with larger logits, it is
+    larger than that of the right answer.
+    """
+    if evidence.explained(predicted):
+        return True
+    if predicted.shape != evidence.got.shape or hypothesis.breaks:
+        return False
+    known = np.isfinite(predicted) & np.isfinite(evidence.got)
+    left = float(np.mean((evidence.got - predicted)[known] ** 2)) if known.any() else math.inf
+    before = float(np.mean((evidence.got - evidence.want)[known] ** 2)) if known.any() else 0.0
+    if not left <= NEAR**2 * before or not evidence.spread:
+        return False
+    noisy = hypothesis.make()
+    problem = noisy.problem
+    random = np.random.Generator(np.random.PCG64(1))
+    u, summed = problem.format.roundoff, problem.format.accumulator
+
+    def held(a: Stages, what: str, values: Array) -> Array:
+        size: Any = np.abs(values) * u
+        if what == "logits" and "score" not in a.own:
+            # A sum of products, each partial sum of which was rounded, may cancel.
+            q, k = (a.projected[name] for name in ("query", "key"))
+            norms = [np.sqrt((it**2).sum(axis=-1)) for it in (q, a.repeat(k, "key"))]
+            products = norms[0][..., None] * norms[1][:, :, None]
+            if products.shape == values.shape:
+                size = size + products * abs(a.problem.logit_scale) * summed
+        return values + size * random.uniform(-1, 1, values.shape)
+
+    if "held" in vars(noisy):
+        return False
+    noisy.held = MethodType(held, noisy)  # type: ignore[method-assign]
+    errors = noisy.output - predicted
+    if errors.shape != evidence.got.shape or not np.isfinite(errors[known]).all():
+        return False
+    rows = np.sqrt(np.where(known, errors, 0.0) ** 2).max(axis=-1, keepdims=True)
+    return evidence.explained(predicted, rows / evidence.spread)
+
+
+def _rows_explained(evidence: Evidence, predicted: Array) -> bool:
+    """Return whether a mistake explains the wrong rows if it is made in these only."""
+    if predicted.shape != evidence.got.shape:
+        return False
+    rows = evidence.wrong.any(axis=-1, keepdims=True)
+    mixed = np.where(rows, predicted, evidence.want)
+    return not np.isnan(mixed).any() and evidence.explained(mixed)
+
+
+def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
+    """Return the causes that fit about as well as the best, without repetitions."""
+    limit = ALIKE * min((misfit for misfit, _ in known), default=0.0)
+    fitting = [cause for misfit, cause in known if dtype not in HALF or misfit <= limit]
+    return [*dict.fromkeys(fitting)]
+
+
+def _compared_lse(problem: Problem, got: Array) -> tuple[Evidence, Comparison]:
+    want, sigma = of_log_sum_exp(problem)
+    blocked = np.isneginf(want)
+    # What a query gets that sees no key is open.
+    got, want = np.where(blocked, 0.0, got), np.where(blocked, 0.0, want)
+    underflow = problem.format.underflow
+    return Evidence(got, want, sigma, underflow), compare(LSE, got, want, sigma, underflow)
+
+
+def _causes_of_lse(problem: Problem, evidence: Evidence) -> list[Phrase]:
+    right = Stages(problem)
+    return [
+        cause
+        for cause, found in ports.of_log_sum_exp(problem, right, evidence.want)
+        if evidence.explained(found)
+    ]
+
+
+def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> Difference:
+    figures = compared.figures
+    name, shape = figures.array, reading.problem.shape
+    heads = {"gradient.key": shape.kv_heads, "gradient.value": shape.kv_heads}.get(
+        name, shape.heads
+    )
+    wrong, worst, where = evidence.wrong, None, NOTHING
+    if not compared.fits:
+        got, want, noise = evidence.got, evidence.want, evidence.noise
+        if name == "output" or name.startswith("gradient."):
+            got, want, noise = (separate(it, heads) for it in (got, want, noise))
+            wrong = separate(wrong, heads)
+        ratio = np.abs(ratios(got, want, noise, evidence.underflow))
+        at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+        worst = element(name, at, got[at], want[at], noise[at])
+        last = {"output": "component", "weights": "key"}.get(name, "component")
+        tokens = (
+            "key"
+            if heads != shape.heads or name in ("gradient.key", "gradient.value")
+            else ("query")
+        )
+        where = (
+            where_wrong(wrong, tokens)
+            if name == LSE
+            else where_wrong(wrong.any(axis=-1), tokens) or _last_axis(wrong, last)
+        )
+    return Difference(
+        array=name,
+        fits=compared.fits,
+        max_ratio=figures.max_ratio,
+        rms_ratio=figures.rms_ratio,
+        limit=figures.limit,
+        wrong=int(evidence.wrong.sum()),
+        size=evidence.got.size,
+        worst=worst,
+        where=told(where) if where else None,
+    )
+
+
+def where_wrong(wrong: BoolArray, tokens: str = "query") -> Phrase:
+    """Return a phrase that says in which batch entries, heads and tokens rows are wrong.
+
+    `wrong` is `[batch heads length]`. The result is an empty phrase if all or none are, or if no
+    short phrase says it; parts that a short phrase describes are the smallest that hold all wrong
+    rows, and not every row in them has to be wrong.
+    """
+    if wrong.all() or not wrong.any():
+        return NOTHING
+    parts = []
+    for axis, name in enumerate(("batch", "head", tokens)):
+        others = tuple(other for other in range(3) if other != axis)
+        at = np.nonzero(wrong.any(axis=others))[0]
+        if 0 < at.size < wrong.shape[axis]:
+            part = indices(name, at, wrong.shape[axis]) or _every_nth(name, at)
+            parts += [part] if part else []
+    if len(parts) > 1:
+        return Phrase("where", {"parts": [*parts]})
+    return parts[0] if parts else NOTHING
+
+
+def _every_nth(axis: str, at: np.ndarray) -> Phrase:
+    """Return a phrase for equally spaced indices, such as the last row of every tile."""
+    steps = np.diff(at)
+    if at.size >= 3 and (steps == steps[0]).all():
+        about = {"first": int(at[0]), "step": int(steps[0])}
+        return Phrase(f"where.{axis}.every", {**about})
+    return NOTHING
+
+
+def _last_axis(wrong: BoolArray, name: str) -> Phrase:
+    at = np.nonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))[0]
+    return indices(name, at, wrong.shape[-1]) if 0 < at.size < wrong.shape[-1] else NOTHING
+
+
+def told(phrase: Phrase) -> Told:
+    """Return a phrase with its text and, if it is a cause, the change to make."""
+    return Told(phrase.id, say(phrase), phrase.arguments, advice(phrase))
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+
+
+# Text
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    wrong = [one for one in found.differences if not one.fits]
+    if found.verdict == "deviates":
+        yield f"deviates: {_counted(wrong[0])}"
+        for one in wrong[1:]:
+            yield f"          {_counted(one)}"
+    elif found.verdict == "noise":
+        one = max(found.differences, key=lambda it: it.max_ratio)
+        yield (
+            f"noise: every element is within {one.max_ratio:.2g}σ of attention in {found.dtype} "
+            f"(allowed: {one.limit:g}σ){_accuracy(found)}"
+        )
+    else:
+        yield (
+            "cannot tell: the output is right, but these numbers would be right with any weights; "
+            "--suggest FILE writes a problem that tells"
+        )
+    for one in wrong:
+        if one.worst is not None:
+            yield _row("worst", _element(one.worst))
+        if one.where is not None:
+            yield _row("where", f"{one.array}: {one.where.text}")
+    if found.verdict == "deviates":
+        if len(found.causes) > 1:
+            yield _row("cause", "these numbers do not tell apart:")
+        for cause in found.causes:
+            yield _row("cause" if len(found.causes) == 1 else "", cause.text)
+            if cause.advice:
+                yield _row("change" if len(found.causes) == 1 else "", cause.advice)
+        alone = any(note.id == "arrays.noise-of-random-heads" for note in found.notes)
+        if not found.causes and not alone:
+            yield _row("cause", "no known mistake explains every wrong element")
+        for partly in found.partial:
+            place = f", {partly.where.text}" if partly.where else ""
+            yield _row(
+                "in part", f"{partly.share:.0%} of the wrong elements{place}: {partly.cause.text}"
+            )
+    for label, listed in (("read as", found.assumed), ("note", found.notes)):
+        for one_told in listed:
+            yield _row(label, one_told.text)
+    if found.verdict == "noise" and found.hidden:
+        yield _row("hidden", "these numbers would be the same, if the answer")
+        for hidden in found.hidden:
+            yield _row("", hidden.text)
+    if found.wanted is not None:
+        yield "the output that it was compared to:"
+        yield from (f"  {line}" for line in _lines(found.wanted))
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<8} {text}"
+
+
+def _counted(one: Difference) -> str:
+    worst = "∞" if one.max_ratio >= INFINITE else f"{one.max_ratio:.3g}"
+    return (
+        f"{one.wrong:,} of {one.size:,} elements of {one.array} are beyond {one.limit:g}σ of "
+        f"rounding noise; the worst is at {worst}σ"
+    )
+
+
+def _accuracy(found: Diagnosis) -> str:
+    return f", accuracy class {found.accuracy}" if found.accuracy else ""
+
+
+_AXES = {
+    3: ("batch", "head", "query"),
+    4: ("batch", "head", "query", "component"),
+}
+
+
+def _element(worst: Worst) -> str:
+    names = list(_AXES.get(len(worst.index), ("",) * len(worst.index)))
+    if worst.array == "weights":
+        names[-1] = "key"
+    if worst.array in ("gradient.key", "gradient.value"):
+        names[2] = "key"
+    at = ", ".join(f"{name} {i}".strip() for name, i in zip(names, worst.index, strict=True))
+    return f"{worst.array}[{at}]: got {worst.got}, want {worst.want}, noise σ {worst.noise}"

@@ -1,0 +1,276 @@
+"""Read dumps: NumPy files, safetensors, files of torch.save, and folders of these.
+
+Nothing in a file is executed: pickles are refused, and torch unpickles tensors only. An array is
+recognised by its name, which is that in the file or, in a .npy file, that of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.arrays.given import (
+    Numbers,
+)
+from conformance.cases.casefile import File, look
+from conformance.errors import BadArrays, WrongTensors
+from conformance.frameworks import framework
+
+MOST_BYTES = 2**31
+"""The largest size of a file in bytes."""
+
+NAMES: Mapping[str, str] = {
+    "query": "q query_states",
+    "key": "k key_states",
+    "value": "v value_states",
+    "output": "out o attn_output attention_output result got actual",
+    "wanted": "expected reference want target",
+    "mask": "attn_mask attention_mask",
+    "bias": "attn_bias attention_bias",
+    "weights": "attn_weights attention_weights attention probs",
+    "log_sum_exp": "lse softmax_lse logsumexp",
+    "sinks": "sink",
+    "slopes": "alibi_slopes",
+    "query_lengths": "",
+    "key_lengths": "lengths seqlens cache_seqlens",
+    "segments": "segment_ids",
+    "positions": "position_ids",
+    "norm.query": "q_norm",
+    "norm.key": "k_norm",
+    "gradient.output": "grad_output d_output dout do",
+    "gradient.query": "grad_query d_query dq",
+    "gradient.key": "grad_key d_key dk",
+    "gradient.value": "grad_value d_value dv",
+}
+"""The names of arrays, each with others that are understood."""
+
+OPTIONS = {
+    "causal": str,
+    "scale": float,
+    "window": str,
+    "soft_cap": float,
+    "mask_true": str,
+    "layout": str,
+    "heads": int,
+    "kv_heads": int,
+    "dtype": str,
+    "accuracy": str,
+    "rotary.base": float,
+    "rotary.pairs": str,
+    "rotary.size": int,
+    "norm.epsilon": float,
+}
+"""What files may tell besides arrays, and its type: a scalar or text in .npz, metadata in
+safetensors, or an entry of `options.json` in a folder."""
+
+TORCH = (".pt", ".pth", ".bin")
+SUFFIXES = (".npz", ".npy", ".safetensors", *TORCH)
+
+
+def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
+    """Return the arrays in files and folders by canonical name, and the options that they tell.
+
+    Raises:
+        BadArrays: if a file cannot be read, is of another kind, or two arrays have one name.
+    """
+    arrays: dict[str, Numbers] = {}
+    options: dict[str, Any] = {}
+    known = {other: name for name, others in NAMES.items() for other in (name, *others.split())}
+    foreign: list[str] = []
+    for path in _files(paths):
+        for name, array in _contents(path).items():
+            lower = name.rpartition("/")[2].lower()
+            if lower in OPTIONS or lower.replace("_", ".", 1) in OPTIONS:
+                option = lower if lower in OPTIONS else lower.replace("_", ".", 1)
+                options[option] = _option(path, option, array)
+                continue
+            canonical = known.get(lower)
+            if canonical is None:
+                foreign.append(name)
+            elif canonical in arrays:
+                raise BadArrays(f"{path}: {name} is a second array for {canonical}")
+            else:
+                arrays[canonical] = Numbers.of(f"{path}: {name}", array)
+    if not arrays and foreign:
+        raise BadArrays(
+            f"no array has a known name, but {', '.join(sorted(foreign)[:8])}; call them "
+            "query, key, value, output, mask, ... (docs/diagnose.md)"
+        )
+    return arrays, options
+
+
+def output(path: Path) -> Numbers:
+    """Return the output in a file or a folder: its only array, or the one with such a name.
+
+    Raises:
+        BadArrays: if there is none.
+    """
+    if not path.is_dir():
+        contents = [*_contents(path).items()]
+        if len(contents) == 1:
+            return Numbers.of(f"{path}: {contents[0][0]}", contents[0][1])
+    arrays, _ = read([path])
+    for name in ("output", "wanted"):
+        if name in arrays:
+            return arrays[name]
+    raise BadArrays(f"{path} has no array called output or wanted")
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            found = sorted(it for it in path.iterdir() if it.suffix.lower() in SUFFIXES)
+            if not found:
+                raise BadArrays(f"{path} has no file with a name in {', '.join(SUFFIXES)}")
+            yield from found
+            if (path / "options.json").is_file():
+                yield path / "options.json"
+        else:
+            yield path
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    """Return what is in a file, by the names in it."""
+    suffix = path.suffix.lower()
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise BadArrays(f"{path} cannot be read: {error.strerror}") from error
+    if size > MOST_BYTES:
+        raise BadArrays(
+            f"{path} has {size:,} bytes, more than {MOST_BYTES:,}; dump one batch entry, or the "
+            "heads that share one key/value head"
+        )
+    if path.name == "options.json":
+        return _json(path)
+    if suffix == ".safetensors":
+        return _of_safetensors(path)
+    if suffix in TORCH:
+        bridge: Any = framework("torch")
+        found = bridge.saved(path)
+        if not isinstance(found, Mapping):
+            found = {path.stem: found}
+        return dict(found)
+    if suffix not in (".npy", ".npz"):
+        raise BadArrays(
+            f"{path}: the name of a dump ends in {', '.join(SUFFIXES)}; other files, such as "
+            "pickles, are not opened"
+        )
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {path.stem: loaded}
+        with loaded:
+            _check_unpacked(path, size)
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        why = " ".join(str(error).split())
+        if "pickle" in why:
+            why = "it holds Python objects, which are not loaded; save arrays of numbers"
+        raise BadArrays(f"{path} cannot be read: {why}") from error
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    with zipfile.ZipFile(path) as archive:
+        total = sum(entry.file_size for entry in archive.infolist())
+    if total > MOST_BYTES:
+        raise BadArrays(f"{path} unpacks to {total:,} bytes, more than {MOST_BYTES:,}")
+
+
+def _of_safetensors(path: Path) -> dict[str, Any]:
+    try:
+        file = look(path)
+        plain = {
+            name: {**entry, "dtype": "U8"} if entry["dtype"] == "BOOL" else entry
+            for name, entry in file.header.items()
+        }
+        bits = File(file.path, file.metadata, plain, file.start)
+        found: dict[str, Any] = {name: bits.read(name) for name in plain}
+    except WrongTensors as error:
+        raise BadArrays(str(error)) from error
+    for name, entry in file.header.items():
+        if entry["dtype"] == "BOOL":
+            found[name] = found[name].bits.astype(np.bool_)
+    return found | {name: text for name, text in file.metadata.items() if name in OPTIONS}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadArrays(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not found.keys() <= OPTIONS.keys():
+        raise BadArrays(f"{path} is no JSON object with entries among {', '.join(OPTIONS)}")
+    return found
+
+
+def _option(path: Path, name: str, value: Any) -> Any:
+    kind = OPTIONS[name]
+    value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+    try:
+        return kind(value)
+    except (TypeError, ValueError) as error:
+        raise BadArrays(f"{path}: {name} is {value!r}, no {kind.__name__}") from error
+
+
+def option(name: str, text: str) -> Any:
+    """Return the value of an option that is written as text, such as "128" or "63,0" for a window.
+
+    Raises:
+        BadArrays: if the text is no such value.
+    """
+    if name == "causal":
+        said = {"true": True, "1": True, "yes": True, "false": None, "0": None, "none": None}
+        if text.lower() not in (*said, "top-left", "bottom-right"):
+            raise BadArrays(f"causal is {text!r}; it is true, false, top-left or bottom-right")
+        return said.get(text.lower(), text.lower())
+    parts = [part.strip() for part in text.strip("()[] ").split(",")]
+    try:
+        sides = [None if part.lower() in ("none", "-1") else int(part) for part in parts]
+    except ValueError as error:
+        raise BadArrays(f"window is {text!r}; it is a number, or before,after") from error
+    if len(sides) == 1 and sides[0] is not None:
+        return sides[0]
+    if len(sides) != 2:
+        raise BadArrays(f"window is {text!r}; it is a number, or before,after")
+    return (sides[0], sides[1])
+
+
+def arguments(arrays: Mapping[str, Numbers], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays and options from files as the arguments of `conformance.diagnose`.
+
+    Raises:
+        BadArrays: if query, key, value or output is missing.
+    """
+    missing = [name for name in ("query", "key", "value", "output") if name not in arrays]
+    if missing:
+        raise BadArrays(
+            f"{', '.join(missing)} missing; there is {', '.join(sorted(arrays)) or 'nothing'}. "
+            "Dump the heads that go into the attention, and its output; with outputs alone, "
+            "compare two of them: --against"
+        )
+    found: dict[str, Any] = {n: a for n, a in arrays.items() if "." not in n}
+    gradients = {
+        name.removeprefix("gradient."): array
+        for name, array in arrays.items()
+        if name.startswith("gradient.")
+    }
+    if gradients:
+        found["gradients"] = gradients
+    for name, value in options.items():
+        if name in ("causal", "window"):
+            found[name] = option(name, str(value))
+        elif "." not in name:
+            found[name] = value
+    rotary = {n.partition(".")[2]: v for n, v in options.items() if n.startswith("rotary.")}
+    if rotary:
+        found["rotary"] = rotary
+    gains = {n.partition(".")[2]: a.values for n, a in arrays.items() if n.startswith("norm.")}
+    if gains or "norm.epsilon" in options:
+        found["norm"] = {**gains, "epsilon": options.get("norm.epsilon", 1e-6)}
+    return found

@@ -1,0 +1,348 @@
+"""Mistakes of ports, which nobody declares: what was not told, and arrays that are misread.
+
+An adapter declares its features and its layout, so these hypotheses are tried for arrays only. Each
+is a `Hypothesis` like those of `conformance.causes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from conformance.arrays.given import identities, merged, separate
+from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, significant
+from conformance.causes.location import indices
+from conformance.causes.logits import best_factor
+from conformance.causes.stages import Change, Stages
+from conformance.definition.dtypes import Array
+from conformance.definition.problem import NO_WINDOW, Norm, Positions, Problem, Rotary
+from conformance.records.findings import NOTHING, Part, Phrase
+
+BASES = (10000.0, 100000.0, 500000.0, 1000000.0)
+"""The bases of rotary embeddings that models use."""
+
+WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""The windows that models use, in keys that count the query's own."""
+
+MOST_LISTED = 16
+"""The longest order that is listed index by index."""
+
+
+def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield the hypotheses, the simplest first."""
+    yield from _exchanged(maker)
+    yield from _untold(maker)
+    yield from _misread(maker)
+    yield from _stale(maker)
+
+
+def _untold(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which a feature is there that was not told."""
+    problem, shape = maker.problem, maker.problem.shape
+    queries, keys = shape.query_length, shape.key_length
+    positions = None
+    if queries != keys and problem.positions is None and problem.causal is None:
+        positions = Positions(
+            query=np.arange(keys - queries, keys)[None] + np.zeros((shape.batch, 1), int),
+            key=np.arange(keys)[None] + np.zeros((shape.batch, 1), int),
+        )
+    if problem.causal is None and keys > 1:
+        yield maker.asked("untold.causal", {"alignment": "bottom-right"}, causal="bottom-right")
+        if queries != keys:
+            yield maker.asked("untold.causal", {"alignment": "top-left"}, causal="top-left")
+    if problem.window == NO_WINDOW:
+        for size in WINDOWS:
+            if size < keys:
+                yield maker.asked(
+                    "untold.window",
+                    {"size": size},
+                    causal=problem.causal or "bottom-right",
+                    window=(size - 1, 0),
+                )
+    if problem.rotary is None and shape.head_size % 2 == 0:
+        for pairs in ("halves", "interleaved"):
+            for base in BASES:
+                yield maker.asked(
+                    "untold.rotary",
+                    {"pairs": pairs, "base": base},
+                    rotary=Rotary(size=shape.head_size, base=base, pairs=pairs),
+                    positions=positions or problem.positions,
+                )
+    if problem.rotary is not None:
+        for base in BASES:
+            if base != problem.rotary.base:
+                changed = replace(problem.rotary, base=base)
+                yield maker.asked("rotary.base", {"base": base}, rotary=changed)
+    if problem.norm is None:
+        ones = np.ones(shape.head_size)
+        yield maker.asked("untold.norm", norm=Norm(query=ones, key=ones))
+    if problem.sinks is None:
+        yield maker.asked("untold.sink-of-0", sinks=np.zeros(shape.heads))
+
+
+def _exchanged(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which two of the inputs change places."""
+    problem = maker.problem
+    for one, other in (("query", "key"), ("key", "value")):
+        a, b = getattr(problem, one), getattr(problem, other)
+        if a.shape == b.shape and not np.array_equal(a, b):
+            places = {one: b, other: a}
+            yield maker.staged(
+                "inputs.exchanged",
+                {"one": one, "other": other},
+                input=lambda s, name, places=places: places.get(name, getattr(s.problem, name)),
+            )
+
+
+def _misread(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which the memory of an array is read with other axes."""
+    problem, shape = maker.problem, maker.problem.shape
+
+    def reshaped(a: Stages, q: Array, k: Array) -> Array:
+        batch, heads, length, size = k.shape
+        return np.matmul(q, np.ascontiguousarray(k).reshape(batch, heads, size, length))
+
+    if shape.key_length > 1 and shape.head_size > 1:
+        yield maker.staged("key.reshaped", score=reshaped)
+    plain = problem.mask is None and problem.attn_bias is None
+    if plain and shape.heads > 1 and shape.group == 1 and shape.query_length == shape.key_length:
+        swapped = problem.features in ((), ("soft cap",))
+        if swapped and shape.query_length != 1:
+            cause = Phrase("layout.heads-for-tokens")
+            yield Hypothesis(cause, lambda: _Swapped(problem))
+
+
+class _Swapped(Stages):
+    """The attention among the heads of each token, whose output has the usual layout."""
+
+    @cached_property
+    def output(self) -> Array:
+        """The output, `[b q e]`."""
+        problem, shape = self.problem, self.shape
+
+        def exchanged(array: Array) -> Array:
+            return separate(array, shape.heads).swapaxes(1, 2)
+
+        q, k, v = (exchanged(getattr(problem, name)) for name in ("query", "key", "value"))
+        logits = self.capped(self.scaled(np.matmul(q, k.swapaxes(-1, -2))))
+        if problem.causal is not None:
+            logits = np.where(np.tri(shape.heads, dtype=np.bool_), logits, -np.inf)
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        context = np.matmul(powers / powers.sum(axis=-1, keepdims=True), v)
+        return merged(context.swapaxes(1, 2))
+
+
+def _stale(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which rows of keys and values are old, or have not been written."""
+    shape = maker.problem.shape
+    queries, keys = shape.query_length, shape.key_length
+    if keys < 2:
+        return
+
+    def changed(of: tuple[str, ...], change: Callable[[Array], Array]) -> Change:
+        return lambda a, name: (
+            change(getattr(a.problem, name)) if name in of else getattr(a.problem, name)
+        )
+
+    index = np.arange(keys)
+    ends = {keys - 1, keys // 2, keys - queries, *range(64, keys, 64)} - {0, keys}
+    for end in sorted(end for end in ends if 0 < end < keys):
+        told = (
+            Phrase("where.key.last", {"at": end})
+            if end == keys - 1
+            else Phrase("where.key.from", {"first": end})
+        )
+        for of in (("key", "value"), ("value",), ("key",)):
+
+            def unwritten(array: Array, end: int = end) -> Array:
+                return np.where((index < end)[:, None], array, 0.0)
+
+            about = {"of": [*of], "keys": told}
+            yield maker.staged("cache.rows-not-written", about, input=changed(of, unwritten))
+    for of in (("key", "value"), ("value",), ("key",)):
+        for cause, at in (
+            ("cache.last-row-repeats", np.where(index == keys - 1, keys - 2, index)),
+            ("cache.one-row-late", np.maximum(index - 1, 0)),
+            ("cache.one-row-early", np.minimum(index + 1, keys - 1)),
+        ):
+            taken = changed(of, lambda array, at=at: array[:, at])
+            yield maker.staged(cause, {"of": [*of]}, input=taken)
+        if shape.batch > 1:
+            for step in (1, -1):
+                rolled = changed(of, lambda array, step=step: np.roll(array, step, axis=0))
+                yield maker.staged("cache.of-next-entry", {"of": [*of]}, input=rolled)
+
+
+# What follows from the output
+
+
+def permuted(problem: Problem, evidence: Evidence) -> Phrase:
+    """Return the cause that heads, batch entries or queries are in another order, if that is all.
+
+    Each slice of the output along the axis must equal an expected slice, up to noise.
+    """
+    shape = problem.shape
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    if not np.isfinite(evidence.got).all():
+        return NOTHING
+    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
+    for name, axis in (("heads", 2), ("batch", 0), ("queries", 1)):
+        if sizes[axis] < 2:
+            continue
+        of_got = np.moveaxis(got, axis, 0).reshape(sizes[axis], -1)
+        of_want = np.moveaxis(want, axis, 0).reshape(sizes[axis], -1)
+        # The nearest slice has the largest product with this one, less half of its own square.
+        nearest = (of_got @ of_want.T - (of_want**2).sum(axis=1) / 2).argmax(axis=1)
+        if len(set(nearest.tolist())) < len(nearest) or (nearest == np.arange(len(nearest))).all():
+            continue
+        found = np.take(want, nearest, axis=axis).reshape(evidence.want.shape)
+        if evidence.explained(found):
+            return Phrase("output.permuted", {"axis": name, **_order(nearest)})
+    return NOTHING
+
+
+def factors(problem: Problem, evidence: Evidence) -> Phrase:
+    """Return the cause that the output of some heads, or batch entries, is multiplied by a factor.
+
+    All of them have the same factor, and the others are right.
+    """
+    shape = problem.shape
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    if not np.isfinite(evidence.got).all():
+        return NOTHING
+    got, want, wrong = (it.reshape(sizes) for it in (evidence.got, evidence.want, evidence.wrong))
+    for name, axis in (("head", 2), ("batch", 0), ("query", 1)):
+        others = tuple(other for other in range(4) if other != axis)
+        chosen = wrong.any(axis=others)
+        if chosen.all():
+            continue
+        at = np.nonzero(chosen)[0]
+        where = indices(name, at, sizes[axis])
+        factor = best_factor(np.take(got, at, axis), np.take(want, at, axis))
+        index = [slice(None)] * 4
+        index[axis] = chosen  # type: ignore[call-overload]
+        found = want.copy()
+        found[tuple(index)] *= factor
+        if where and evidence.explained(found.reshape(evidence.want.shape)):
+            about: About = {"factor": significant(factor), "part": where}
+            return Phrase("output.factor", {**about})
+    return NOTHING
+
+
+def _order(nearest: np.ndarray) -> dict[str, list[Part]]:
+    """Return the order as an argument: a list, or for long ones how it begins."""
+    return {"order": [int(at) for at in nearest[:MOST_LISTED]]}
+
+
+# The log-sum-exp
+
+
+def of_log_sum_exp(problem: Problem, right: Stages, want: Array) -> Iterator[tuple[Phrase, Array]]:
+    """Yield causes of a wrong log-sum-exp, each with the array that is returned in its place.
+
+    `want` is the expected array, `[batch heads query]`.
+    """
+    peak = right.logits.max(axis=-1)
+    yield Phrase("lse.base-2"), want / np.log(2)
+    yield Phrase("lse.without-maximum"), want - np.where(np.isfinite(peak), peak, 0.0)
+    yield Phrase("lse.maximum-only"), peak
+    yield Phrase("lse.without-logarithm"), np.exp(want)
+    yield Phrase("lse.negated"), -want
+    if problem.sinks is not None:
+        yield Phrase("lse.without-sink"), log_sum_exp(right.logits)
+    if problem.allowed is not None:
+        yield Phrase("lse.without-mask"), log_sum_exp(right.shown)
+    yield Phrase("lse.without-scale"), log_sum_exp(right.hide(right.added(right.scores)))
+    mean = want - np.log(right.allowed.sum(axis=-1))
+    yield Phrase("lse.of-mean"), mean
+
+
+def log_sum_exp(logits: Array) -> Array:
+    """Return log Σ exp over the last axis; −∞ where everything is blocked."""
+    peak = logits.max(axis=-1, keepdims=True)
+    peak = np.where(np.isfinite(peak), peak, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(logits - peak).sum(axis=-1)) + peak[..., 0]
+
+
+def part(problem: Problem, entry: int, group: int) -> Problem:
+    """Return the problem of one batch entry and of the query heads that share one key/value head.
+
+    The problem must be on projected heads.
+    """
+    shape = problem.shape
+    heads = slice(group * shape.group, (group + 1) * shape.group)
+    b = slice(entry, entry + 1)
+    size, value = shape.head_size, shape.value_head_size
+
+    def columns(array: Array, of: slice, width: int) -> Array:
+        return array[b, :, of.start * width : of.stop * width]
+
+    def cut(array: Array | None) -> Array | None:
+        if array is None:
+            return None
+        array = array[b] if array.shape[0] > 1 else array
+        return array[:, heads] if array.shape[1] > 1 else array
+
+    own = slice(group, group + 1)
+    small = replace(
+        shape,
+        batch=1,
+        heads=shape.group,
+        kv_heads=1,
+        query_width=shape.group * size,
+        key_width=size,
+        value_width=value,
+        output_width=shape.group * value,
+    )
+    changes = {name: cut(getattr(problem, name)) for name in ("mask", "attn_bias")}
+    for name in ("sinks", "slopes"):
+        array = getattr(problem, name)
+        changes[name] = None if array is None else array[heads]
+    for name in ("query_lengths", "key_lengths"):
+        array = getattr(problem, name)
+        changes[name] = None if array is None else array[b]
+    for name in ("segments", "positions"):
+        both = getattr(problem, name)
+        changes[name] = (
+            None if both is None else replace(both, query=both.query[b], key=both.key[b])
+        )
+    return problem.replace(
+        shape=small,
+        weights=identities(small),
+        query=columns(problem.query, heads, size),
+        key=columns(problem.key, own, size),
+        value=columns(problem.value, own, value),
+        cotangent=columns(problem.cotangent, heads, value),
+        **changes,
+    )
+
+
+ACROSS = (
+    "heads.",
+    "layout.",
+    "softmax.over-heads",
+    "softmax.over-batch",
+    "softmax.maximum-of-all",
+    "softmax.maximum-of-batch-entry",
+    "mask.of-first-",
+    "mask.heads-before-batch",
+    "mask.groups-",
+    "mask.tiled-",
+    "bias.of-first-",
+    "inputs.",
+    "alibi.",
+    "sinks.",
+    "norm.over-all-heads",
+    "lengths.",
+    "segments.of-first-entry",
+    "rotary.positions-of-first-entry",
+    "cache.of-next-entry",
+    "scale.by-",
+    "projection.",
+    "output.",
+)
+"""How the ids of causes begin that join heads or batch entries, so that no part shows them."""

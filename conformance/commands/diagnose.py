@@ -1,0 +1,117 @@
+"""`mha-conformance diagnose`: name the mistake in an attention from its arrays alone."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from conformance.commands.shared import Commands, add_format, print_json
+from conformance.errors import ConformanceError, ExitCode
+from conformance.text import printable
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the parser of this command to `commands`."""
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="name the mistake in an attention from arrays: query, key, value and output",
+        description="Say whether an output is attention within rounding noise and, if not, which "
+        "known mistake explains every wrong element. Files are .npz, .npy, .safetensors, files of "
+        "torch.save, or folders of these; arrays are recognised by name: query, key, value, "
+        "output, mask, bias, sinks, weights, log_sum_exp, ... (docs/diagnose.md).",
+    )
+    diagnose.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a dump, or a folder")
+    diagnose.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="another output: judged, too, if there are query, key and value; else compared",
+    )
+    diagnose.add_argument(
+        "--layout", help="such as 'batch query heads head' or 'batch length (heads head)'"
+    )
+    diagnose.add_argument("--heads", type=int, help="how many, if an axis joins them")
+    diagnose.add_argument("--kv-heads", type=int, help="how many of keys and values")
+    diagnose.add_argument(
+        "--causal",
+        metavar="ALIGNMENT",
+        nargs="?",
+        const="true",
+        help="top-left or bottom-right; without either, both are tried",
+    )
+    diagnose.add_argument("--scale", type=float, help="factor of the logits (default: 1/sqrt(d))")
+    diagnose.add_argument(
+        "--window", help="keys that a query sees, its own included; or before,after"
+    )
+    diagnose.add_argument("--soft-cap", type=float, help="cap of the logits")
+    diagnose.add_argument(
+        "--mask-true",
+        choices=("attends", "blocks"),
+        help="what True means in the mask (default: what fits)",
+    )
+    diagnose.add_argument(
+        "--rotary-base",
+        type=float,
+        dest="rotary.base",
+        help="query and key are not yet rotated; the base of the angles",
+    )
+    diagnose.add_argument("--rotary-pairs", dest="rotary.pairs", choices=("halves", "interleaved"))
+    diagnose.add_argument(
+        "--rotary-size", type=int, dest="rotary.size", help="components that turn (default: all)"
+    )
+    diagnose.add_argument("--dtype", help="in which it was computed (default: that of the output)")
+    diagnose.add_argument("--accuracy", help="a class that it promises: A0, A, B, C or TF32")
+    diagnose.add_argument(
+        "--suggest",
+        type=Path,
+        metavar="FILE",
+        help="write a small problem that tells mistakes apart, .npz or "
+        ".safetensors, with the output that is wanted",
+    )
+    add_format(diagnose, "diagnose")
+    diagnose.set_defaults(action=_diagnose)
+
+
+CODES = {
+    "noise": ExitCode.OK,
+    "deviates": ExitCode.DEVIATES,
+    "cannot-tell": ExitCode.NOTHING_VERIFIED,
+}
+"""The exit code of each verdict."""
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from conformance.arrays import files
+    from conformance.arrays.between import against
+    from conformance.arrays.diagnosis import diagnose
+
+    said = {
+        name: value for name in files.OPTIONS if (value := getattr(options, name, None)) is not None
+    }
+    arrays, told = files.read(options.files)
+    told |= said
+    if options.suggest is not None:
+        from conformance.arrays.suggestion import suggest
+
+        print(f"written: {suggest(options.suggest, arrays, told)}")
+        if not options.files:
+            return ExitCode.OK
+    if not options.files:
+        raise ConformanceError("name a dump, or --suggest FILE to write one")
+    if options.against is not None:
+        other = files.output(options.against)
+        if not {"query", "key", "value"} & arrays.keys():
+            if "output" not in arrays:
+                raise ConformanceError(f"{options.files[0]} has no array called output")
+            kept: dict[str, Any] = {n: told[n] for n in ("dtype", "layout", "heads") if n in told}
+            found = against(arrays["output"], other, **kept)
+        else:
+            found = diagnose(**{**files.arguments(arrays, told), "wanted": other})
+    else:
+        found = diagnose(**files.arguments(arrays, told))
+    if options.format == "json":
+        print_json(found)
+    else:
+        print(printable(str(found)))
+    return CODES[found.verdict]

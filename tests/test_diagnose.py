@@ -1,0 +1,860 @@
+"""Arrays alone: what is noise, what is not, and which mistake explains it, told from files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import conformance
+from conformance.arrays import files, ports
+from conformance.arrays.between import against
+from conformance.arrays.diagnosis import Diagnosis, _every, _numbered, diagnose
+from conformance.arrays.given import (
+    Given,
+    given_layout,
+    laid_out,
+    merged,
+    readings,
+    separate,
+)
+from conformance.arrays.noise import of_log_sum_exp
+from conformance.cases.casefile import Tensor, write
+from conformance.causes.hypothesis import Maker
+from conformance.cli import main
+from conformance.definition.arithmetic import is_identity
+from conformance.definition.dtypes import BFLOAT16
+from conformance.definition.problem import Norm, Rotary
+from conformance.errors import Ambiguous, BadArrays, ConformanceError, ExitCode, UnknownName
+
+# An attention that has nothing of the suite, in float32
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    causal=None,
+    mask=None,
+    bias=None,
+    axis=-1,
+    cap=None,
+    cap_last=False,
+    sinks=None,
+    base_2=False,
+):
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    logits = q @ k.swapaxes(-1, -2) * np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
+    if cap and not cap_last:
+        logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
+    if bias is not None:
+        logits = logits + bias
+    if causal is not None:
+        mask = np.tri(*logits.shape[-2:], causal, dtype=bool)
+    if mask is not None:
+        logits = np.where(mask, logits, np.float32(-np.inf))
+    if cap_last:
+        logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
+    peak = logits.max(axis=axis, keepdims=True)
+    if sinks is not None:
+        peak = np.maximum(peak, sinks[None, :, None, None])
+    with np.errstate(invalid="ignore"):
+        powers = (np.exp2 if base_2 else np.exp)(logits - peak)
+    total = powers.sum(axis=axis, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[None, :, None, None] - peak)
+    return (powers / total) @ v
+
+
+def drawn(batch=2, heads=4, kv_heads=None, queries=12, keys=None, size=8, seed=0):
+    random = np.random.default_rng(seed)
+
+    def one(count, length):
+        return random.standard_normal((batch, count, length, size), dtype=np.float32)
+
+    kv_heads = kv_heads or heads
+    keys = keys or queries
+    return one(heads, queries), one(kv_heads, keys), one(kv_heads, keys)
+
+
+def rotated(x, *, base=10000.0, pairs="halves", start=0):
+    size, length = x.shape[-1], x.shape[-2]
+    angles = np.arange(start, start + length)[:, None] * base ** (-np.arange(0, size, 2) / size)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    first, second = slice(0, size, 2), slice(1, size, 2)
+    if pairs == "halves":
+        first, second = slice(size // 2), slice(size // 2, size)
+    turned = x.copy()
+    turned[..., first] = x[..., first] * cos - x[..., second] * sin
+    turned[..., second] = x[..., first] * sin + x[..., second] * cos
+    return turned
+
+
+def normed(x):
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(1e-6))
+
+
+def in_bfloat16(x):
+    return BFLOAT16.round(x).astype(np.float32)
+
+
+# Stories: what a file holds, and the mistake that it shows
+
+Q, K, V = drawn()
+MASK = np.random.default_rng(1).random((2, 1, 1, 12)) < 0.7
+MASK[..., 0] = True
+SINKS = np.float32([0.5, -1.0, 2.0, 0.0])
+GQ, GK, GV = drawn(kv_heads=2)
+LQ, LK, LV = drawn(queries=5, keys=12)
+LARGE = 4 * Q
+BIAS = np.random.default_rng(2).standard_normal((1, 4, 12, 12)).astype(np.float32)
+
+
+def lse(q, k, scale=8**-0.5):
+    logits = q.astype(np.float64) @ k.swapaxes(-1, -2) * scale
+    return np.log(np.exp(logits).sum(axis=-1))
+
+
+def stale(array, at):
+    written = array.copy()
+    written[:, :, at:] = 0
+    return written
+
+
+def of(q, k, v, output, **others):
+    return {"query": q, "key": k, "value": v, "output": output, **others}
+
+
+STORIES = {
+    "scale of another head size": (
+        of(Q, K, V, attention(Q, K, V, scale=1 / math.sqrt(10))),
+        "scale.of-size",
+        {"size": 10},
+    ),
+    "scale forgotten": (of(Q, K, V, attention(Q, K, V, scale=1.0)), "scale.missing", {}),
+    "scale without a root": (
+        of(Q, K, V, attention(Q, K, V, scale=1 / 8)),
+        "scale.by-head-size",
+        {},
+    ),
+    "mask inverted": (
+        of(Q, K, V, attention(Q, K, V, mask=~MASK), mask=MASK, mask_true="attends"),
+        "mask.inverted",
+        {},
+    ),
+    "mask forgotten": (
+        of(Q, K, V, attention(Q, K, V), mask=MASK, mask_true="attends"),
+        "mask.not-applied",
+        {},
+    ),
+    "causal mask at the wrong corner": (
+        of(LQ, LK, LV, attention(LQ, LK, LV, causal=0), causal="bottom-right"),
+        "causal.aligned",
+        {"alignment": "top-left"},
+    ),
+    "causal mask sees the next": (
+        of(Q, K, V, attention(Q, K, V, causal=1), causal="true"),
+        "causal.sees-next-key",
+        {},
+    ),
+    "causal mask that was not told": (
+        of(Q, K, V, attention(Q, K, V, causal=0)),
+        "untold.causal",
+        {"alignment": "bottom-right"},
+    ),
+    "window one too short": (
+        of(Q, K, V, attention(Q, K, V, mask=np.tri(12) - np.tri(12, k=-3) > 0), window=4),
+        "window.one-fewer-before",
+        {},
+    ),
+    "window of another convention": (
+        of(Q, K, V, attention(Q, K, V, mask=np.tri(12) - np.tri(12, k=-5) > 0), window=4),
+        "window.one-more-before",
+        {},
+    ),
+    "softmax over queries": (
+        of(Q, K, V, attention(Q, K, V, axis=-2)),
+        "softmax.over-queries",
+        {},
+    ),
+    "softmax over heads": (of(Q, K, V, attention(Q, K, V, axis=1)), "softmax.over-heads", {}),
+    "softmax in base 2": (of(Q, K, V, attention(Q, K, V, base_2=True)), "softmax.base-2", {}),
+    "heads in another order": (
+        of(Q, K, V, attention(Q, K, V)[:, [1, 0, 3, 2]]),
+        "output.permuted",
+        {"axis": "heads", "order": [1, 0, 3, 2]},
+    ),
+    "heads merged by reshape": (
+        of(Q, K, V, attention(Q, K, V).reshape(2, 12, 4, 8).transpose(0, 2, 1, 3)),
+        "heads.merged-by-reshape",
+        {},
+    ),
+    "key/value heads tiled": (
+        of(
+            GQ,
+            GK,
+            GV,
+            attention(GQ, np.tile(GK, (1, 2, 1, 1)), np.tile(GV, (1, 2, 1, 1))),
+        ),
+        "heads.tiled",
+        {},
+    ),
+    "first key/value head for all": (
+        of(GQ, GK, GV, attention(GQ, GK[:, :1], GV[:, :1])),
+        "heads.first-key-value-for-all",
+        {},
+    ),
+    "cap after the mask": (
+        of(
+            LARGE,
+            K,
+            V,
+            attention(LARGE, K, V, mask=MASK, cap=5, cap_last=True),
+            mask=MASK,
+            mask_true="attends",
+            soft_cap=5.0,
+        ),
+        "soft-cap.after-mask",
+        {},
+    ),
+    "cap forgotten": (
+        of(LARGE, K, V, attention(LARGE, K, V), soft_cap=5.0),
+        "soft-cap.not-applied",
+        {},
+    ),
+    "sink forgotten": (
+        of(Q, K, V, attention(Q, K, V), sinks=SINKS),
+        "sinks.not-applied",
+        {},
+    ),
+    "rotary pairs of Meta for those of Hugging Face": (
+        of(
+            Q,
+            K,
+            V,
+            attention(rotated(Q, pairs="interleaved"), rotated(K, pairs="interleaved"), V),
+            **{"rotary.pairs": "halves", "rotary.base": 10000.0},
+        ),
+        "rotary.pairs",
+        {"pairs": "interleaved"},
+    ),
+    "rotary base of another model": (
+        of(
+            Q,
+            K,
+            V,
+            attention(rotated(Q, base=500000.0), rotated(K, base=500000.0), V),
+            **{"rotary.pairs": "halves", "rotary.base": 10000.0},
+        ),
+        "rotary.base",
+        {"base": 500000.0},
+    ),
+    "rotary embedding that was not told": (
+        of(Q, K, V, attention(rotated(Q), rotated(K), V)),
+        "untold.rotary",
+        {"pairs": "halves", "base": 10000.0},
+    ),
+    "queries rotated from 0 beside a cache": (
+        of(
+            LQ,
+            LK,
+            LV,
+            attention(rotated(LQ), rotated(LK), LV, causal=7),
+            causal="bottom-right",
+            **{"rotary.pairs": "halves", "rotary.base": 10000.0},
+        ),
+        "rotary.queries-from-0",
+        {},
+    ),
+    "norm of queries and keys forgotten": (
+        of(Q, K, V, attention(Q, K, V), **{"norm.epsilon": 1e-6}),
+        "norm.not-applied",
+        {},
+    ),
+    "norm that was not told": (
+        of(Q, K, V, attention(normed(Q), normed(K), V)),
+        "untold.norm",
+        {},
+    ),
+    "cache read before it is written": (
+        of(LQ, LK, LV, attention(LQ, stale(LK, 11), stale(LV, 11))),
+        "cache.rows-not-written",
+        {"of": ["key", "value"]},
+    ),
+    "last row of the cache is the one before": (
+        of(
+            LQ,
+            LK,
+            LV,
+            attention(LQ, LK[:, :, [*range(11), 10]], LV[:, :, [*range(11), 10]]),
+        ),
+        "cache.last-row-repeats",
+        {"of": ["key", "value"]},
+    ),
+    "cache of the neighbouring entry": (
+        of(Q, K, V, attention(Q, K[::-1], V[::-1])),
+        "cache.of-next-entry",
+        {"of": ["key", "value"]},
+    ),
+    "keys reshaped, not transposed": (
+        of(Q, K, V, attention(Q, K.reshape(2, 4, 8, 12).swapaxes(-1, -2), V)),
+        "key.reshaped",
+        {},
+    ),
+    "query and key exchanged": (
+        of(Q, K, V, attention(K, Q, V)),
+        "inputs.exchanged",
+        {"one": "query", "other": "key"},
+    ),
+    "attention among heads": (
+        of(
+            Q,
+            K,
+            V,
+            attention(*(x.transpose(0, 2, 1, 3) for x in (Q, K, V))).transpose(0, 2, 1, 3),
+            layout="batch heads length head",
+        ),
+        "layout.heads-for-tokens",
+        {},
+    ),
+    "bias forgotten": (of(Q, K, V, attention(Q, K, V), bias=BIAS), "bias.not-applied", {}),
+    "log-sum-exp in base 2": (
+        of(Q, K, V, attention(Q, K, V), log_sum_exp=lse(Q, K) / np.log(2)),
+        "lse.base-2",
+        {},
+    ),
+    "log-sum-exp without the scale": (
+        of(Q, K, V, attention(Q, K, V), lse=lse(Q, K, 1.0)),
+        "lse.without-scale",
+        {},
+    ),
+    "one head twice as large": (
+        of(Q, K, V, attention(Q, K, V) * np.float32([1, 1, 2, 1])[:, None, None]),
+        "output.factor",
+        {"factor": 2.0},
+    ),
+    "output rounded to bfloat16 on the way": (
+        of(Q, K, V, in_bfloat16(attention(Q, K, V)), dtype="float32"),
+        "precision.rounded",
+        {},
+    ),
+}
+
+
+EXAMPLES = {
+    "no-scale": "scale.missing",
+    "tiled-heads": "heads.tiled",
+    "softmax-over-queries": "softmax.over-queries",
+    "causal-off-by-one": "causal.sees-next-key",
+    "inverted-mask": "mask.inverted",
+    "heads-in-another-order": "output.permuted",
+    "right": "",
+}
+DUMPS = Path(__file__).parent.parent / "docs" / "examples" / "dumps"
+
+
+@pytest.mark.parametrize("path", sorted(DUMPS.glob("*.npz")), ids=lambda path: path.stem)
+def test_the_dumps_of_the_documentation_tell_their_mistakes(path):
+    found = diagnose(**files.arguments(*files.read([path])))
+    assert (found.cause.id if found.cause else "") == EXAMPLES[path.stem]
+
+
+def stored(folder, content, how):
+    """A dump of one of the kinds that are read."""
+    path = folder / f"dump.{how}"
+    if how == "npz":
+        np.savez(path, **content)
+        return path
+    arrays = {n: a for n, a in content.items() if isinstance(a, np.ndarray)}
+    texts = {n: a for n, a in content.items() if n not in arrays}
+    if how == "safetensors":
+        tensors = {
+            n: Tensor.of(n, a.astype(np.uint8) if a.dtype == bool else a) for n, a in arrays.items()
+        }
+        write(path, tensors, {n: str(text) for n, text in texts.items()})
+        return path
+    path.mkdir()
+    for name, array in arrays.items():
+        np.save(path / f"{name}.npy", array)
+    (path / "options.json").write_text(json.dumps(texts))
+    return path
+
+
+@pytest.mark.parametrize(("number", "story"), [*enumerate(STORIES)], ids=[*STORIES])
+def test_a_file_tells_its_mistake(tmp_path, number, story):
+    content, cause, about = STORIES[story]
+    path = stored(tmp_path, content, ("npz", "safetensors", "folder")[number % 3])
+    found = diagnose(**files.arguments(*files.read([path])))
+    assert found.verdict == "deviates"
+    assert cause in [it.id for it in found.causes], str(found)
+    named = next(it for it in found.causes if it.id == cause)
+    assert about.items() <= named.arguments.items()
+    assert len({it.id for it in found.causes}) <= 3, str(found)
+    assert named.text in str(found)
+
+
+HONEST = {
+    "plain": of(Q, K, V, attention(Q, K, V)),
+    "grouped": of(GQ, GK, GV, attention(GQ, GK, GV)),
+    "causal": of(LQ, LK, LV, attention(LQ, LK, LV, causal=7), causal=True),
+    "mask": of(Q, K, V, attention(Q, K, V, mask=MASK), mask=MASK[:, 0, 0]),
+    "blocking mask": of(Q, K, V, attention(Q, K, V, mask=MASK), mask=~MASK),
+    "mask of numbers": of(
+        Q, K, V, attention(Q, K, V, mask=MASK), mask=np.where(MASK, 0, -1e9).astype(np.float32)
+    ),
+    "bias": of(Q, K, V, attention(Q, K, V, bias=BIAS), bias=BIAS),
+    "cap": of(LARGE, K, V, attention(LARGE, K, V, cap=5), soft_cap=5.0),
+    "sinks": of(Q, K, V, attention(Q, K, V, sinks=SINKS), sinks=SINKS),
+    "window": of(Q, K, V, attention(Q, K, V, mask=np.tri(12) - np.tri(12, k=-4) > 0), window=4),
+    "rotary": of(Q, K, V, attention(rotated(Q), rotated(K), V), rotary={"base": 10000.0}),
+    "norm": of(Q, K, V, attention(normed(Q), normed(K), V), norm={"epsilon": 1e-6}),
+    "log-sum-exp": of(Q, K, V, attention(Q, K, V), log_sum_exp=lse(Q, K)),
+    "bfloat16": of(
+        *map(in_bfloat16, (Q, K, V)), in_bfloat16(attention(*map(in_bfloat16, (Q, K, V))))
+    ),
+    "scale": of(Q, K, V, attention(Q, K, V, scale=0.2), scale=0.2),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_what_is_right_is_noise_and_gets_no_cause(name):
+    found = diagnose(**HONEST[name])
+    assert found.verdict == "noise", str(found)
+    assert not found.causes
+
+
+def test_two_readings_of_a_mask_that_fit_are_told():
+    found = diagnose(**HONEST["blocking mask"])
+    assert "reading.mask-blocks" in [it.id for it in found.assumed]
+    found = diagnose(**of(LQ, LK, LV, attention(LQ, LK, LV, causal=0), causal=True))
+    assert "causal mask aligned top-left" in [it.text for it in found.assumed]
+
+
+def test_a_mask_that_fits_in_no_way_gets_the_causes_of_both_readings():
+    found = diagnose(**of(Q, K, V, attention(Q, K, V), mask=MASK))
+    assert {"mask.not-applied"} <= {it.id for it in found.causes}
+
+
+LAYOUT = "batch length heads head"
+
+
+def turned(*arrays):
+    return [array.transpose(0, 2, 1, 3) for array in arrays]
+
+
+def test_the_layout_is_found_by_the_numbers():
+    found = diagnose(*turned(Q, K, V, attention(Q, K, V)))
+    assert found.verdict == "noise"
+    assert found.layout == LAYOUT
+    found = diagnose(*turned(Q, K, V, attention(Q, K, V, scale=1.0)), layout=LAYOUT)
+    assert found.cause is not None
+    assert found.cause.id == "scale.missing"
+
+
+def test_an_output_may_have_another_layout_than_the_query():
+    output = attention(Q, K, V)
+    found = diagnose(Q, K, V, output.transpose(0, 2, 1, 3))
+    assert "reading.output" in [it.id for it in found.assumed]
+    found = diagnose(Q, K, V, merged(output))
+    assert found.verdict == "noise"
+
+
+def test_a_layout_that_nothing_decides_has_to_be_told():
+    output = np.random.default_rng(3).standard_normal(Q.shape)
+    with pytest.raises(Ambiguous, match="--layout"):
+        diagnose(Q, K, V, output)
+    found = diagnose(Q, K, V, output, layout="batch heads query head")
+    assert found.verdict == "deviates"
+    assert not found.causes
+
+
+def test_right_elements_decide_the_layout():
+    output = attention(Q, K, V)
+    output[0, 1, 2, 3] += 1
+    found = diagnose(Q, K, V, output)
+    assert found.layout == "batch heads length head"
+    assert not found.causes
+    (difference,) = found.differences
+    assert (difference.wrong, difference.worst.index) == (1, (0, 1, 2, 3))
+    assert difference.where.text == "batch entry 0, head 1, query 2"
+
+
+def test_heads_side_by_side_need_their_number():
+    wide = [merged(x) for x in (Q, K, V, attention(Q, K, V))]
+    found = diagnose(*wide, heads=4)
+    assert found.verdict == "noise"
+    with pytest.raises(BadArrays, match="--heads"):
+        diagnose(*wide, layout="batch length (heads head)")
+
+
+def test_layouts_are_read_and_written():
+    array = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    for layout in ("batch heads length head", "b n h d", "head heads batch query", "b q (h d)"):
+        there = given_layout(array, layout)
+        assert np.array_equal(laid_out("x", there, layout, 3), array)
+    for wrong in ("batch heads", "batch heads length head head", "batch heads width head"):
+        with pytest.raises(BadArrays):
+            laid_out("x", array, wrong, None)
+
+
+def test_a_mistake_in_a_part_is_told_with_the_part():
+    output = attention(Q, K, V)
+    output[1, :, 8:] = attention(Q, K, V, scale=1.0)[1, :, 8:]
+    found = diagnose(Q, K, V, output)
+    assert found.cause is not None
+    assert found.cause.id == "scale.missing"
+    assert found.cause.text.endswith("in batch entry 1 (the last), queries 8 and later only")
+
+
+def test_what_no_mistake_explains_gets_none():
+    random = np.random.default_rng(5)
+    output = attention(Q, K, V)
+    for noise in (1e-3, 1e-1, 10):
+        spoilt = output + noise * random.standard_normal(output.shape).astype(np.float32)
+        found = diagnose(Q, K, V, spoilt, layout="batch heads length head")
+        assert found.verdict == "deviates"
+        assert not found.causes, str(found)
+
+
+def test_a_scale_in_half_precision_is_not_taken_for_something_else():
+    q, k, v = map(in_bfloat16, drawn(queries=24, size=16))
+    output = in_bfloat16(attention(q, k, v, scale=0.2))
+    found = diagnose(q, k, v, output)
+    assert found.dtype == "bfloat16"
+    assert found.cause is not None
+    assert found.cause.id == "scale.of-size"
+
+
+def test_numbers_that_cannot_tell():
+    found = diagnose(Q, K, np.ones_like(V), np.ones_like(V))
+    assert found.verdict == "cannot-tell"
+    found = diagnose(Q[:, :, :1], K[:, :, :1], V[:, :, :1], V[:, :, :1])
+    assert found.verdict == "cannot-tell"
+
+
+def test_what_would_not_show_is_said():
+    # With a single query at the end, a causal mask blocks nothing.
+    q = LQ[:, :, -1:]
+    found = diagnose(q, LK, LV, attention(q, LK, LV), causal="bottom-right")
+    assert found.verdict == "noise"
+    assert "causal.not-applied" in [it.id for it in found.hidden]
+    assert "would be the same" in str(found)
+
+
+def test_the_other_output_is_judged_too():
+    right, wrong = attention(Q, K, V), attention(Q, K, V, scale=1.0)
+    found = diagnose(Q, K, V, right, wanted=wrong)
+    assert found.verdict == "noise"
+    assert found.wanted is not None
+    assert found.wanted.cause is not None
+    assert found.wanted.cause.id == "scale.missing"
+    assert "compared to" in str(found)
+
+
+def gradients_of(q, k, v, d):
+    """Gradients of q, k and v for the cotangent d, in float64."""
+    q, k, v, d = (x.astype(np.float64) for x in (q, k, v, d))
+    scale = q.shape[-1] ** -0.5
+    logits = q @ k.swapaxes(-1, -2) * scale
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    d_weights = d @ v.swapaxes(-1, -2)
+    d_logits = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True)) * scale
+    found = {"query": d_logits @ k, "key": d_logits.swapaxes(-1, -2) @ q}
+    found["value"] = weights.swapaxes(-1, -2) @ d
+    return {name: array.astype(np.float32) for name, array in found.items()}, weights
+
+
+def test_weights_and_gradients_are_judged():
+    cotangent = drawn(seed=9)[0]
+    gradients, weights = gradients_of(Q, K, V, cotangent)
+    output = attention(Q, K, V)
+    given = {"output": cotangent, **gradients}
+    right = diagnose(Q, K, V, output, weights=weights.astype(np.float32), gradients=given)
+    assert right.verdict == "noise", str(right)
+    assert len(right.differences) == 5
+    reversed_heads = weights.astype(np.float32)[:, ::-1]
+    found = diagnose(Q, K, V, output, weights=reversed_heads)
+    assert [it.id for it in found.causes] == ["returned.heads-reversed"]
+    scaled = {**given, "key": 2 * gradients["key"]}
+    found = diagnose(Q, K, V, output, gradients=scaled)
+    assert [it.id for it in found.causes] == ["gradient.doubled"], str(found)
+    with pytest.raises(BadArrays, match=r"gradient\.output"):
+        diagnose(Q, K, V, output, gradients=gradients)
+
+
+def test_queries_that_see_no_key_are_not_judged():
+    mask = MASK & (np.arange(12) != 3)[:, None]
+    output = attention(Q, K, V, mask=mask)
+    assert np.isnan(output).any()
+    found = diagnose(Q, K, V, output, mask=mask, mask_true="attends")
+    assert found.verdict == "noise"
+    assert "arrays.masked-rows-not-judged" in [it.id for it in found.notes]
+
+
+def test_a_mistake_is_named_beside_queries_that_see_no_key():
+    seen = ~np.tri(12, dtype=bool)
+    found = diagnose(Q, K, V, attention(Q, K, V, mask=~seen), mask=seen, mask_true="attends")
+    assert [it.id for it in found.causes] == ["mask.inverted"]
+    assert "part" not in found.causes[0].arguments
+
+
+# Without the suite's attention: two outputs
+
+
+def test_two_outputs_alone():
+    output = attention(Q, K, V)
+    again = attention(Q.astype(np.float64), K, V).astype(np.float32)
+    assert against(output, again).verdict == "noise"
+    found = against(in_bfloat16(output), again)
+    assert (found.verdict, found.dtype) == ("noise", "bfloat16")
+    spoilt = output.copy()
+    spoilt[:, 2] *= 1.01
+    found = against(output, spoilt)
+    assert found.verdict == "deviates"
+    assert found.differences[0].where.text == "head 2"
+    with pytest.raises(BadArrays, match="different shapes"):
+        against(output, output[:1])
+
+
+# σ for tests of one's own
+
+
+def test_noise_has_the_layout_of_the_query():
+    q, k, v = turned(Q, K, V)
+    with pytest.raises(Ambiguous, match="layout"):
+        conformance.noise(q, k, v)
+    found = conformance.noise(q, k, v, layout=LAYOUT)
+    assert found.expected["output"].shape == found.sigma["output"].shape == q.shape
+    (output,) = turned(attention(Q, K, V))
+    error = np.abs(output - found.expected["output"])
+    assert (error <= found.limit * found.sigma["output"]).all()
+    assert found.sigma["output"].max() < 1e-6
+    half = conformance.noise(q, k, v, layout=LAYOUT, dtype="bfloat16")
+    assert half.sigma["output"].min() > found.sigma["output"].max()
+
+
+def test_an_assertion_names_the_mistake():
+    conformance.assert_within_noise(attention(Q, K, V), Q, K, V)
+    with pytest.raises(AssertionError, match="equals the answer without the scale"):
+        conformance.assert_within_noise(attention(Q, K, V, scale=1.0), Q, K, V)
+
+
+def test_the_noise_of_a_log_sum_exp_covers_what_float32_makes_of_it():
+    (reading,) = readings(Given(query=Q, key=K, value=V, output=None, layout="b h n d"))
+    want, sigma = of_log_sum_exp(reading.problem)
+    np.testing.assert_allclose(want, lse(Q, K), rtol=1e-12)
+    logits = Q @ K.swapaxes(-1, -2) * np.float32(8**-0.5)
+    got = np.log(np.exp(logits).sum(axis=-1, dtype=np.float32))
+    assert (np.abs(got - want) < 8 * sigma).all()
+    assert sigma.max() < 1e-5
+
+
+# Bad input: one line, and nothing executed
+
+BAD = {
+    "missing": ({"output": None}, "output is missing"),
+    "integers": ({"query": np.ones((2, 4, 12, 8), int)}, "query holds int64"),
+    "NaN": ({"key": np.full_like(K, np.nan)}, "768 elements that are NaN"),
+    "empty": ({"value": V[:, :, :0]}, "value is empty"),
+    "batch": ({"key": K[:1], "value": V[:1]}, "different batch sizes"),
+    "lengths": ({"value": V[:, :, :5], "layout": "b h n d"}, "different lengths"),
+    "heads": ({"key": K[:, :3], "value": V[:, :3], "layout": "b h n d"}, "cannot share 3"),
+    "sizes": ({"query": Q[..., :4]}, "heads of different sizes"),
+    "output": ({"output": Q[..., :3]}, "not \\[batch heads query head\\]"),
+    "axes": ({"query": Q[0]}, "different numbers of axes"),
+    "five axes": ({"query": Q[None], "key": K[None], "value": V[None]}, "layout="),
+    "mask": ({"mask": np.ones((5, 5), bool)}, "mask has shape"),
+    "mask with NaN": ({"mask": np.full((12, 12), np.nan)}, "NaN"),
+    "sinks": ({"sinks": SINKS[:2]}, "sinks has shape"),
+    "text": ({"query": np.array(["a"])}, "neither numbers nor booleans"),
+    "weights": ({"weights": np.ones((2, 4, 3, 3))}, "weights have shape"),
+    "log-sum-exp": ({"log_sum_exp": np.ones((2, 3))}, "log_sum_exp has shape"),
+    "window": ({"window": 0}, "at least 1"),
+    "rotary": ({"rotary": {"bases": 3}}, "rotary takes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(name):
+    changed, told = BAD[name]
+    with pytest.raises(ConformanceError, match=told) as raised:
+        diagnose(**{**of(Q, K, V, attention(Q, K, V)), **changed})
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_words_are_told():
+    for wrong in ({"dtype": "int8"}, {"accuracy": "Z"}, {"causal": "left"}):
+        with pytest.raises(UnknownName):
+            diagnose(**of(Q, K, V, attention(Q, K, V)), **wrong)
+
+
+class Trap:
+    def __reduce__(self):
+        raise AssertionError("executed")
+
+
+def test_files_that_are_no_dumps(tmp_path, capsys):
+    objects = tmp_path / "objects.npz"
+    np.savez(objects, query=np.array([{}], dtype=object))
+    pickled = tmp_path / "dump.pkl"
+    pickled.write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(b"PK\x03\x04 no archive")
+    foreign = tmp_path / "foreign.npz"
+    np.savez(foreign, x=Q, y=K)
+    cut = tmp_path / "cut.npy"
+    np.save(cut, Q)
+    cut.write_bytes(cut.read_bytes()[:100])
+    unreadable = tmp_path / "cut.safetensors"
+    unreadable.write_bytes(b"\x10")
+    for path, told in (
+        (objects, "Python objects"),
+        (pickled, "not opened"),
+        (damaged, "cannot be read"),
+        (foreign, "x, y"),
+        (cut, "cannot be read"),
+        (unreadable, "safetensors"),
+        (tmp_path / "gone.npz", "cannot be read"),
+    ):
+        assert main(["diagnose", str(path)]) == ExitCode.USAGE
+        error = capsys.readouterr().err
+        assert told in error, error
+        assert error.count("\n") == 1
+
+
+def test_a_large_file_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "large.npy"
+    with path.open("wb") as file:
+        file.truncate(2**31 + 1)
+    with pytest.raises(BadArrays, match="one batch entry"):
+        files.read([path])
+
+
+# The command
+
+
+def test_the_command_has_an_exit_code_for_each_verdict(tmp_path, capsys):
+    wrong, right, flat = (tmp_path / f"{name}.npz" for name in ("wrong", "right", "flat"))
+    np.savez(wrong, q=Q, k=K, v=V, out=attention(Q, K, V, scale=1.0))
+    np.savez(right, q=Q, k=K, v=V, out=attention(Q, K, V))
+    np.savez(flat, q=Q, k=K, v=np.ones_like(V), out=np.ones_like(V))
+    assert main(["diagnose", str(wrong)]) == ExitCode.DEVIATES
+    assert "equals the answer without the scale" in capsys.readouterr().out
+    assert main(["diagnose", str(wrong), "--scale", "1"]) == ExitCode.OK
+    assert main(["diagnose", str(right)]) == ExitCode.OK
+    assert main(["diagnose", str(flat)]) == ExitCode.NOTHING_VERIFIED
+    capsys.readouterr()
+    assert main(["diagnose", str(right), "--against", str(wrong), "--json"]) == ExitCode.OK
+    printed = msgspec.json.decode(capsys.readouterr().out, type=Diagnosis)
+    assert printed.wanted is not None
+    assert printed.wanted.causes[0].id == "scale.missing"
+    assert main(["diagnose"]) == ExitCode.USAGE
+
+
+def test_outputs_alone_are_compared(tmp_path, capsys):
+    one, other = tmp_path / "output.npy", tmp_path / "other.npy"
+    np.save(one, attention(Q, K, V))
+    np.save(other, attention(Q, K, V, scale=1.0))
+    assert main(["diagnose", str(one), "--against", str(one)]) == ExitCode.OK
+    assert main(["diagnose", str(one), "--against", str(other)]) == ExitCode.DEVIATES
+    assert "no known mistake" not in capsys.readouterr().out
+    assert main(["diagnose", str(one)]) == ExitCode.USAGE
+    assert "--against" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_a_suggested_problem_tells_mistakes_apart(tmp_path, capsys, suffix):
+    path = tmp_path / f"problem.{suffix}"
+    assert main(["diagnose", "--suggest", str(path), "--causal", "bottom-right"]) == ExitCode.OK
+    arrays, _ = files.read([path])
+    names = ("query", "key", "value", "wanted")
+    q, k, v, wanted = (arrays[name].values.astype(np.float32) for name in names)
+    assert diagnose(q, k, v, wanted, causal="bottom-right").verdict == "noise"
+    found = diagnose(q, k, v, attention(q, k, v, causal=0), causal="bottom-right")
+    assert [it.id for it in found.causes] == ["causal.aligned"]
+
+
+def test_a_torch_file_holds_tensors_only(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "dump.pt"
+    arrays = of(Q, K, V, attention(Q, K, V, scale=1.0))
+    torch.save({n: torch.from_numpy(a).to(torch.float32) for n, a in arrays.items()}, path)
+    found = diagnose(**files.arguments(*files.read([path])))
+    assert found.cause is not None
+    assert found.cause.id == "scale.missing"
+    half = {n: torch.from_numpy(a).to(torch.bfloat16) for n, a in arrays.items()}
+    assert diagnose(**half).dtype == "bfloat16"
+    torch.save({"query": Trap}, path)
+    with pytest.raises(ConformanceError, match="more than tensors"):
+        files.read([path])
+
+
+# How the search works
+
+
+def rich():
+    """A problem with as much as goes together, on two batch entries and two groups of heads."""
+    q, k, v = drawn(batch=2, heads=4, kv_heads=2, queries=6, keys=9)
+    random = np.random.default_rng(4)
+    options = {
+        "query": q,
+        "key": k,
+        "value": v,
+        "output": None,
+        "layout": "b h n d",
+        "mask": random.random((2, 4, 6, 9)) < 0.8,
+        "mask_true": "attends",
+        "bias": random.standard_normal((2, 4, 6, 9)).astype(np.float32),
+        "causal": "bottom-right",
+        "soft_cap": 3.0,
+        "sinks": SINKS,
+        "slopes": np.float32([0.1, 0.2, 0.3, 0.4]),
+        "rotary": Rotary(size=8),
+        "norm": Norm(query=np.linspace(0.5, 1.5, 8), key=np.linspace(0.6, 1.4, 8)),
+        "key_lengths": [9, 7],
+    }
+    (one,) = readings(Given(**options))
+    (plain,) = readings(Given(query=q, key=k, value=v, output=None, layout="b h n d"))
+    options["window"], options["causal"] = (3, 2), None
+    (window,) = readings(Given(**options))
+    return one.problem, plain.problem, window.problem
+
+
+@np.errstate(all="ignore")
+def test_a_part_shows_every_mistake_that_does_not_join_heads_or_entries():
+    for problem in rich():
+        part = ports.part(problem, 1, 1)
+        small = {(one.cause, number): one for number, one in _numbered(_every(Maker(part)))}
+        compared = 0
+        for number, one in _numbered(_every(Maker(problem))):
+            other = small.get((one.cause, number))
+            if other is None or one.cause.id.startswith(ports.ACROSS) or one.breaks:
+                continue
+            whole = one.make().output
+            if whole.shape[-1] != 32:
+                continue
+            there = merged(separate(whole, 4)[1:, 2:])
+            here = other.make().output
+            finite = np.isfinite(there) & np.isfinite(here)
+            np.testing.assert_allclose(
+                here[finite], there[finite], rtol=1e-9, atol=1e-12, err_msg=str(one.cause)
+            )
+            compared += 1
+        assert compared > 60
+
+
+def test_identities_take_no_memory():
+    (reading,) = readings(Given(query=Q, key=K, value=V, output=None, layout="b h n d"))
+    for weight in (reading.problem.weights.query, reading.problem.weights.output):
+        assert is_identity(weight)
+        assert np.array_equal(
+            weight.reshape(32, 32) if weight.shape[0] == 32 else weight.reshape(-1, 32), np.eye(32)
+        )
