@@ -532,6 +532,15 @@ def test_a_scale_in_half_precision_is_not_taken_for_something_else():
     assert found.cause.id == "scale.of-size"
 
 
+def test_a_mistake_that_divides_by_zero_explains_no_numbers():
+    # Were NaN to predict anything, a normaliser of the last keys would fit rows that see none.
+    seen = np.tri(12, dtype=bool) & ~np.tri(12, k=-4, dtype=bool)
+    output = attention(Q, K, V, mask=np.tri(12, dtype=bool) & ~np.tri(12, k=-3, dtype=bool))
+    found = diagnose(Q, K, V, output, mask=seen, mask_true="attends")
+    assert "softmax.normaliser-of-keys" not in [it.id for it in found.causes]
+    assert "mask.window-without-first-key" in [it.id for it in found.causes]
+
+
 def test_numbers_that_cannot_tell():
     found = diagnose(Q, K, np.ones_like(V), np.ones_like(V))
     assert found.verdict == "cannot-tell"

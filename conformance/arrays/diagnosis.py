@@ -569,12 +569,26 @@ class Search:
         return _chosen(known, self.problem.dtype)
 
     def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
-        """Return the output with a mistake, of the whole or of a part; NaN where it is open."""
-        found = hypothesis.make().output
-        if self.open is None:
+        """Return the output with a mistake, of the whole or of a part; NaN where it is open.
+
+        It is open only for queries that see no key, with the mistake or without it. Everywhere
+        else, a prediction of NaN is one: a number is not what the mistake gives.
+        """
+        stages = hypothesis.make()
+        found, got = stages.output, self.answer.output
+        hidden = self.open
+        if part is not None:
+            got = _cut(self.problem, got, *part)
+            hidden = None if hidden is None else _cut(self.problem, hidden, *part)
+        if found.shape != got.shape:
             return found
-        hidden = self.open if part is None else _cut(self.problem, self.open, *part)
-        return np.where(hidden, np.nan, found) if hidden.shape == found.shape else found
+        lost = np.isnan(found) & np.isfinite(got)
+        if lost.any() and not hypothesis.breaks:
+            empty = ~stages.problem.allowed_in_full().any(axis=-1)
+            size = self.problem.shape.value_head_size
+            unseen = merged(np.repeat(empty[..., None], size, axis=-1))
+            found = np.where(lost & ~unseen, INFINITE, found)
+        return found if hidden is None else np.where(hidden, np.nan, found)
 
     def _part(self) -> tuple[Problem | None, Evidence]:
         """Return the problem of the part with most wrong numbers; None if the whole is small."""
