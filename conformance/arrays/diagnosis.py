@@ -730,13 +730,14 @@ def _key(hypothesis: Hypothesis, number: int) -> tuple[Phrase, int]:
 
 def _of_part(problem: Problem, evidence: Evidence, entry: int, group: int) -> Evidence:
     """Return the evidence on the heads of one batch entry that share a key/value head."""
-    shape = problem.shape
-    width = shape.group * shape.value_head_size
+    every = (evidence.got, evidence.want, evidence.noise)
+    return Evidence(*(_cut(problem, one, entry, group) for one in every), evidence.underflow)
 
-    def cut(array: Array) -> Array:
-        return array[entry : entry + 1, :, group * width : (group + 1) * width]
 
-    return Evidence(cut(evidence.got), cut(evidence.want), cut(evidence.noise), evidence.underflow)
+def _cut(problem: Problem, array: Any, entry: int, group: int) -> Any:
+    """Return the part of an array like the output that `_of_part` is about."""
+    width = problem.shape.group * problem.shape.value_head_size
+    return array[entry : entry + 1, :, group * width : (group + 1) * width]
 
 
 def _explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
