@@ -110,6 +110,7 @@ def remembered():
     return defaultdict(lambda: Memory(256))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("token", TOKENS)
 @EVERY
 def test_an_honest_twin_gets_what_it_deserves(boxes, remembered, cheat, token):
@@ -135,6 +136,7 @@ def test_a_token_replays_bit_for_bit(boxes):
     assert msgspec.structs.replace(one, seconds=0) == msgspec.structs.replace(other, seconds=0)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("declared", ["", ", geometry=Geometry(head_sizes=(16,), tiles=(8, 8))"])
 @pytest.mark.parametrize("level", ["core", "full"])
 def test_the_command_of_a_cause_asks_its_problem_again(boxes, declared, level):
@@ -216,6 +218,7 @@ def attention(query, key, value): return query
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_its_own_candidate_only(boxes, fault):
     verdict = judged(boxes, FAULTS[fault])
@@ -242,6 +245,7 @@ LEFT = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("place", LEFT)
 def test_nothing_is_left_for_the_next(boxes, place):
     leave, find = LEFT[place]

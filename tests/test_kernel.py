@@ -125,6 +125,7 @@ def test_gradients_have_a_maker():
         assert (findings[name].verdict, findings[name].made_by) == ("deviates", "kernel")
 
 
+@pytest.mark.night
 @for_each(case=catalogue())
 def test_the_kernel_alone_is_the_kernel_of_the_whole(case):
     problem = case.problem("float64")

@@ -228,6 +228,7 @@ def test_plain_float32_of_numpy_is_honest(case_id):
         assert 0.05 < rms(array) < 2, name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float64", *HALF])
 @pytest.mark.parametrize("case_id", ORDINARY)
 def test_torch_in_every_dtype_is_honest(case_id, dtype):
@@ -463,6 +464,7 @@ def modern_of(seed, dtype):
     return problem
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(50))
 def test_features_as_models_and_kernels_compute_them_are_honest(seed, dtype):
@@ -588,6 +590,7 @@ def simulated(problem, *, products=FLOAT32, softmax=FLOAT32, exp=np.exp, factor=
     return {"output": output, "weights": weights}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case_id", SCALED_DOT)
 @pytest.mark.parametrize(
     "coarse",
@@ -796,6 +799,7 @@ def test_tf32_has_ten_explicit_bits():
     assert abs(float(nearest_tf32(values)[5]) / 1e38 - 1) < 2.0**-11
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rounding", READINGS)
 @pytest.mark.parametrize("kind", [Divided, Online, ScaledQuery], ids=lambda kind: kind.__name__)
 def test_products_in_tf32_conform_where_tf32_is_declared(kind, rounding):
@@ -819,6 +823,7 @@ def test_products_in_tf32_conform_where_tf32_is_declared(kind, rounding):
     assert classes == {"TF32"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["plain/no-mask/cross", "causal/square/self"])
 def test_products_in_tf32_conform_at_head_size_128(name):
     grid = next(grid for grid in LARGE if grid.head_size == 128)
@@ -1000,6 +1005,7 @@ def test_the_page_shows_what_the_benchmark_measures(sensitivity):
     assert set(correct[1:]) == {"0"}, "a false alarm"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_error_of_the_size_on_the_page_is_noticed(sensitivity, dtype):
     """And a quarter of it by none of the same cases."""

@@ -94,6 +94,7 @@ def test_every_module_has_tests_and_every_entry_a_mutant(table):
     assert all(reason.strip() for reason in table["equivalent"].values())
 
 
+@pytest.mark.night
 def test_a_sample_is_noticed():
     """The same each time, so that it fails for a change of code or tests only."""
     command = ["-m", "mutants.own_code", "--quick", "--part", "1/200"]

@@ -161,6 +161,7 @@ def truth(problem):
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", IN_FIFTY_DIGITS)
 def test_everything_is_that_of_fifty_digits(name, score):
@@ -183,6 +184,7 @@ def test_everything_is_that_of_fifty_digits(name, score):
 # Complex steps: every gradient.
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", FEATURES)
 def test_gradients_are_those_of_complex_steps(name, score):
@@ -254,6 +256,7 @@ def by_jax(problem):
         return {name: np.asarray(array) for name, array in found.items() if name in wanted}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", IN_JAX)
 def test_everything_is_that_of_jax(name, score):
@@ -270,6 +273,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_features_in_pairs_are_those_of_loops_torch_and_jax(pair):
     problem = make(modern=pair, attn_bias=(1, 4, 3, 5), **WIDE)

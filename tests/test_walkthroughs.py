@@ -81,6 +81,7 @@ EFFECTS = {
 `browser/screenshots.py`."""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_reader_gets_what_the_page_shows(page, tmp_path):
     for framework in NEEDS.get(page.stem, ("torch",)):
@@ -167,6 +168,7 @@ MISTAKES = {
 notice it, and what it says."""
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_the_paged_example_is_found_named_and_reproduced(mistake, tmp_path):
     pytest.importorskip("torch")

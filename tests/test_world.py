@@ -86,6 +86,7 @@ def examiner():
     return Examiner()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
@@ -105,6 +106,7 @@ def test_the_ring_conforms(examiner, case, dtype):
         assert verdicts <= {"conforms", "observed", "unsupported"}, mode.name
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mutant", MUTANTS[::5], ids=lambda mutant: mutant.name)
 def test_a_mutant_of_the_ring_dies_in_the_case_that_it_names(examiner, mutant):
     """All of them are examined by `python -m mutants`."""
