@@ -55,12 +55,12 @@ class Selection:
         modes: the names of modes, or `FIRST`; empty for all.
         level: "full" selects everything. "default" selects all cases, in dtypes and modes that
             `sampled` chooses, and all experiments but those that are costly or compare modes.
-            "core" selects the cases marked `core` in the same way, and no experiments; "first"
-            selects the first items of `telling`. "large" selects `large_cases()`, and only those
-            experiments that `cases` name. `cases` restrict every level; `find_cases` raises
-            `ConformanceError` for a pattern that matches nothing in the level. Without `dtypes`,
-            all dtypes are used, except that levels "first", "core" and, without `cases`, "large"
-            use only `CORE_DTYPES`.
+            "core" selects the cases marked `core` and those of "first" in the same way, and no
+            experiments; "first" selects the first items of `telling`. "large" selects
+            `large_cases()`, and only those experiments that `cases` name. `cases` restrict every
+            level; `find_cases` raises `ConformanceError` for a pattern that matches nothing in the
+            level. Without `dtypes`, all dtypes are used, except that levels "first", "core" and,
+            without `cases`, "large" use only `CORE_DTYPES`.
         files: cases from case files, by id; they belong to every level.
 
     Raises:
@@ -130,7 +130,7 @@ class Selection:
         if isinstance(case, StoredCase) or self.level not in ("first", "core"):
             return True
         ranked = f"{case.name}/{case.family}" in most_telling()
-        return ranked if self.level == "first" else case.core
+        return ranked or (case.core and self.level == "core")
 
     def find_experiments(self) -> Sequence[Experiment]:
         """Return the selected experiments."""
