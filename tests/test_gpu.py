@@ -114,6 +114,18 @@ def test_a_framework_that_cannot_use_the_device_is_named(monkeypatch, program, r
     assert missing["torch-sdpa"] == reasons["torch"]
 
 
+def test_a_framework_that_is_left_out_is_told(tmp_path, monkeypatch, capfd):
+    fails = "if sys.argv[1] == 'torch': sys.exit('no driver')"
+    monkeypatch.setattr(gpu, "_ASK", f'import sys\n{fails}\nprint(\'{{"cpu": "a CPU"}}\')')
+    monkeypatch.setattr(gpu, "_candidates", lambda: [CORRECT, "torch-sdpa"])
+    # There is no time to begin anything.
+    assert main(ask(tmp_path, seconds="13")) == ExitCode.NOTHING_VERIFIED
+    printed = capfd.readouterr().out
+    assert "numpy: a CPU" in printed
+    assert "torch is left out: no driver" in printed
+    assert "not reached: core: Correct" in printed
+
+
 def test_a_name_that_does_not_exist_is_refused(tmp_path, capfd):
     assert main(ask(tmp_path, CORRECT, more=("--stage", "cores"))) == ExitCode.USAGE
     assert "did you mean core?" in capfd.readouterr().err

@@ -180,6 +180,8 @@ def _gpu(options: argparse.Namespace) -> int:
         raise Unavailable(f"nothing here can use a {options.device}: {why}")
     for framework, model in sorted(models.items()):
         print(f"{framework}: {model}", flush=True)
+    for framework, reason in sorted(reasons.items()):
+        print(f"{framework} is left out: {reason}", flush=True)
     usable = {spec: adapter for spec, adapter in adapters.items() if spec not in missing}
     stages = [stage for stage in STAGES if stage.name in (options.stage or [stage.name])]
     planned = [job for stage in stages for job in _jobs(stage, usable, options)]
