@@ -30,7 +30,6 @@ from conformance import (
     Geometry,
     RotaryTables,
     SoftCap,
-    Unavailable,
     Window,
 )
 from conformance.adapter import Cache, Packed, Pages
@@ -42,14 +41,11 @@ _FEATURES = (
 )
 
 
-class FlashAttention(Function):
-    """The adapter for flash_attn_func, and the base class of the other adapters in this file."""
+class FlashKernel(Function):
+    """The base class of the adapters of flash attention in torch, whoever has written it."""
 
-    title = "flash_attn.flash_attn_func"
-    documentation = "https://github.com/Dao-AILab/flash-attention"
     framework = "torch"
-    packages = ("flash-attn",)
-    imports = ("flash_attn",)
+    gpus_only = True
     layout = "batch length heads head"
     grouped = True
     custom_scale = True
@@ -58,12 +54,16 @@ class FlashAttention(Function):
     geometry = Geometry(head_sizes=(64, 128), tiles=(128, 128))
     fully_masked_row = "zeros"
     causal_flag = CausalFlag("causal", alignment="bottom-right")
-    features = _FEATURES
 
-    def check_device(self, device: str) -> None:
-        if device == "cpu":
-            raise Unavailable("flash_attn has kernels for GPUs only; run it with --device gpu")
-        super().check_device(device)
+
+class FlashAttention(FlashKernel):
+    """The adapter for flash_attn_func, and the base class of those below."""
+
+    title = "flash_attn.flash_attn_func"
+    documentation = "https://github.com/Dao-AILab/flash-attention"
+    packages = ("flash-attn",)
+    imports = ("flash_attn",)
+    features = _FEATURES
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

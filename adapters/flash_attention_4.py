@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import CausalFlag, Function, Geometry, Sinks, SoftCap, Unavailable, Window
+from conformance import Geometry, Sinks, SoftCap, Window
 from conformance.adapter import Packed, Pages
+from conformance.adapters.flash_attention import FlashKernel
 
 _FEATURES = (
     Window("window_size", none=None, alignment="bottom-right"),
@@ -32,28 +33,15 @@ _FEATURES = (
 )
 
 
-class FlashAttention4(Function):
+class FlashAttention4(FlashKernel):
     """The adapter for flash_attn_func, and the base class of the other adapters in this file."""
 
     title = "flash_attn.cute.flash_attn_func"
     documentation = "https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute"
-    framework = "torch"
     packages = ("flash-attn-4",)
     imports = ("flash_attn.cute",)
-    layout = "batch length heads head"
-    grouped = True
-    custom_scale = True
-    dtypes = ("float16", "bfloat16")
-    accuracy = "A"
     geometry = Geometry(head_sizes=(128, 64), tiles=(128, 128))
-    fully_masked_row = "zeros"
-    causal_flag = CausalFlag("causal", alignment="bottom-right")
     features = _FEATURES
-
-    def check_device(self, device: str) -> None:
-        if device == "cpu":
-            raise Unavailable("flash-attn-4 has kernels for GPUs only; run it with --device gpu")
-        super().check_device(device)
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

@@ -26,15 +26,14 @@ from typing import Any
 
 from conformance import (
     CausalFlag,
-    Function,
     Geometry,
     MaskArgument,
     SoftCap,
-    Unavailable,
     Unsupported,
     Window,
 )
 from conformance.adapter import Packed, Pages, Static
+from conformance.adapters.flash_attention import FlashKernel
 
 PAGE = 16
 """The number of keys in a page."""
@@ -59,32 +58,20 @@ _FEATURES = (
 )
 
 
-class SinglePrefill(Function):
+class SinglePrefill(FlashKernel):
     """The adapter for single_prefill_with_kv_cache, called once for each entry of the batch."""
 
     title = "flashinfer.single_prefill_with_kv_cache"
     documentation = "https://docs.flashinfer.ai/api/attention.html"
-    framework = "torch"
     packages = ("flashinfer-python",)
     imports = ("flashinfer",)
-    layout = "batch length heads head"
-    grouped = True
-    custom_scale = True
     differentiable = False
-    dtypes = ("float16", "bfloat16")
-    accuracy = "A"
     geometry = Geometry(head_sizes=(128,), tiles=(128, 128))
-    fully_masked_row = "zeros"
     mask_arguments: tuple[MaskArgument, ...] = (
         MaskArgument("custom_mask", "batch query key", true="attends"),
     )
     causal_flag = CausalFlag("causal", alignment="bottom-right", alone=True)
     features = _FEATURES
-
-    def check_device(self, device: str) -> None:
-        if device == "cpu":
-            raise Unavailable("FlashInfer has kernels for GPUs only; run it with --device gpu")
-        super().check_device(device)
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

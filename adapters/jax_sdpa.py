@@ -38,7 +38,6 @@ from conformance import (
     Mode,
     Problem,
     Shape,
-    Unavailable,
     Unsupported,
     Window,
 )
@@ -155,11 +154,7 @@ class CudnnAttention(DotProductAttention):
         Mode("cudnn-gradients", about="as cudnn, so that gradients can be asked for"),
     )
     implementation = "cudnn"
-
-    def check_device(self, device: str) -> None:
-        if device == "cpu":
-            raise Unavailable("cuDNN's kernel is for GPUs only; run it with --device gpu")
-        super().check_device(device)
+    gpus_only = True
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

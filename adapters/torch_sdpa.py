@@ -29,7 +29,6 @@ from conformance import (
     Geometry,
     MaskArgument,
     Mode,
-    Unavailable,
     Unsupported,
 )
 
@@ -170,12 +169,8 @@ class Flash(_OneKernel):
 class _OnGpu(_OneKernel):
     """The base class of adapters for kernels that exist only for GPUs."""
 
+    gpus_only = True
     geometry = Geometry(head_sizes=(64, 128), tiles=(64, 64))
-
-    def check_device(self, device: str) -> None:
-        if device == "cpu":
-            raise Unavailable(f"torch has {self.backend} for GPUs only; run it with --device gpu")
-        super().check_device(device)
 
 
 class Efficient(_OnGpu):

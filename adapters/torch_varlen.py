@@ -16,26 +16,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import CausalFlag, Function, Geometry, Unavailable, Window
+from conformance import Unavailable, Window
 from conformance.adapter import Packed, since
+from conformance.adapters.flash_attention import FlashKernel
 
 
-class VarlenAttention(Function):
-    """The adapter for varlen_attn, in which a causal flag stands for `window_size=(-1, 0)`."""
+class VarlenAttention(FlashKernel):
+    """The adapter for varlen_attn, in which a causal flag stands for `window_size=(-1, 0)`.
+
+    The library itself has no such flag.
+    """
 
     title = "torch.nn.attention.varlen.varlen_attn"
     documentation = "https://docs.pytorch.org/docs/stable/nn.attention.varlen.html"
-    framework = "torch"
     imports = ("torch.nn.attention.varlen",)
-    layout = "batch length heads head"
-    grouped = True
-    custom_scale = True
-    dtypes = ("float16", "bfloat16")
-    accuracy = "A"
-    geometry = Geometry(head_sizes=(64, 128), tiles=(128, 128))
-    fully_masked_row = "zeros"
-    # The library itself has no such argument.
-    causal_flag = CausalFlag("causal", alignment="bottom-right")
     features = (
         Window("window_size", alignment="bottom-right"),
         Packed("cu_seq_q", "cu_seq_k", longest_query="max_q", longest_key="max_k", only=True),
@@ -45,11 +39,6 @@ class VarlenAttention(Function):
         super().prepare()
         if not since("torch", "2.11"):
             raise Unavailable("varlen_attn has a scale and windows since torch 2.11")
-
-    def check_device(self, device: str) -> None:
-        if device == "cpu":
-            raise Unavailable("torch has varlen_attn for GPUs only; run it with --device gpu")
-        super().check_device(device)
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance import CausalFlag, Sinks, Unavailable, Window
-from conformance.adapter.loading import load
+from conformance.adapter.loading import load, registered
 from conformance.cases.catalogue import find_cases
 from conformance.errors import Unsupported
 from conformance.experiments import experiment
@@ -278,7 +278,7 @@ def without_gpu(name, **declared):
     kind = type(load(name))
     here = type(kind.__name__, (kind,), {
         "packages": (), "imports": (), "dtypes": ("float32",), "geometry": None,
-        "check_device": lambda self, device: None, **declared,
+        "gpus_only": False, **declared,
     })()  # fmt: skip
     here.name = name
     return here
@@ -458,10 +458,12 @@ def test_varlen_attn_of_torch_2_10_is_another_function(monkeypatch):
         load("torch-varlen").prepare()
 
 
-@pytest.mark.parametrize(
-    "name", [*NAMES, "torch-sdpa-efficient", "torch-sdpa-cudnn", "jax-sdpa-cudnn"]
-)
+FOR_GPUS = [name for name in registered() if getattr(load(name), "gpus_only", False)]
+
+
+@pytest.mark.parametrize("name", FOR_GPUS)
 def test_without_a_gpu_it_is_unavailable(name):
+    assert {*NAMES, "torch-sdpa-efficient", "torch-sdpa-cudnn", "jax-sdpa-cudnn"} == {*FOR_GPUS}
     adapter = load(name)
     with pytest.raises(Unavailable, match="GPUs only"):
         adapter.check_device("cpu")

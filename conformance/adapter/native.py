@@ -79,9 +79,11 @@ class NativeAdapter(Adapter):
 
     Attributes:
         imports: the modules, in addition to the framework, that the implementation needs.
+        gpus_only: whether the implementation exists for GPUs only.
     """
 
     imports: ClassVar[tuple[str, ...]] = ()
+    gpus_only: ClassVar[bool] = False
     _prepared = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -121,6 +123,8 @@ class NativeAdapter(Adapter):
 
     def check_device(self, device: str) -> None:
         """Raise `Unavailable` if the implementation cannot run on this kind of device here."""
+        if self.gpus_only and device == "cpu":
+            raise Unavailable(f"{self.title} is for GPUs only; run it with --device gpu")
         devices = self.bridge.devices()
         if device not in devices:
             raise Unavailable(
