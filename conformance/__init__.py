@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from conformance.adapter.world import Shard as Shard
     from conformance.adapter.world import Split as Split
     from conformance.adapter.world import World as World
+    from conformance.arrays.between import compare as compare
     from conformance.arrays.diagnosis import Diagnosis as Diagnosis
     from conformance.arrays.diagnosis import assert_within_noise as assert_within_noise
     from conformance.arrays.diagnosis import diagnose as diagnose
@@ -65,6 +66,7 @@ _NAMES = {
     "conformance.adapter.native": "Layer",
     "conformance.adapter.parameters": "Parameter",
     "conformance.adapter.world": "Distributed Shard Split World",
+    "conformance.arrays.between": "compare",
     "conformance.arrays.diagnosis": "Diagnosis assert_within_noise diagnose",
     "conformance.arrays.noise": "noise",
     "conformance.definition.geometry": "Geometry",

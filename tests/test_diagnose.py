@@ -633,6 +633,41 @@ def test_two_outputs_alone():
         against(output, output[:1])
 
 
+# Two callables
+
+
+def test_two_callables_are_compared_by_name():
+    found = conformance.compare(attention, lambda *x: attention(*x, scale=1.0), Q, K, V)
+    assert found.cause is not None
+    assert found.cause.id == "scale.missing"
+    assert found.wanted is not None
+    assert found.wanted.verdict == "noise"
+    weight = np.eye(8, dtype=np.float32) / 2
+
+    def layer(x):
+        return attention(x @ weight, x, x), None
+
+    assert conformance.compare(layer, layer, Q).verdict == "noise"
+    assert conformance.compare(layer, lambda x: attention(x, x, x), Q).verdict == "deviates"
+
+
+def test_callables_may_be_in_two_frameworks():
+    torch = pytest.importorskip("torch")
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    found = conformance.compare(attention, sdpa, Q, K, V, frameworks=("numpy", "torch"))
+    assert found.verdict == "noise", str(found)
+    assert len(found.differences) == 4
+    doubled = conformance.compare(
+        attention,
+        lambda q, k, v: sdpa(q, 2 * k - k.detach(), v),
+        Q,
+        K,
+        V,
+        frameworks=("numpy", "torch"),
+    )
+    assert [it.id for it in doubled.causes] == ["gradient.doubled"]
+
+
 # σ for tests of one's own
 
 
@@ -858,6 +893,20 @@ def test_a_part_shows_every_mistake_that_does_not_join_heads_or_entries():
             )
             compared += 1
         assert compared > 60
+
+
+def test_a_large_problem_is_searched_in_a_part_first():
+    q, k, v = drawn(heads=4, kv_heads=2, queries=80, size=4)
+    seen = np.tri(80, dtype=bool)
+    for output, cause in (
+        (attention(q, k, v, scale=1.0), "scale.missing"),
+        (attention(q, k, v, scale=0.3), "scale.factor"),
+        (attention(q, *(np.tile(x, (1, 2, 1, 1)) for x in (k, v))), "heads.tiled"),
+    ):
+        found = diagnose(q, k, v, output, layout="b h n d")
+        assert [it.id for it in found.causes] == [cause]
+    found = diagnose(q, k, v, attention(q, k, v, mask=seen), mask=~seen, mask_true="attends")
+    assert "mask.inverted" in [it.id for it in found.causes]
 
 
 def test_identities_take_no_memory():

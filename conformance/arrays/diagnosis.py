@@ -317,7 +317,7 @@ class Judged:
         self.answer = _without_masked_rows(reading)
         self.expectation = expected(self.problem, given.accuracy, bool(reading.answer.gradients))
         if self.answer is not reading.answer:
-            empty = ~self.problem.allowed_in_full().any(axis=-1)
+            empty = _empty(self.problem)
             rows = merged(np.repeat(empty[..., None], self.problem.shape.value_head_size, -1))
             want = self.expectation.arrays["output"]
             output = np.where(rows, want, reading.answer.output)
@@ -419,7 +419,7 @@ class Judged:
 
     def _notes(self) -> list[Told]:
         notes = [told(one) for one in self.reading.notes]
-        empty = int((~self.problem.allowed_in_full().any(axis=-1)).sum())
+        empty = int(_empty(self.problem).sum())
         if empty:
             notes.append(told(Phrase("arrays.masked-rows-not-judged", {"count": empty})))
         want, sigma = self.expectation.arrays["output"], self.expectation.sigma["output"]
@@ -466,9 +466,14 @@ class Judged:
 
 def _without_masked_rows(reading: Reading) -> Answer:
     """Return the answer; a copy if there are queries that see no key, whose output is open."""
-    if reading.problem.allowed_in_full().any(axis=-1).all():
+    if not _empty(reading.problem).any():
         return reading.answer
     return replace(reading.answer)
+
+
+def _empty(problem: Problem) -> BoolArray:
+    """Return a mask `[batch heads query]`, True for queries that see no key."""
+    return np.asarray(~problem.allowed_in_full().any(axis=-1))
 
 
 def _alike(first: Reading, others: Sequence[Reading]) -> Iterator[Told]:
@@ -492,7 +497,7 @@ class Search:
         self.output = Evidence.of("output", answer.output, expectation)
         self.partial: list[tuple[Phrase, float, Phrase]] = []
         # What a query gets that sees no key is open, so nothing is predicted of it.
-        empty = ~problem.allowed_in_full().any(axis=-1)
+        empty = _empty(problem)
         size = problem.shape.value_head_size
         self.open = merged(np.repeat(empty[..., None], size, axis=-1)) if empty.any() else None
 
@@ -584,7 +589,7 @@ class Search:
             return found
         lost = np.isnan(found) & np.isfinite(got)
         if lost.any() and not hypothesis.breaks:
-            empty = ~stages.problem.allowed_in_full().any(axis=-1)
+            empty = _empty(stages.problem)
             size = self.problem.shape.value_head_size
             unseen = merged(np.repeat(empty[..., None], size, axis=-1))
             found = np.where(lost & ~unseen, INFINITE, found)
@@ -620,7 +625,7 @@ class Search:
         output, shape = self.output, self.problem.shape
         if predicted.shape != output.got.shape or not hypothesis.cause:
             return None
-        wrong = separate(output.wrong, shape.heads).any(axis=-1)
+        wrong = np.asarray(separate(output.wrong, shape.heads).any(axis=-1))
         if wrong.all():
             return None
         rows = np.repeat(wrong[..., None], shape.value_head_size, axis=-1)
@@ -646,7 +651,7 @@ class Search:
         if share < LEAST_SHARE or not near[~evidence.wrong].all():
             return
         heads = evidence.got.shape[-1] // self.problem.shape.value_head_size
-        where = where_wrong(separate(explained, heads).all(axis=-1))
+        where = where_wrong(np.asarray(separate(explained, heads).all(axis=-1)))
         self.partial.append((cause, share, where))
         self.partial.sort(key=lambda one: -one[1])
         del self.partial[MOST_PARTIAL:]
@@ -730,12 +735,14 @@ def _key(hypothesis: Hypothesis, number: int) -> tuple[Phrase, int]:
 
 def _of_part(problem: Problem, evidence: Evidence, entry: int, group: int) -> Evidence:
     """Return the evidence on the heads of one batch entry that share a key/value head."""
-    every = (evidence.got, evidence.want, evidence.noise)
-    return Evidence(*(_cut(problem, one, entry, group) for one in every), evidence.underflow)
+    got, want, noise = (
+        _cut(problem, it, entry, group) for it in (evidence.got, evidence.want, evidence.noise)
+    )
+    return Evidence(got, want, noise, evidence.underflow)
 
 
-def _cut(problem: Problem, array: Any, entry: int, group: int) -> Any:
-    """Return the part of an array like the output that `_of_part` is about."""
+def _cut(problem: Problem, array: np.ndarray, entry: int, group: int) -> np.ndarray:
+    """Return the part of an array like the output that belongs to these heads."""
     width = problem.shape.group * problem.shape.value_head_size
     return array[entry : entry + 1, :, group * width : (group + 1) * width]
 
@@ -839,7 +846,7 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
         where = (
             where_wrong(wrong, tokens)
             if name == LSE
-            else where_wrong(wrong.any(axis=-1), tokens) or _last_axis(wrong, last)
+            else where_wrong(np.asarray(wrong.any(axis=-1)), tokens) or _last_axis(wrong, last)
         )
     return Difference(
         array=name,

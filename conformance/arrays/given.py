@@ -385,13 +385,13 @@ def _readings(given: Given, arrays: Mapping[str, Numbers], layout: str) -> Itera
                 )
 
 
-def merged(heads: Array) -> Array:
+def merged(heads: np.ndarray) -> np.ndarray:
     """Return `[batch heads length head]` with the heads side by side, `[batch length width]`."""
     batch, count, length, size = heads.shape
     return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(batch, length, count * size)
 
 
-def separate(width: Array, heads: int) -> Array:
+def separate(width: np.ndarray, heads: int) -> np.ndarray:
     """Return `[batch length width]` with its heads apart: `[batch heads length head]`."""
     batch, length, size = width.shape
     return width.reshape(batch, length, heads, size // heads).transpose(0, 2, 1, 3)

@@ -17,7 +17,7 @@ from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, si
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import Array, IntArray
 from conformance.definition.problem import NO_WINDOW, Norm, Positions, Problem, Rotary
 from conformance.records.findings import NOTHING, Part, Phrase
 
@@ -160,7 +160,7 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
             def unwritten(array: Array, end: int = end) -> Array:
                 return np.where((index < end)[:, None], array, 0.0)
 
-            about = {"of": [*of], "keys": told}
+            about: About = {"of": [*of], "keys": told}
             yield maker.staged("cache.rows-not-written", about, input=changed(of, unwritten))
     for of in (("key", "value"), ("value",), ("key",)):
         for cause, at in (
@@ -168,12 +168,17 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
             ("cache.one-row-late", np.maximum(index - 1, 0)),
             ("cache.one-row-early", np.minimum(index + 1, keys - 1)),
         ):
-            taken = changed(of, lambda array, at=at: array[:, at])
-            yield maker.staged(cause, {"of": [*of]}, input=taken)
-        if shape.batch > 1:
-            for step in (1, -1):
-                rolled = changed(of, lambda array, step=step: np.roll(array, step, axis=0))
-                yield maker.staged("cache.of-next-entry", {"of": [*of]}, input=rolled)
+
+            def moved(array: Array, at: IntArray = at) -> Array:
+                return array[:, at]
+
+            yield maker.staged(cause, {"of": [*of]}, input=changed(of, moved))
+        for step in (1, -1) if shape.batch > 1 else ():
+
+            def rolled(array: Array, step: int = step) -> Array:
+                return np.roll(array, step, axis=0)
+
+            yield maker.staged("cache.of-next-entry", {"of": [*of]}, input=changed(of, rolled))
 
 
 # What follows from the output
@@ -198,7 +203,7 @@ def permuted(problem: Problem, evidence: Evidence) -> Phrase:
         nearest = (of_got @ of_want.T - (of_want**2).sum(axis=1) / 2).argmax(axis=1)
         if len(set(nearest.tolist())) < len(nearest) or (nearest == np.arange(len(nearest))).all():
             continue
-        found = np.take(want, nearest, axis=axis).reshape(evidence.want.shape)
+        found: Array = np.take(want, nearest, axis=axis).reshape(evidence.want.shape)
         if evidence.explained(found):
             return Phrase("output.permuted", {"axis": name, **_order(nearest)})
     return NOTHING
@@ -213,7 +218,8 @@ def factors(problem: Problem, evidence: Evidence) -> Phrase:
     sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
     if not np.isfinite(evidence.got).all():
         return NOTHING
-    got, want, wrong = (it.reshape(sizes) for it in (evidence.got, evidence.want, evidence.wrong))
+    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
+    wrong = evidence.wrong.reshape(sizes)
     for name, axis in (("head", 2), ("batch", 0), ("query", 1)):
         others = tuple(other for other in range(4) if other != axis)
         chosen = wrong.any(axis=others)
