@@ -48,6 +48,34 @@ def test_it_builds_and_fetches_nothing(tmp_path):
     assert "../implementations/flax-nnx.html" in (tmp_path / page).read_text(encoding="utf-8")
 
 
+def test_the_page_of_a_defect_is_made_of_its_script():
+    site = runpy.run_path(str(pages.DOCS / "site" / "answers.py"))
+    made = site["pages"](pages.ROOT)
+    defects = {name: text for name, text in made.items() if name.startswith("defects/")}
+    everything = defects.pop("defects/all.md")
+    for name, text in defects.items():
+        assert f"({name.removeprefix('defects/')})" in everything
+        script = re.search(r"docs/reproductions/(\w+)\.py\)", text)[1]
+        wanted = ("What happens", "A way around", "A program that shows it", "Upstream")
+        assert [word for word in wanted if f"\n## {word}\n" not in text] == [], script
+        assert len(text.partition("\n")[0]) < 200, script
+        assert "numpy" not in text.partition("## Who has it")[2], script
+    text = defects["defects/torch-mha-fully-masked-row.md"]
+    assert "depends on whether weights are asked for: NaN if they are" in text
+    assert "AssertionError: NaN only if weights are asked for" in text
+    assert "torch 2." in text
+    assert "https://github.com/pytorch/pytorch/issues/160064" in text
+    # Each is in the navigation, too.
+    assert str(site["navigation"](pages.ROOT)).count("defects/") == len(defects) + 1
+
+
+def test_a_version_of_numpy_is_none_of_torch():
+    site = runpy.run_path(str(pages.DOCS / "site" / "answers.py"))
+    shown = site["beyond"](pages.ROOT)["torch-mha"] + site["pages"](pages.ROOT)["can-i-use.md"]
+    assert '"with":"numpy 1' not in shown
+    assert "Measured: numpy" not in shown
+
+
 def fetched(file: Path) -> list[str]:
     text = file.read_text(encoding="utf-8")
     found = (next(filter(None, item.groups())) for item in ASKED.finditer(text))

@@ -74,6 +74,29 @@
       return [course[at][0] + (at ? "" : ", the oldest that answers"),
         ...others.flatMap((item) => [make("br"), told(item)])];
     };
+    // Answers about who sees whom are drawn: rows are queries, columns are keys.
+    const grid = (said, rows, heads) => {
+      const table = make("table", undefined, { className: "answers-mask" });
+      table.setAttribute("aria-label", said);
+      if (heads) add(table, add(make("tr"), ...heads.map((text) => make("th", text))));
+      for (const row of rows) add(table, add(make("tr"), ...row.map((on) => make("td", on ? "●" : "·", { className: on ? "on" : "" }))));
+      return add(make("figure", undefined, { className: "answers-figure" }), table, make("figcaption", said));
+    };
+    const drawn = (name, value) => {
+      const sees = (queries, keys, rule) => Array.from({ length: queries }, (_, q) => Array.from({ length: keys }, (_, k) => rule(q, k)));
+      if (name.startsWith("Causal flag, fewer") && (value === "top-left" || value === "bottom-right")) {
+        const ahead = value === "top-left" ? 0 : 2;
+        return grid(`${value}: what 3 queries see of 5 keys, ● is seen`, sees(3, 5, (q, k) => k <= q + ahead));
+      }
+      const polar = { attends: (on) => on, blocks: (on) => !on };
+      const marks = { "True in a mask": [["True", 1], ["False", 0], ["True", 1], ["False", 0]],
+        "0 and 1, as floats": [["1.0", 1], ["0.0", 0], ["1.0", 1], ["0.0", 0]],
+        "0 and 1, as integers": [["1", 1], ["0", 0], ["1", 1], ["0", 0]] }[name];
+      const rule = polar[value] ?? (value.startsWith("1 attends") ? polar.attends : value.startsWith("1 blocks") ? polar.blocks : null);
+      if (marks && rule) return grid("a mask over 4 keys, and which of them a query sees: ●", [marks.map(([, on]) => rule(Boolean(on)))], marks.map(([text]) => text));
+      if (name === "0 and −inf" && value.startsWith("added")) return grid("a mask over 4 keys, and which of them a query sees: ●", [[true, false, true, false]], ["0", "−inf", "0", "−inf"]);
+      return null;
+    };
     const show = () => {
       const one = byKey.get(who.value);
       const own = measured();
@@ -92,6 +115,7 @@
       const refused = dtype.value && !own?.dtypes.includes(dtype.value);
       const heading = !own ? `not measured on a ${device.toUpperCase()}` : own.unavailable ? `could not be run: ${own.unavailable}` : refused ? "not in this dtype" : seen ? values(seen) : supported || "not seen in an experiment";
       line(site.asked[name][0], make("strong", heading));
+      if (heading === (seen && values(seen))) add(list.lastChild, ...seen.map(([value]) => drawn(name, value)).filter(Boolean));
       if (feature?.declared?.length) line("How", make("code", feature.declared.join(", ")));
       else if (name.startsWith("Causal") && one.causal) line("How", make("code", one.causal[0]), ` aligned ${one.causal[1]}`);
       else if (one.arguments.length && !site.features.includes(name)) {

@@ -6,15 +6,19 @@ history on the page of an implementation. Nothing but the standard library is ne
 
 from __future__ import annotations
 
+import ast
 import html
 import itertools
 import json
 import re
+import textwrap
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SITE = "reports/published/site.json"
+DEFECTS = "docs/site/defects.toml"
 SPECIAL = re.compile(r"[\\`*_{}\[\]()#+!|~-]")
 CAUSAL = "Causal flag, fewer queries than keys"
 
@@ -114,6 +118,9 @@ def read(root: Path) -> Site:
         gpu = [one["gpu"]] if one["gpu"] else []
         if one["device"] == "gpu":
             one["title"] += " (on a GPU)"
+        if _alone(one):
+            # With another NumPy, one version of the library is not another version of it.
+            one["history"] = [point for point in one["history"] if point["now"]]
         for point in (one, *one["history"], *gpu):
             for name, values in point["answers"].items():
                 said = SAID.get(name, {})
@@ -147,6 +154,7 @@ def pages(root: Path) -> dict[str, str]:
     """Return path to content of every page, below `docs`."""
     site = read(root)
     defects = list(_defects(site))
+    shown = {one["script"]: _reproduction(root, one["script"]) for _, one, _ in defects}
     made = {
         "can-i-use.md": _can_i_use(site),
         "translator.md": _translator(site),
@@ -160,19 +168,7 @@ def pages(root: Path) -> dict[str, str]:
                 for one in site["requirements"]
             ),
         ),
-        "defects/all.md": _list(
-            "All defects",
-            "Each with a script that shows it without this suite, and where it is discussed. What "
-            "else is known to deviate: "
-            + ", ".join(
-                _link(title.lower(), f"../known/{kind}.md") for kind, title in KINDS.items()
-            )
-            + ".",
-            (
-                (f"{name}.md", f"{_libraries(found)}: {one['reason']}")
-                for name, one, found in defects
-            ),
-        ),
+        "defects/all.md": _all_defects(defects, shown),
     }
     for kind, title in KINDS.items():
         table = _known(site, lambda own, kind=kind: own["kind"] == kind)  # type: ignore[misc]
@@ -182,7 +178,7 @@ def pages(root: Path) -> dict[str, str]:
     for one in site["requirements"]:
         made[f"requirements/{one['id']}.md"] = _requirement(site, one)
     for name, one, found in defects:
-        made[f"defects/{name}.md"] = _defect(name, one, found)
+        made[f"defects/{name}.md"] = _defect(shown[one["script"]], one, found)
     for one in site["implementations"]:
         made[f"badges/{one['key']}.svg"] = badge(*_standing(one))
     return made
@@ -203,15 +199,17 @@ def beyond(root: Path) -> dict[str, str]:
     """Return what only the site says of each implementation: since when, and its defects' pages."""
     site = read(root)
     defects = list(_defects(site))
+    titles = {name: _reproduction(root, one["script"]).title for name, one, _ in defects}
     return {
-        one["key"]: _history(one) + _its_defects(one, defects) for one in site["implementations"]
+        one["key"]: _history(one) + _its_defects(one, defects, titles)
+        for one in site["implementations"]
     }
 
 
-def _its_defects(one: Item, defects: Sequence[Defect]) -> str:
+def _its_defects(one: Item, defects: Sequence[Defect], titles: Mapping[str, str]) -> str:
     links = [
-        f"- {_link(defect['reason'], f'../defects/{page}.md')}"
-        for page, defect, found in defects
+        f"- {_link(titles[page], f'../defects/{page}.md')}"
+        for page, _, found in defects
         if any(item["key"] == one["key"] for item, _ in found)
     ]
     if not links:
@@ -293,6 +291,19 @@ def _version(one: Item, point: Item) -> str:
     library = one["library"].replace("_", "-")
     packages = point["with"].split(", ")
     return next((own for own in packages if own.split(" ")[0].endswith(library)), point["with"])
+
+
+def _has_library(one: Item, packages: str) -> bool:
+    library = one["library"].replace("_", "-")
+    return any(package.split(" ")[0].endswith(library) for package in packages.split(", "))
+
+
+def _own_version(one: Item) -> str:
+    """Return the version of the library itself, or of all packages where it has none."""
+    library = one["library"].replace("_", "-")
+    own = [f"{name} {version}" for name, version in one["versions"].items() if library in name]
+    # What stands behind a plus says how it was built.
+    return own[0].partition("+")[0] if own else _versions(one)
 
 
 def _alone(one: Item) -> bool:
@@ -391,12 +402,15 @@ def _known(site: Site, wanted: Callable[[Item], bool]) -> str:
 
 
 def _having(one: Item, known: Item) -> str:
-    """Return the versions that have a known deviation."""
+    """Return the versions of the library that have a known deviation."""
     having = [point for point in one["history"] if known["reason"] in point["known"]]
+    if not any(_has_library(one, point["with"]) for point in having):
+        # Only other packages varied, such as NumPy.
+        return _own_version(one)
     brief = list(dict.fromkeys(_version(one, point) for point in having))
     if len(brief) > 2:
         return f"{brief[0]} to {brief[-1]}"
-    return ", ".join(brief) or _versions(one)
+    return ", ".join(brief) or _own_version(one)
 
 
 def _how(one: Item, name: str) -> str:
@@ -440,26 +454,134 @@ def _defects(site: Site) -> Iterator[Defect]:
         yield name, max((known for _, known in found), key=lambda it: len(it["reason"])), found
 
 
-def _defect(name: str, one: Item, found: Sequence[tuple[Item, Item]]) -> str:
-    lines = [f"# {_text(name.replace('-', ' ').capitalize())}", _text(one["reason"])]
-    if one["script"]:
-        lines.append(f"- Without this suite: [{_text(one['script'])}](../../{one['script']})")
-    links = dict.fromkeys(known["link"] for _, known in found if known["link"].startswith("https:"))
-    lines += [f"- Upstream: <{link}>" for link in links]
-    rows = []
-    for item, known in found:
-        having = [point["with"] for point in item["history"] if known["reason"] in point["known"]]
-        rows.append((
-            _implementation(item),
-            _text("; ".join(having) or _versions(item)),
-            ", ".join(known["dtypes"]),
-            _text(known["when"]) or "·",
-            ", ".join(_link(one, f"../requirements/{one}.md") for one in known["requirements"]),
-        ))  # fmt: skip
-    heads = ("Implementation", "With", "Dtypes", "Holds where", "Requirements")
-    return (
-        "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n\n" + _table(heads, rows) + "\n"
+class Reproduction(NamedTuple):
+    """What a script in docs/reproductions says of a defect.
+
+    Attributes:
+        title: for a stranger, what goes wrong where.
+        happens: the comment at its head, without the next two.
+        found: the sentences of the comment on versions.
+        instead: a way around; "" if none is known.
+        code: the program below the comment.
+        error: what it prints or raises at its end, as far as the program says it.
+    """
+
+    title: str
+    happens: str
+    found: str
+    instead: str
+    code: str
+    error: str
+
+
+def _reproduction(root: Path, script: str) -> Reproduction:
+    """Return what a script says: its comment, its code, and how it ends."""
+    text = (root / script).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    head = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    comment = " ".join(line.removeprefix("#").strip() for line in head)
+    code = "\n".join(lines[len(head) :]).strip()
+    words = tomllib.loads((root / DEFECTS).read_text(encoding="utf-8")).get(Path(script).stem, {})
+    sentences = re.split(r"(?<=[.)])\s+(?=[A-Z])", comment)
+    found = [one for one in sentences if re.match(r"(Found with|Since) ", one)]
+    happens = " ".join(one for one in sentences if one not in found)
+    return Reproduction(
+        title=words.get("title") or textwrap.shorten(sentences[0], 110, placeholder=" …"),
+        happens=happens,
+        found=" ".join(found),
+        instead=words.get("instead", ""),
+        code=code,
+        error=_error(code),
     )
+
+
+def _error(code: str) -> str:
+    """Return how a script ends where the defect is there, as its last assertion says it."""
+    asserted = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Assert)]
+    told = asserted[-1].msg if asserted else None
+    return f"AssertionError: {told.value}" if isinstance(told, ast.Constant) else ""
+
+
+def _by_library(
+    defects: Iterable[Defect], shown: Mapping[str, Reproduction]
+) -> dict[str, list[tuple[str, str]]]:
+    """Return the name and title of each defect's page, by the library that it begins with."""
+    libraries: dict[str, list[tuple[str, str]]] = {}
+    for name, one, _ in defects:
+        title = shown[one["script"]].title
+        library = re.split(r"[ .:,]", title)[0]
+        libraries.setdefault(library, []).append((name, title))
+    return {
+        library: sorted(libraries[library], key=lambda own: own[1])
+        for library in sorted(libraries, key=str.lower)
+    }
+
+
+def navigation(root: Path) -> list[Any]:
+    """Return the pages of defects as a part of a navigation, by library."""
+    defects = list(_defects(read(root)))
+    shown = {one["script"]: _reproduction(root, one["script"]) for _, one, _ in defects}
+    return [
+        "defects/all.md",
+        *(
+            {library: [{title: f"defects/{name}.md"} for name, title in own]}
+            for library, own in _by_library(defects, shown).items()
+        ),
+    ]
+
+
+def _all_defects(defects: Iterable[Defect], shown: Mapping[str, Reproduction]) -> str:
+    """Return the list of all defects, by library."""
+    others = ", ".join(_link(title.lower(), f"../known/{kind}.md") for kind, title in KINDS.items())
+    lines = [
+        "# All defects",
+        "What goes wrong in a library, with a program of a few lines that shows it without this "
+        f"suite, a way around, and where it is discussed. What else is known to deviate: {others}.",
+    ]
+    for library, own in _by_library(defects, shown).items():
+        links = (f"- {_link(title, f'{name}.md')}" for name, title in own)
+        lines += [f"## {_text(library)}", "\n".join(links)]
+    return "\n\n".join(lines) + "\n"
+
+
+def _defect(shown: Reproduction, one: Item, found: Sequence[tuple[Item, Item]]) -> str:
+    links = dict.fromkeys(known["link"] for _, known in found if known["link"].startswith("https:"))
+    lines = [f"# {_text(shown.title)}", "## What happens", _text(shown.happens)]
+    if shown.instead:
+        lines += ["## A way around", _text(shown.instead)]
+    lines += [
+        "## A program that shows it",
+        f"It needs the library only, and not this suite: [{_text(one['script'])}]"
+        f"(../../{one['script']}).",
+        f"~~~~~~ python\n{shown.code}\n~~~~~~",
+    ]
+    if shown.error:
+        lines += ["Where the defect is there, it ends with:", f"~~~~~~ text\n{shown.error}\n~~~~~~"]
+    groups: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
+    for item, known in found:
+        place = (_implementation(item), _having(item, known), known["when"])
+        dtypes, requirements = groups.setdefault(place, ([], []))
+        dtypes += known["dtypes"]
+        requirements += known["requirements"]
+    rows = [
+        (
+            implementation,
+            _text(versions),
+            ", ".join(dict.fromkeys(dtypes)),
+            _text(when) or "·",
+            ", ".join(_link(it, f"../requirements/{it}.md") for it in dict.fromkeys(requirements)),
+        )
+        for (implementation, versions, when), (dtypes, requirements) in groups.items()
+    ]
+    columns = ("Implementation", "Versions", "Dtypes", "Holds where", "Requirements")
+    kept = [at for at in range(len(columns)) if at != 3 or any(row[3] != "·" for row in rows)]
+    table = _table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    lines += ["## Who has it, and in which versions", table]
+    if shown.found:
+        lines.append(_text(shown.found))
+    upstream = "\n".join(f"- <{link}>" for link in links) or "No discussion is known."
+    lines += ["## Upstream", upstream, "[All defects](all.md)"]
+    return "\n\n".join(lines) + "\n"
 
 
 def _can_i_use(site: Site) -> str:

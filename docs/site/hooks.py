@@ -22,6 +22,14 @@ CHANGES = "changes.md"
 ANSWERS = runpy.run_path(str(Path(__file__).with_name("answers.py")))
 
 
+def on_config(config: Any) -> Any:
+    """Give the page of each defect its place in the navigation."""
+    answers = next(section["Answers"] for section in config.nav if "Answers" in section)
+    at = next(index for index, page in enumerate(answers) if "Defects" in page)
+    answers[at] = {"Defects": ANSWERS["navigation"](ROOT)}
+    return config
+
+
 def on_startup(**_: Any) -> None:
     """Lay the rooms of the package together, so that the reference finds their docstrings."""
     runpy.run_path(str(ROOT / "tests" / "typed.py"))["lay_links"]()
