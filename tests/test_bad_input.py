@@ -89,12 +89,29 @@ def test_what_only_answers_or_raises_is_no_deviation(mutant):
     assert finding.verdict == "conforms"
 
 
+class Stretching(Correct):
+    """Broadcasts keys and values of length 1, as `logits * value` does where a sum is meant."""
+
+    def attend(self, query, key, value, masks, **options):
+        longest = max(key.shape[2], value.shape[2])
+        key, value = (
+            np.repeat(array, longest, axis=2) if array.shape[2] == 1 else array
+            for array in (key, value)
+        )
+        return super().attend(query, key, value, masks, **options)
+
+
 def test_an_answer_is_that_of_a_call_that_is_well_defined():
     truncated, broadcast = values(faulty.Truncates(), "bad-input"), values(Correct(), "bad-input")
     assert truncated[SHORT].endswith("as if cut to the shorter")
     assert truncated["fewer keys than values"].endswith("as if cut to the shorter")
     assert broadcast[SHORT] == "refused"
     assert broadcast["values of a batch of 1"].endswith("as if broadcast")
+    assert truncated["keys of length 1"].endswith("as if cut to the shorter")
+    assert values(Stretching(), "bad-input")["keys of length 1"].endswith("as if broadcast")
+    # einsum broadcasts, so the weight of the single key, which is 1, serves every value.
+    assert broadcast["keys of length 1"].endswith("as if the values were added up")
+    assert broadcast["values of length 1"].endswith("as if broadcast")
     assert broadcast["mask of several queries, inputs of 1"].endswith("as if broadcast")
     assert broadcast["queries of another dtype"].endswith("as if cast")
 

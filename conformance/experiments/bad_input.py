@@ -185,6 +185,16 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         sizes = {"value length": SHORT}
         yield sized("value-short", sizes, cut={"key": cut["key"]}, padded={"value": padded})
         yield sized("key-short", {"key length": SHORT}, cut={"value": cut["value"]})
+        alike = {name: usual[name][:, :1].repeat(value.shape[1], axis=1) for name in both}
+        yield sized("value-length-of-1", {"value length": 1}, broadcast={"value": alike["value"]})
+        yield sized(
+            "key-length-of-1",
+            {"key length": 1},
+            broadcast={"key": alike["key"]},
+            cut={"value": value[:, :1]},
+            # The weight of a single key is 1; broadcast over the values, it adds them up.
+            summed={"value": value.sum(axis=1, keepdims=True)},
+        )
         values = {"value": repeated["value"]}
         yield sized("value-batch-of-1", {"value batch": 1}, broadcast=values)
     if "key" in names:
