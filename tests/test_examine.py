@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from mutants import miniatures
+from mutants.contestant import Contestant
 from rich.console import Console
 
 import conformance
@@ -184,12 +185,13 @@ def test_the_command_says_the_same(options, text, capsys):
 
 def test_core_is_less_and_one_mode_is_one():
     core = examine(miniatures.Refuses, level="core")
-    assert {row.dtype for row in core.results} == {"float32", "bfloat16"}
+    # What is refused in every dtype is asked in one.
+    assert {row.dtype for row in core.results} == {"float32"}
     assert core.record.header.provenance.selection == "--level core"
     assert core.to_dict()["exit_code"] == ExitCode.NOTHING_VERIFIED
-    both = examine(miniatures.Refuses, level="core", cases="key-padding")
+    both = examine(Contestant(), level="core", cases="key-padding")
     names = {row.case.removeprefix("mask/key-padding/") for row in both.results}
-    assert names == {"cross", "self", "separate", "square"}
+    assert {"cross", "self", "separate", "square"} <= names
     assert {row.dtype for row in both.results} == {"float32", "bfloat16"}
     rough = examine(miniatures.Moded, cases="plain/no-mask/self", dtypes="float32", modes="rough")
     assert [row.mode for row in rough.results] == ["rough"]
