@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 FRAMEWORKS = (
-    *("torch", "jax", "paddle", "mlx"),
+    *("torch", "paddle", "mlx"),
     # They take long to import, or to compute.
-    *(pytest.param(name, marks=pytest.mark.night) for name in ("tensorflow", "tinygrad")),
+    *(pytest.param(name, marks=pytest.mark.night) for name in ("jax", "tensorflow", "tinygrad")),
 )
 
 

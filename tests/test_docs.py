@@ -112,7 +112,7 @@ def test_mistakes_are_noticed(name):
 # Pages
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_programs_run(page, monkeypatch):
     """All programs of a page, in one namespace; `>>>` is compared with what it prints."""
