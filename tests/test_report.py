@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 
 import msgspec
@@ -331,6 +332,17 @@ def test_functions_of_one_name_in_several_files_are_several(tmp_path, specs, nam
     # The arrays go with their results.
     for _, own, arrays in kept:
         assert {key.partition(":")[0] for key in arrays} <= {own.results[0].implementation}
+
+
+def test_a_narrowed_report_has_no_empty_section(tmp_path):
+    def headings(**changes):
+        path = save(tmp_path, record(result(good()), name="r", **changes))
+        write([path], tmp_path / "out")
+        return re.findall(r"^## (.*)$", (tmp_path / "out.md").read_text(), re.MULTILINE)
+
+    empty = "Implementations against each other"
+    assert empty in headings()
+    assert empty not in headings(selection="--case mask/shared")
 
 
 def test_one_file_by_several_paths_is_one_implementation(tmp_path):

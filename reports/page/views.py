@@ -68,20 +68,23 @@ def known(column: Column) -> bool:
 def sections(report: Report) -> list[tuple[str, str, str]]:
     """Return the sections of the page, each as (anchor, label for the navigation, heading).
 
-    Sections that not every report needs are left out if they would be empty.
+    Sections that not every report needs are left out if they would be empty. If a run was narrowed,
+    so are those that only a whole run fills.
     """
     asked = any(one.items or one.seen for one in report.features)
+    whole = not report.not_verified.narrowed
+    compared = bool(report.pairs or report.apart)
     every = (
         ("matrix", "Requirements", "Requirements", True),
         ("deviations", "Deviations", "Deviations", True),
         ("conventions", "Conventions", "What each mask argument means", True),
         ("features", "Features", "Features beyond masks", asked),
         ("cards", "Cards", "Convention cards", bool(report.cards or report.handed)),
-        ("accuracy", "Accuracy", "Accuracy", True),
-        ("pairs", "Pairwise", "Implementations against each other", True),
+        ("accuracy", "Accuracy", "Accuracy", whole or bool(report.accuracy)),
+        ("pairs", "Pairwise", "Implementations against each other", whole or compared),
         ("trend", "Trend", "Trend", bool(report.trends)),
         ("versions", "Versions", "Versions", bool(report.timelines)),
-        ("unsupported", "Unsupported", "Unsupported", True),
+        ("unsupported", "Unsupported", "Unsupported", whole or bool(report.unsupported)),
         ("not-verified", "Not verified", "Not verified", True),
         ("provenance", "Provenance", "Provenance", True),
     )
