@@ -541,6 +541,15 @@ def test_a_mistake_that_divides_by_zero_explains_no_numbers():
     assert "mask.window-without-first-key" in [it.id for it in found.causes]
 
 
+def test_a_mistake_that_gives_infinities_explains_no_numbers():
+    # The normaliser of keys 8 to 11 is 0 for queries that see others only.
+    blocks = np.arange(12)[:, None] // 8 == np.arange(12) // 8
+    output = attention(Q, K, V, mask=blocks)
+    output[:, :, :8] = 3 * np.random.default_rng(8).standard_normal((2, 4, 8, 8))
+    found = diagnose(Q, K, V, output, mask=blocks, mask_true="attends")
+    assert not found.causes, str(found)
+
+
 def test_numbers_that_cannot_tell():
     found = diagnose(Q, K, np.ones_like(V), np.ones_like(V))
     assert found.verdict == "cannot-tell"

@@ -577,7 +577,7 @@ class Search:
         """Return the output with a mistake, of the whole or of a part; NaN where it is open.
 
         It is open only for queries that see no key, with the mistake or without it. Everywhere
-        else, a prediction of NaN is one: a number is not what the mistake gives.
+        else, a prediction of NaN or ∞ is one: a number is not what the mistake gives.
         """
         stages = hypothesis.make()
         found, got = stages.output, self.answer.output
@@ -587,7 +587,7 @@ class Search:
             hidden = None if hidden is None else _cut(self.problem, hidden, *part)
         if found.shape != got.shape:
             return found
-        lost = np.isnan(found) & np.isfinite(got)
+        lost = ~np.isfinite(found) & np.isfinite(got)
         if lost.any() and not hypothesis.breaks:
             empty = _empty(stages.problem)
             size = self.problem.shape.value_head_size
