@@ -518,14 +518,15 @@ def test_a_run_that_was_interrupted_resumes_from_its_record(tmp_path):
     options = command(*arguments)
     with subprocess.Popen(**options, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         journal = journal_path(tmp_path / "r.narrowed.json")
-        wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 2)
+        # The second item sleeps.
+        wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 1)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)
     assert process.returncode == ExitCode.INTERRUPTED
     found = read(tmp_path / "r.narrowed.json")
     assert not found.complete
     known = sum(result.verdict != "not-run" for result in found.results)
-    assert 1 < known < len(found.results)
+    assert 0 < known < len(found.results)
     arguments += ["--item-timeout", 4]
     done = run(tmp_path, *arguments, expect=ExitCode.INCOMPLETE)
     assert f"{known} of {len(found.results)} items as measured on 20" in done.stdout

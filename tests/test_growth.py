@@ -515,7 +515,7 @@ def test_a_whole_record_stands_until_something_changes(whole):
 
     def stands(change=lambda header: header, specs=("tutorial-1",), device="cpu"):
         save(whole, msgspec.structs.replace(read(whole), header=change(first)))
-        return unchanged(whole, specs, device) is not None
+        return unchanged(whole, specs, device, "full") is not None
 
     assert stands()
     assert not stands(specs=("tutorial-2",))
@@ -553,7 +553,7 @@ def test_a_whole_record_stands_without_cases_that_nobody_asked(whole, monkeypatc
                 read(whole), header=edit(("provenance", "catalogue"), before)(header)
             ),
         )
-        assert (unchanged(whole, ["tutorial-1"], "cpu") is not None) == stands
+        assert (unchanged(whole, ["tutorial-1"], "cpu", "full") is not None) == stands
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_a_record_with_an_open_question_does_not_stand(whole, verdict, stands):
 
     for number in range(2):
         change_result(whole, number, change)
-    assert (unchanged(whole, ["tutorial-1"], "cpu") is not None) == stands
+    assert (unchanged(whole, ["tutorial-1"], "cpu", "full") is not None) == stands
 
 
 @pytest.mark.parametrize("verb", ["gate", "run"])

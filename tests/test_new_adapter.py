@@ -82,7 +82,7 @@ def test_a_function_that_is_there_is_wrapped(tmp_path, capsys, true, heads_first
     text = attention("mask=None, dropout=0.0", OF_TRUE[true], heads_first)
     code, told = wrapped(tmp_path, capsys, text)
     assert code == ExitCode.OK
-    assert "With this adapter, its output without a mask is right" in told.out
+    assert "With this adapter, its output is right where there is no mask" in told.out
     adapter = (tmp_path / "attend_adapter.py").read_text()
     assert f'MaskArgument("mask", "batch heads query key", true="{true}"' in adapter
     layout = "batch heads length head" if heads_first else "batch length heads head"
