@@ -375,16 +375,8 @@ def beyond_float16(shape: Shape, drawn: Drawn, random: np.random.Generator) -> N
 
     In the first entry, the logits of keys that `key_padding` blocks reach 60,000. In the last
     entry, one query and one key that it may attend to are raised, so that the query attends to
-    nothing else. If inputs are one array, the first token of the last entry is large instead, and
-    its query attends to its own key in all heads.
+    nothing else.
     """
-    if shape.sharing == "self":
-        # In the first tile of keys, so that no wrong maximum makes just this row overflow.
-        tokens = random.standard_normal((200, 1, shape.query_width))
-        own = _logits(shape, {**drawn, "query": tokens})[..., 0, 0]
-        best = own.min(axis=1).argmax()
-        drawn["query"][-1, 0] = tokens[best, 0] * np.sqrt(5e4 / own[best].max())
-        return
     visible, logits = key_padding(shape, random)[:, 0, 0], _logits(shape, drawn)
     drawn["key"][0, ~visible[0]] *= 6e4 / logits[0, :, :, ~visible[0]].max()
     pairs = np.where(visible[-1], logits[-1].max(axis=0), -np.inf)
@@ -796,8 +788,7 @@ def _members(tokens: int, members: int) -> list[int]:
 def _logits(shape: Shape, drawn: Drawn) -> Array:
     """Return the logits `[batch heads query key]` of drawn arrays, without any biases."""
     q = np.einsum("bqe,ehd->bhqd", drawn["query"], drawn["weights.query"])
-    keys = drawn["query" if shape.sharing == "self" else "key"]
-    k = np.einsum("bke,ehd->bhkd", keys, drawn["weights.key"]).repeat(shape.group, axis=1)
+    k = np.einsum("bke,ehd->bhkd", drawn["key"], drawn["weights.key"]).repeat(shape.group, axis=1)
     return shape.default_scale * np.einsum("bhqd,bhkd->bhqk", q, k)
 
 

@@ -106,7 +106,7 @@ class Interruption:
         if not isinstance(excinfo.value, KeyboardInterrupt):
             return
         self._interrupted = True
-        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         if not self._config.option.fulltrace:
             terminal._report_keyboardinterrupt = terminal.summary_stats = lambda: None
 

@@ -187,7 +187,7 @@ def telling(row: Row) -> tuple[int, int]:
 
 def _rank(row: Row) -> int:
     order = most_telling()
-    if isinstance(row, Inquiry) or row.mode is not row.adapter.modes[0]:
+    if not isinstance(row, Item) or row.mode is not row.adapter.modes[0]:
         return len(order)
     return order.get(f"{row.asked.name}/{row.asked.family}", len(order))
 

@@ -430,7 +430,6 @@ CAUSES: dict[str, Phrase] = {
     "blocked-by-adding-10000": Phrase("mask.blocked-lowered"),
     "blocked-by-adding-32752": Phrase("mask.blocked-lowered"),
     "products-of-inputs-in-float16": Phrase("precision.products-kept-in-float16"),
-    "products-of-one-array-in-float16": Phrase("precision.products-kept-in-float16"),
     "causal-top-left-for-one-query": Phrase("causal.aligned"),
     "causal-strict-for-one-query": Phrase("causal.without-own-key"),
     "causal-ignored-for-one-query": Phrase("causal.not-applied"),

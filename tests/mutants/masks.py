@@ -728,17 +728,6 @@ _add(
     case=BEYOND_FLOAT16,
     dtype="float16",
 )
-_add(
-    "products-of-one-array-in-float16",
-    "stores products before they are scaled, as float16, if queries and keys are one array",
-    OUTPUT,
-    scaled=lambda a, scores: Attention.scaled(
-        a,
-        _in_float16(a, scores) if a.given.scale is None and a.shape.sharing == "self" else scores,
-    ),
-    case="logits/beyond-float16/self",
-    dtype="float16",
-)
 
 # Two arguments at once, of which one is not a mask of 0 and −∞, or beside a scale of the caller's.
 
