@@ -47,9 +47,11 @@ def against(
     random heads of the same size and as many tokens, up to 128, relative to the rms of each row.
 
     Args:
-        output, other: the two outputs.
+        output: one of the outputs.
+        other: the other one.
         dtype: the dtype in which they were computed; "" for the narrowest of their own.
-        layout, heads: as for `conformance.diagnose`.
+        layout: as for `conformance.diagnose`.
+        heads: as for `conformance.diagnose`.
 
     Raises:
         BadArrays: if the shapes differ.
@@ -128,8 +130,9 @@ def compare(
     weights of their own, the second output is compared with the first, as `against` does.
 
     Args:
-        old, new: functions or layers that take the inputs and return the output, or a tuple that
+        old: a function or layer that takes the inputs and returns the output, or a tuple that
             begins with it.
+        new: another one, which is diagnosed.
         inputs: arrays, which each side gets in its framework.
         frameworks: the frameworks of both, such as ("torch", "jax"); None for that of the inputs.
         heads: whether the inputs are query, key and value as heads; None if there are three of

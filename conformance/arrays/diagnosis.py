@@ -217,7 +217,9 @@ def diagnose(
     Arrays are of NumPy, torch, JAX, TensorFlow, MLX, Paddle or tinygrad, or nested lists.
 
     Args:
-        query, key, value: the heads that go into the attention.
+        query: the query heads that go into the attention.
+        key: the key heads.
+        value: the value heads.
         output: what the attention returned, before any output projection.
         mask: booleans or 0 and 1, or numbers with −∞ (or less than −10,000) for blocked keys.
         mask_true: what True means, "attends" or "blocks"; "" tries both.
@@ -227,20 +229,24 @@ def diagnose(
         window: the number of keys that a query sees, its own included; or how many before and
             after its own, where None is no limit.
         soft_cap: the cap of the logits.
-        sinks, slopes: of each head, the logit of its sink, and its slope of ALiBi.
+        sinks: of each head, the logit of its sink.
+        slopes: of each head, its slope of ALiBi.
         rotary: if query and key are given before their rotation: a dictionary with "base",
             "pairs" ("halves" or "interleaved") and "size", or a `Rotary`.
         norm: if they are given before an RMS norm: a dictionary with "query", "key" and "epsilon".
-        query_lengths, key_lengths: the number of tokens of each batch entry that are no padding.
-        segments, positions: ids of packed sequences, and positions, `[batch length]`; a pair if
-            they differ for queries and keys.
+        query_lengths: the number of queries of each batch entry that are no padding.
+        key_lengths: the number of keys of each batch entry that are no padding.
+        segments: ids of packed sequences, `[batch length]`; a pair if they differ for queries and
+            keys.
+        positions: positions, in the same form.
         weights: the attention weights, `[batch heads query key]`, if they were returned.
         log_sum_exp: `[batch heads query]`, if it was returned.
         gradients: those of "query", "key" and "value", and that of the "output" they come from.
         wanted: the output of another implementation, to which this one was compared.
         layout: the axes of query, key and value, such as "batch query heads head" or
             "batch length (heads head)"; "" finds it out.
-        heads, kv_heads: the numbers of heads, if a layout joins them with their components.
+        heads: the number of query heads, if a layout joins them with their components.
+        kv_heads: the number of key/value heads, in that case.
         dtype: the dtype in which the attention was computed; "" for the narrowest that holds the
             output.
         accuracy: a class of docs/noise.md that is promised, such as "A".

@@ -56,7 +56,9 @@ def noise(query: Any, key: Any, value: Any, **told: Any) -> Noise:
     output is right if every element is within `limit` times its σ.
 
     Args:
-        query, key, value: arrays of NumPy or of another framework, of heads.
+        query: query heads, an array of NumPy or of another framework.
+        key: key heads.
+        value: value heads.
         told: the other arguments of `conformance.diagnose`.
 
     Raises:
