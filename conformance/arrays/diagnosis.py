@@ -90,6 +90,9 @@ noise of its own answer is measured."""
 MOST_SIZE = 4096
 """The largest size of a head, or of a layer, whose root a wrong scale may be the inverse of."""
 
+WIDEST = 1024
+"""The most components of all heads together for which mistakes are tried on the whole at once."""
+
 CLEAR = 0.1
 """The share of right elements from which one order of axes is the right one, if no other has half
 as many."""
@@ -604,7 +607,9 @@ class Search:
     def _part(self) -> tuple[Problem | None, Evidence]:
         """Return the problem of the part with most wrong numbers; None if the whole is small."""
         shape = self.problem.shape
-        if math.prod(shape.logits) <= ELEMENTS * 2 or (shape.batch == shape.kv_heads == 1):
+        # With many heads, the identities that stand for projections are large, too.
+        little = math.prod(shape.logits) <= ELEMENTS * 2 and shape.query_width <= WIDEST
+        if little or (shape.batch == shape.kv_heads == 1):
             return None, self.output
         entry, group = self._worst_part()
         small = ports.part(self.problem, entry, group)

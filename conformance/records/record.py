@@ -197,9 +197,9 @@ def finish(
     """
     header, results, arrays = read_journal(journal_path(record))
     place = {name: index for index, name in enumerate(order)}
-    results.sort(key=lambda result: place.get(result.id, len(place)))
+    every = sorted([*results, *missing], key=lambda result: place.get(result.id, len(place)))
     kept = {name: array for name, array in arrays.items() if keep(name)}
-    return write(record, Record(header, not missing, [*results, *missing]), kept)
+    return write(record, Record(header, not missing, every), kept)
 
 
 def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:

@@ -154,7 +154,7 @@ def pages(root: Path) -> dict[str, str]:
     """Return path to content of every page, below `docs`."""
     site = read(root)
     defects = list(_defects(site))
-    shown = {one["script"]: _reproduction(root, one["script"]) for _, one, _ in defects}
+    shown = {_key(one): _reproduction(root, one) for _, one, _ in defects}
     made = {
         "can-i-use.md": _can_i_use(site),
         "translator.md": _translator(site),
@@ -178,7 +178,7 @@ def pages(root: Path) -> dict[str, str]:
     for one in site["requirements"]:
         made[f"requirements/{one['id']}.md"] = _requirement(site, one)
     for name, one, found in defects:
-        made[f"defects/{name}.md"] = _defect(shown[one["script"]], one, found)
+        made[f"defects/{name}.md"] = _defect(shown[_key(one)], one, found)
     for one in site["implementations"]:
         made[f"badges/{one['key']}.svg"] = badge(*_standing(one))
     return made
@@ -199,7 +199,7 @@ def beyond(root: Path) -> dict[str, str]:
     """Return what only the site says of each implementation: since when, and its defects' pages."""
     site = read(root)
     defects = list(_defects(site))
-    titles = {name: _reproduction(root, one["script"]).title for name, one, _ in defects}
+    titles = {name: _reproduction(root, one).title for name, one, _ in defects}
     return {
         one["key"]: _history(one) + _its_defects(one, defects, titles)
         for one in site["implementations"]
@@ -448,7 +448,7 @@ def _defects(site: Site) -> Iterator[Defect]:
     for one in _everybody(site):
         for known in one["known"]:
             if known["kind"] == "defect":
-                groups.setdefault(known["script"] or known["reason"], []).append((one, known))
+                groups.setdefault(_key(known), []).append((one, known))
     for key, found in groups.items():
         name = _slug(Path(key).stem if key.endswith(".py") else " ".join(key.split()[:9]))
         yield name, max((known for _, known in found), key=lambda it: len(it["reason"])), found
@@ -474,8 +474,19 @@ class Reproduction(NamedTuple):
     error: str
 
 
-def _reproduction(root: Path, script: str) -> Reproduction:
-    """Return what a script says: its comment, its code, and how it ends."""
+def _key(known: Item) -> str:
+    """Return what tells a defect from others: its script or, without one, its reason."""
+    return known["script"] or known["reason"]
+
+
+def _reproduction(root: Path, known: Item) -> Reproduction:
+    """Return what the script of a defect says: its comment, its code, and how it ends.
+
+    Of a defect without a script, only the reason in the baseline is known.
+    """
+    script, reason = known["script"], known["reason"]
+    if not script:
+        return Reproduction(textwrap.shorten(reason, 110, placeholder=" …"), reason, "", "", "", "")
     text = (root / script).read_text(encoding="utf-8")
     lines = text.splitlines()
     head = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
@@ -508,7 +519,7 @@ def _by_library(
     """Return the name and title of each defect's page, by the library that it begins with."""
     libraries: dict[str, list[tuple[str, str]]] = {}
     for name, one, _ in defects:
-        title = shown[one["script"]].title
+        title = shown[_key(one)].title
         library = re.split(r"[ .:,]", title)[0]
         libraries.setdefault(library, []).append((name, title))
     return {
@@ -520,7 +531,7 @@ def _by_library(
 def navigation(root: Path) -> list[Any]:
     """Return the pages of defects as a part of a navigation, by library."""
     defects = list(_defects(read(root)))
-    shown = {one["script"]: _reproduction(root, one["script"]) for _, one, _ in defects}
+    shown = {_key(one): _reproduction(root, one) for _, one, _ in defects}
     return [
         "defects/all.md",
         *(
@@ -549,12 +560,13 @@ def _defect(shown: Reproduction, one: Item, found: Sequence[tuple[Item, Item]]) 
     lines = [f"# {_text(shown.title)}", "## What happens", _text(shown.happens)]
     if shown.instead:
         lines += ["## A way around", _text(shown.instead)]
-    lines += [
-        "## A program that shows it",
-        f"It needs the library only, and not this suite: [{_text(one['script'])}]"
-        f"(../../{one['script']}).",
-        f"~~~~~~ python\n{shown.code}\n~~~~~~",
-    ]
+    if shown.code:
+        lines += [
+            "## A program that shows it",
+            f"It needs the library only, and not this suite: [{_text(one['script'])}]"
+            f"(../../{one['script']}).",
+            f"~~~~~~ python\n{shown.code}\n~~~~~~",
+        ]
     if shown.error:
         lines += ["Where the defect is there, it ends with:", f"~~~~~~ text\n{shown.error}\n~~~~~~"]
     groups: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
