@@ -407,6 +407,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_can_be_called_is_a_candidate(boxes, form):
     pytest.importorskip("torch")

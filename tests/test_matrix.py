@@ -140,6 +140,7 @@ commands = python -P -m packaged --record records/right.json
 """
 
 
+@pytest.mark.night
 def test_a_node_installs_the_same_source_once(project):
     (project / "tox.ini").write_text(PACKAGED, encoding="utf-8")
     (project / "pyproject.toml").write_text(

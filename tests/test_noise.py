@@ -239,6 +239,7 @@ def test_torch_in_every_dtype_is_honest(case_id, dtype):
     assert all(0.02 < rms(array) < 2 for array in found.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounding_as_large_as_modelled_is_no_false_alarm(dtype):
     """More samples of the noise are answers of implementations that round as badly as they may.
@@ -276,6 +277,7 @@ ROUNDED_ELSEWHERE = (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", ROUNDED_ELSEWHERE)
 def test_no_correct_algorithm_is_a_false_alarm(seed, dtype):
@@ -478,6 +480,7 @@ def test_features_as_models_and_kernels_compute_them_are_honest(seed, dtype):
             assert comparison.fits, comparison.figures
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_features_of_the_catalogue_are_no_false_alarm(dtype):
     pytest.importorskip("torch")

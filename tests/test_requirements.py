@@ -197,11 +197,13 @@ def case_serves(requirement, case):
     return next(item for item in REQUIREMENTS if item.id == requirement).serves(case)
 
 
+@pytest.mark.night
 def test_our_own_attention_survives_everything():
     assert not killed(Ours())
     assert not inquired(Ours())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("requirement", sorted(ALONE))
 def test_some_mutants_die_by_one_requirement_alone(requirement):
     assert set(killed(mutant(ALONE[requirement]))) == {requirement}
@@ -241,6 +243,7 @@ QUERIES = {"weights.rows-sum-to-one", "weights.blocked-are-zero"} | {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "requirements", "cause"),
     [

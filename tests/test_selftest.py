@@ -49,6 +49,7 @@ def examiner():
     return Examiner()
 
 
+@pytest.mark.night
 def test_the_original_survives_everything(examiner):
     """In one dtype for each case; `python -m mutants` asks all of them."""
     assert examiner.original(sample=True) == []
@@ -162,7 +163,7 @@ def test_the_attention_with_features_conforms(examiner, dtype):
 SAMPLED = [mutant for mutant in SIZES if mutant.level == "core" and mutant.dtype == "float32"][::9]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mutant", SAMPLED, ids=lambda mutant: mutant.name)
 def test_a_mutant_of_the_tiled_attention_dies_at_its_level(examiner, mutant):
     outcome = examiner.kill(mutant)
