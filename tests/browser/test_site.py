@@ -151,7 +151,7 @@ STRANGER: dict[str, tuple[tuple[str, ...], Callable[[Page], bool]]] = {
         lambda page: "halves" in row(page, "llama-model-sdpa"),
     ),
     "is there a script that shows flax's defect?": (
-        ("Answers", "Defects", "flax: With is_causal"),
+        ("Answers", "Defects", "is_causal beside a padding mask"),
         lambda page: page.locator("a", has_text="flax_nnx_causal").first.is_visible(),
     ),
 }
