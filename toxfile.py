@@ -11,10 +11,14 @@ of its own, `[testenv:NAME]`, as for any other.
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import shlex
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from tox.config.loader.memory import MemoryLoader
@@ -33,6 +37,9 @@ SIZES = "{}-sizes"
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MOST = 8
 """The most environments of the matrix that run beside each other."""
+
+EVERY = 15
+"""The seconds between two lines of progress of environments that run beside each other."""
 
 RECORDS = "reports/records"
 REPORTED = (0, 1, 4)
@@ -56,6 +63,8 @@ if SIDE_BY_SIDE:
     # A process each is faster than several for one: a framework is imported once, and no program
     # is compiled twice. tox reads options from such variables.
     os.environ.setdefault("TOX_PARALLEL", str(min(CORES, MOST)))
+    # `Progress` says more than names.
+    os.environ.setdefault("TOX_PARALLEL_NO_SPINNER", "true")
 
 
 def lines() -> dict[str, tuple[str, str, str]]:
@@ -69,6 +78,67 @@ def lines() -> dict[str, tuple[str, str, str]]:
     return found
 
 
+class Progress(threading.Thread):
+    """Prints a line now and then: how far each environment is, and how many have ended.
+
+    Attributes:
+        doing: what each environment that has begun does, by its name.
+        state: the state of tox, which knows how many environments there are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.doing: dict[str, str] = {}
+        self.state: State | None = None
+        self._began = time.time()
+        self._lock = threading.Lock()
+
+    def note(self, name: str, doing: str) -> None:
+        """Note what an environment does now; the first note begins the thread."""
+        # The names of environments that tox makes for itself begin with a dot.
+        if not SIDE_BY_SIDE or name.startswith("."):
+            return
+        with self._lock:
+            self.doing[name] = doing
+            if not self.is_alive():
+                self.start()
+
+    def run(self) -> None:
+        """Print a line every `EVERY` seconds until the process ends."""
+        while True:
+            time.sleep(EVERY)
+            print(self.line(), flush=True)
+
+    def line(self) -> str:
+        """Return the line of this moment."""
+        minutes, seconds = divmod(round(time.time() - self._began), 60)
+        parts = [
+            f"{name} {self.far(name) if doing == 'running' else doing}"
+            for name, doing in [*self.doing.items()]
+            if doing != "ended"
+        ]
+        assert self.state is not None
+        ended = sum(doing == "ended" for doing in self.doing.values())
+        of = f"{ended} of {len([*self.state.envs.iter()])} environments have ended"
+        return f"{minutes}:{seconds:02}  {'; '.join([*parts, of])}"
+
+    def far(self, name: str, folder: Path = Path(RECORDS)) -> str:
+        """Return how far the commands of an environment are, by the journal of its record."""
+        journal = folder / f"{name}.json.journal"
+        # An older one is of a run that was interrupted.
+        with suppress(OSError, ValueError, KeyError):
+            if journal.stat().st_mtime >= self._began:
+                with journal.open("rb") as lines:
+                    planned = json.loads(next(lines))["planned"]
+                    deviations = [b'"verdict":"deviates"' in line for line in lines]
+                text = f"{len(deviations):,} of {planned:,} items"
+                return f"{text}, {sum(deviations):,} deviate" if any(deviations) else text
+        return "running"
+
+
+PROGRESS = Progress()
+
+
 @impl
 def tox_extend_envs() -> list[str]:
     """Name the environments."""
@@ -78,6 +148,7 @@ def tox_extend_envs() -> list[str]:
 @impl
 def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     """Configure them, and those that come after all of them."""
+    PROGRESS.state = state
     # `publish` passes them on.
     os.environ["EVERYBODY"] = ",".join(lines())
     for variable, form in (("EXPLORED", EXPLORED), ("SIZES", SIZES)):
@@ -142,11 +213,24 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
 
 
 @impl
+def tox_on_install(tox_env: ToxEnv, arguments: object, section: str, of_type: str) -> None:
+    """Show that packages are installed."""
+    PROGRESS.note(tox_env.name, "installing")
+
+
+@impl
+def tox_before_run_commands(tox_env: ToxEnv) -> None:
+    """Show how far its commands are."""
+    PROGRESS.note(tox_env.name, "running")
+
+
+@impl
 def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[Outcome]) -> None:
     """Renew the report after each environment, so that a long run shows what it has found.
 
     Beside other environments, tox prints nothing that an environment prints, unless it fails.
     """
+    PROGRESS.note(tox_env.name, "ended")
     if tox_env.name not in lines():
         return
     if SIDE_BY_SIDE and not exit_code:

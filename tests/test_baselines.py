@@ -161,12 +161,31 @@ def test_tox_makes_its_environments_of_that_table(monkeypatch):
 def test_environments_run_side_by_side_where_there_are_several(monkeypatch, arguments, several):
     for module, names in STUBS.items():
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
-    monkeypatch.delenv("TOX_PARALLEL", raising=False)
+    for variable in ("TOX_PARALLEL", "TOX_PARALLEL_NO_SPINNER"):
+        # What is set by toxfile.py is taken back with it.
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
     monkeypatch.setattr(sys, "argv", ["tox", *arguments.split()])
     toxfile = runpy.run_path(str(ROOT / "toxfile.py"))
     assert toxfile["SIDE_BY_SIDE"] == several
     assert ("TOX_PARALLEL" in os.environ) == several
-    os.environ.pop("TOX_PARALLEL", None)
+
+
+def test_a_line_of_progress_says_how_far_each_environment_is(monkeypatch, tmp_path):
+    for module, names in STUBS.items():
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
+    monkeypatch.setattr(sys, "argv", ["tox", "-e", "torch"])
+    progress = runpy.run_path(str(ROOT / "toxfile.py"))["PROGRESS"]
+    progress.state = SimpleNamespace(envs=SimpleNamespace(iter=lambda: ["begin", "ours", "flax"]))
+    progress.doing.update(begin="ended", ours="installing")
+    assert progress.line() == "0:00  ours installing; 1 of 3 environments have ended"
+    results = [b"{}", b'{"findings":[{"verdict":"deviates"}]}']
+    journal = tmp_path / "ours.json.journal"
+    journal.write_bytes(b"\n".join([b'{"planned":1200}', *results]) + b"\n")
+    assert progress.far("ours", tmp_path) == "2 of 1,200 items, 1 deviate"
+    # This one was left by an earlier run, and of that one there is none yet.
+    os.utime(journal, (0, 0))
+    assert progress.far("ours", tmp_path) == progress.far("flax", tmp_path) == "running"
 
 
 def test_the_default_is_a_part_of_everybody():
