@@ -97,7 +97,7 @@ def test_the_first_items_are_few_and_accepted(adapter):
 
 def test_every_run_begins_with_the_most_telling_items():
     planned = sorted(rows("default"), key=telling)
-    names = [f"{row.asked.name}/{row.asked.family}" for row in planned[:20]]
+    names = [row.asked.off_grid for row in planned[:20]]
     order = {name: place for place, name in enumerate(most_telling())}
     assert [order[name] for name in names] == sorted(order[name] for name in names)
     assert all(row.mode.name == "train" for row in planned[:20])

@@ -94,7 +94,12 @@ class Case:
     @property
     def id(self) -> str:
         """The stable id: "chapter/what/family" or, on a grid, "chapter/what/family.grid"."""
-        return f"{self.name}/{self.family}" + (f".{self.grid.name}" if self.grid else "")
+        return self.off_grid + (f".{self.grid.name}" if self.grid else "")
+
+    @property
+    def off_grid(self) -> str:
+        """The id of the case that is not on a grid: "chapter/what/family"."""
+        return f"{self.name}/{self.family}"
 
     @property
     def chapter(self) -> str:

@@ -522,7 +522,8 @@ class Judging:
         for item, result in self.found:
             dtype = item.dtype if item.dtype in scale else SINGLE[0]
             kind = tiled if item.asked.tiled else marks
-            kind.setdefault((item.asked.chapter, _plain_id(item), dtype), []).append(marked(result))
+            key = (item.asked.chapter, item.asked.off_grid, dtype)
+            kind.setdefault(key, []).append(marked(result))
         # Only a candidate with a geometry gets tiled problems: they are no advantage to it.
         for key, each in tiled.items():
             if not all(one.output and (one.gradients or not self.task.gradients) for one in each):
@@ -621,11 +622,6 @@ def _of_gradient(finding: Finding) -> bool:
     return finding.requirement.startswith("gradient.")
 
 
-def _plain_id(item: Asked) -> str:
-    """Return the id of an item's case in the catalogue, without a grid and without a suffix."""
-    return f"{item.asked.name}/{item.asked.family}"
-
-
 def _output_only(problem: Problem, *, gradients: bool = False, promised: str = "") -> Expectation:
     return expect(problem, gradients=False, promised=promised)
 
@@ -653,7 +649,7 @@ def _is_easier(shape: Shape, of: Shape) -> bool:
 
 def _cause(item: Asked, finding: Finding, judging: Judging, spec: str) -> Cause:
     worst, figures = finding.worst, finding.figures
-    shape, case = item.asked.problem(item.dtype).shape, _plain_id(item)
+    shape, case = item.asked.problem(item.dtype).shape, item.asked.off_grid
     element = ("array", "index", "got", "want")
     return Cause(
         requirement=finding.requirement,

@@ -152,13 +152,12 @@ class Run:
             (self._adapter(spec), spec) for spec in option("--implementation")
         ]
         adapters = [adapter for adapter, _ in self.adapters]
-        _check_one_file_each(self.adapters)
-        check_distinct(adapters)
+        check_distinct(self.adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         with _no_garbage():
             rows = self.selection.rows(adapters, self.device)
-        self.shard = _shard(option("--shard"))
+        self.shard = parse_shard(option("--shard"))
         self.planned = part(rows, *self.shard)
         # The ids of the items that are selected after -k and similar options.
         self.chosen = [row.id for row in self.planned]
@@ -685,32 +684,6 @@ class Run:
         results = [self.results[row.id] for row in self.planned if row.id in chosen]
         complete = len(results) == len(self.chosen)
         return Outcome(Record(self._header(), complete, results), path=self.written)
-
-
-def _check_one_file_each(adapters: list[tuple[Adapter, str]]) -> None:
-    """Raise `ConformanceError` for functions of one name in several files."""
-    specs: dict[str, str] = {}
-    for adapter, spec in adapters:
-        other = specs.setdefault(adapter.name, spec)
-        if other != spec:
-            raise ConformanceError(
-                f"two implementations are called {adapter.name!r}: {other} and {spec}; rename one, "
-                "or run them one by one with a --record each: a report keeps them apart"
-            )
-
-
-MOST_SHARDS = 10_000
-"""The maximum number of parts of a run."""
-
-
-def _shard(text: str) -> tuple[int, int]:
-    """Parse a shard, see `parse_shard`; raise `ConformanceError` if it is one of too many."""
-    number, of = parse_shard(text) if len(text) < 20 else (0, MOST_SHARDS + 1)
-    if of > MOST_SHARDS:
-        raise ConformanceError(
-            f"--shard is {text[:40]!r}; a run has at most {MOST_SHARDS:,} parts, such as 2/8"
-        )
-    return number, of
 
 
 @contextmanager

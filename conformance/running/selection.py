@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -35,6 +35,9 @@ FIRST = "first"
 
 BY_MODE = ("probe/masked-rows",)
 """The experiments whose answers differ most often from mode to mode."""
+
+FEW = ("first", "core")
+"""The levels that have some of the cases and no experiments."""
 
 SAMPLED = ("core", "default")
 """The levels at which each case is examined in some dtypes and modes only, as `sampled` chooses."""
@@ -114,8 +117,7 @@ class Selection:
             if not hits and not experiments:
                 those = [*find_cases(pattern)]
             chosen = [case for case in those if self._has(case)]
-            few = self.level in ("first", "core")
-            absent = not chosen if few else not (hits or experiments)
+            absent = not chosen if self.level in FEW else not (hits or experiments)
             if absent and self.level not in WHOLE:
                 name = those[0].id if those else experiments[0].id
                 raise ConformanceError(
@@ -127,14 +129,14 @@ class Selection:
         return sorted(found.values(), key=lambda case: order.index(case.id))
 
     def _has(self, case: Case) -> bool:
-        if isinstance(case, StoredCase) or self.level not in ("first", "core"):
+        if isinstance(case, StoredCase) or self.level not in FEW:
             return True
-        ranked = f"{case.name}/{case.family}" in most_telling()
+        ranked = case.off_grid in most_telling()
         return ranked or (case.core and self.level == "core")
 
     def find_experiments(self) -> Sequence[Experiment]:
         """Return the selected experiments."""
-        if not self.cases or self.level in ("first", "core"):
+        if not self.cases or self.level in FEW:
             return EXPERIMENTS if self.level in WHOLE else ()
         ids = {item.id for pattern in self.cases for item in find_experiments(pattern)}
         return [item for item in EXPERIMENTS if item.id in ids]
@@ -189,7 +191,7 @@ def _rank(row: Row) -> int:
     order = most_telling()
     if not isinstance(row, Item) or row.mode is not row.adapter.modes[0]:
         return len(order)
-    return order.get(f"{row.asked.name}/{row.asked.family}", len(order))
+    return order.get(row.asked.off_grid, len(order))
 
 
 def _first(items: Iterable[Item]) -> list[Item]:
@@ -331,12 +333,20 @@ def can_express(adapter: Adapter, case: Case, dtype: str) -> bool:
 # Shards
 
 
+MOST_SHARDS = 10_000
+"""The maximum number of parts of a run."""
+
+
 def parse_shard(text: str) -> tuple[int, int]:
     """Parse a shard such as "2/8" into (2, 8); raise `ConformanceError` if it is invalid."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    # The number of digits is limited, because Python refuses to convert thousands of them.
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     number, of = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= of:
-        raise ConformanceError(f"--shard is {text!r}; say which of how many, such as 2/8")
+    if not 1 <= number <= of <= MOST_SHARDS:
+        raise ConformanceError(
+            f"--shard is {text[:40]!r}; say which of how many, such as 2/8, with at most "
+            f"{MOST_SHARDS:,} parts"
+        )
     return number, of
 
 
@@ -365,8 +375,21 @@ def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
     return [row for row in rows if row.id in chosen]
 
 
-def check_distinct(adapters: Sequence[Adapter]) -> None:
-    """Raise `ConformanceError` if two implementations have the same name."""
-    for name, times in Counter(adapter.name for adapter in adapters).items():
-        if times > 1:
-            raise ConformanceError(f"two implementations are called {name!r}; rename one")
+def check_distinct(named: Iterable[tuple[Adapter, str]]) -> None:
+    """Raise `ConformanceError` if two implementations have the same name.
+
+    Args:
+        named: each adapter with what named it, such as "mine.py:f".
+    """
+    specs: dict[str, str] = {}
+    for adapter, spec in named:
+        if adapter.name not in specs:
+            specs[adapter.name] = spec
+            continue
+        text = f"two implementations are called {adapter.name!r}"
+        if (other := specs[adapter.name]) == spec:
+            raise ConformanceError(f"{text}; rename one")
+        raise ConformanceError(
+            f"{text}: {other} and {spec}; rename one, or run them one by one with a --record each: "
+            "a report keeps them apart"
+        )
