@@ -12,9 +12,10 @@ from conformance.cases.catalogue import case_of, catalogue, every_case, large_ca
 from conformance.cases.patterns import whole_tiles
 from conformance.definition.geometry import LARGE, Grid
 from conformance.errors import Unsupported, WrongDeclaration
+from conformance.requirements import REQUIREMENTS
 from conformance.running.examine import SIZES
 from conformance.running.selection import Selection
-from conformance.running.session import Examiner
+from conformance.running.session import EVERY_MODE, Examiner
 from conformance.words import say
 
 MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
@@ -122,6 +123,49 @@ def test_small_cases_stay_as_they_are_where_nothing_is_declared():
     tiled = [case for case in every_case() if case.tiled]
     assert tiled
     assert [posed(case, None, layer=True) for case in tiled] == [()] * len(tiled)
+
+
+@pytest.mark.parametrize("geometry", DECLARED.values(), ids=DECLARED)
+def test_the_sizes_of_a_case_do_not_change_what_is_asked_of_it(geometry):
+    for case in catalogue():
+        served = [item.id for item in REQUIREMENTS if item.serves(case)]
+        for one in posed(case, geometry, layer=False):
+            assert [item.id for item in REQUIREMENTS if item.serves(one)] == served
+            assert (one.off_grid in EVERY_MODE) == (case.id in EVERY_MODE)
+
+
+def attention_of_tiles(*, detached=False, contiguous=False):
+    """Attention in torch at sizes that are declared, right but for the defect that is named."""
+    torch = pytest.importorskip("torch")
+
+    def attention(query, key, value, mask=None):
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        if mask is not None and contiguous:
+            strides = np.empty(mask.shape, bool).strides
+            mask = mask.as_strided(mask.shape, strides)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+        weights = torch.softmax(logits, dim=-1)
+        return weights @ value, weights.detach() if detached else weights
+
+    declared = {"returns_weights": "per head", "geometry": DECLARED["one head size"]}
+    return attention_function("torch", MASK, **declared)(attention)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "case", "defect"),
+    [
+        ("gradient.through-returned-weights", "mask/per-batch/cross", {"detached": True}),
+        ("call.memory-layout-does-not-matter", "mask/per-head/separate", {"contiguous": True}),
+    ],
+)
+def test_what_one_case_alone_asks_is_asked_at_declared_sizes(requirement, case, defect):
+    chosen = {"cases": case, "dtypes": "float32"}
+    assert examine(attention_of_tiles(), **chosen).counts == {"conforms": 1}
+    (result,) = examine(attention_of_tiles(**defect), **chosen).results
+    found = {finding.requirement: finding.verdict for finding in result.findings}
+    assert found.pop(requirement) == "deviates"
+    assert "deviates" not in found.values()
 
 
 def test_lengths_lie_around_the_edges_of_tiles():

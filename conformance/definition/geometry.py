@@ -280,6 +280,14 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.groups and shape.group not in self.groups:
             raise Unsupported(f"key/value heads shared by {shape.group} heads")
 
+    def has(self, shape: Shape) -> bool:
+        """Return whether a shape is within the declared sizes."""
+        try:
+            self.check(shape)
+        except Unsupported:
+            return False
+        return True
+
 
 LARGE = (
     Grid(head_size=64, tiles=(64, 64)),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -323,6 +324,8 @@ def shared(ex: Examination) -> Finding | None:
     if ex.adapter.compiles or ex.adapter.projections_supplied:
         return None
     problem, length = ex.problem, ex.problem.shape.key_length // 2
+    if ex.adapter.geometry is not None:
+        length -= length % ex.adapter.geometry.multiples[1]
     value = problem.format.round(ex.case.random("value").standard_normal(problem.value.shape))
     separate = dataclasses.replace(problem.shape, sharing="separate")
     first = dataclasses.replace(problem.shape, sharing="separate", key_length=length)
@@ -418,8 +421,18 @@ def other_lengths(ex: Examination) -> Finding | None:
     shape, first = ex.problem.shape, ex.answer
     queries, keys = shape.query_length, shape.key_length
     apart = shape.sharing == "separate"
-    for size in ((queries + 2, keys + 5 if apart else queries + 2), (1, keys if apart else 1)):
+    declared = ex.adapter.geometry
+    rows, columns = (1, 1) if declared is None else declared.multiples
+    if not apart:
+        rows = math.lcm(rows, columns)
+    longer = queries + 2 * rows
+    for size in (
+        (longer, keys + 5 * columns if apart else longer),
+        (rows, keys if apart else rows),
+    ):
         other = _resized(ex, *size)
+        if declared is not None and not declared.has(other.shape):
+            continue
         answer = ex.ask(other, built=shape)
         said = f"{{array}} is another for {size[0]} queries and {size[1]} keys after other lengths"
         finding = _alike(other_lengths.id, ex, answer, ex.ask(other), other, said)

@@ -63,7 +63,7 @@ class Requirement:
         """Return whether this requirement is checked with the case."""
         if self.id in case.serves:
             return True
-        matches = any(fnmatch.fnmatchcase(case.id, pattern) for pattern in self.cases)
+        matches = any(fnmatch.fnmatchcase(case.off_grid, pattern) for pattern in self.cases)
         return matches or (case.defined and self.every_case)
 
 

@@ -212,7 +212,7 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> Asked:
             mode.every_case
             or (mode.core_cases and case.core and dtype == "float32")
             or "call.repeats" in case.serves
-            or case.id in EVERY_MODE
+            or case.off_grid in EVERY_MODE
         )
         and mode.has(dtype)
     )
