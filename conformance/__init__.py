@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from conformance.arrays.diagnosis import assert_within_noise as assert_within_noise
     from conformance.arrays.diagnosis import diagnose as diagnose
     from conformance.arrays.noise import noise as noise
+    from conformance.definition.geometry import Fixed as Fixed
     from conformance.definition.geometry import Geometry as Geometry
     from conformance.definition.problem import Answer as Answer
     from conformance.definition.problem import Problem as Problem
@@ -69,7 +70,7 @@ _NAMES = {
     "conformance.arrays.between": "compare",
     "conformance.arrays.diagnosis": "Diagnosis assert_within_noise diagnose",
     "conformance.arrays.noise": "noise",
-    "conformance.definition.geometry": "Geometry",
+    "conformance.definition.geometry": "Fixed Geometry",
     "conformance.definition.problem": "Answer Problem Shape Weights",
     "conformance.errors": "Unavailable Unsupported",
     "conformance.judging.pool": "judge",

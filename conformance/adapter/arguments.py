@@ -31,6 +31,7 @@ from conformance.adapter.features import (
     Feature,
     Said,
     Static,
+    Unasked,
     Value,
     Variable,
     check_alignment,
@@ -354,12 +355,19 @@ class MaskTable:
         parts by arguments as possible. The list is empty if there is a part that neither arguments
         nor masks can express.
         """
+        begun = Said()
+        for one in self.features:
+            if isinstance(one, Unasked):
+                done = next(one.ways(problem, begun), None)
+                if done is None:
+                    return []
+                begun = done
         if not problem.features and not self._handings:
-            return [Said()]
+            return [begun]
         # How tokens are passed, and their positions, decide what other arguments mean.
         first = ("handing", "positions") if problem.features else ("handing",)
         wanted = (*first, *(part for part in parts_of(problem) if part not in first))
-        every = list(self._saying(problem, Said(), wanted))
+        every = list(self._saying(problem, begun, wanted))
         counted = {*parts_of(problem)} - {"positions"}
         paged = [one for one in self._handings if isinstance(one, Pages)]
         filled = [one for one in paged if one.size < problem.shape.key_length]

@@ -20,10 +20,10 @@ import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.adapter.code import SMALL, Example
-from conformance.adapter.features import Feature, parts_of
+from conformance.adapter.features import Feature, Unasked, parts_of
 from conformance.adapter.handing import Pages
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.geometry import Geometry
+from conformance.definition.geometry import Fixed, Geometry
 from conformance.definition.problem import Answer, Problem, Score, Shape
 from conformance.errors import Unsupported
 from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look, put_back
@@ -165,6 +165,8 @@ class Adapter(ABC):
         dtypes: the supported dtypes.
         geometry: the sizes of heads, lengths and tiles for which the implementation is written;
             the cases of the catalogue are then given these sizes. None if they keep their own.
+        fixed: what the implementation does in every call, such as a causal mask, without an
+            argument for it; the cases are then posed so. None if there is nothing.
         scores: "scaled-dot", "additive" or both.
         custom_scale: whether the scale of the logits can be chosen.
         differentiable: whether the implementation has gradients.
@@ -207,6 +209,7 @@ class Adapter(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     dtypes: tuple[str, ...] = tuple(DTYPES)
     geometry: Geometry | None = None
+    fixed: Fixed | None = None
     scores: tuple[str, ...] = ("scaled-dot",)
     custom_scale: bool = False
     differentiable: bool = True
@@ -258,7 +261,8 @@ class Adapter(ABC):
         Raises:
             WrongDeclaration: if the declarations contradict each other.
         """
-        return MaskTable(tuple(self.mask_arguments), self.causal_flag, tuple(self.features))
+        unasked = () if self.fixed is None else (Unasked(self.fixed),)
+        return MaskTable(tuple(self.mask_arguments), self.causal_flag, (*self.features, *unasked))
 
     def example_for(
         self, shape: Shape, dtype: str, scale: float | None, mode: Mode
@@ -328,7 +332,12 @@ class Adapter(ABC):
             raise Unsupported(f"no {problem.dtype}")
         if problem.shape.score not in self.scores:
             raise Unsupported(f"no {problem.shape.score} score")
-        if problem.scale is not None and not self.custom_scale:
+        if self.fixed is not None:
+            self.fixed.check(problem)
+        if isinstance(problem.shape.bias, tuple) and (self.fixed is None or not self.fixed.bias):
+            raise Unsupported("all projections have biases or none has")
+        scaled = self.custom_scale or (self.fixed is not None and self.fixed.scale)
+        if problem.scale is not None and not scaled:
             raise Unsupported("the scale cannot be chosen")
         if self.geometry is not None:
             self.geometry.check(problem.shape)
@@ -337,7 +346,7 @@ class Adapter(ABC):
 
     def check_features(self, problem: Problem) -> None:
         """Raise `Unsupported`, naming the feature, if the problem has one that is not declared."""
-        declared = {part for feature in self.features for part in feature.covers}
+        declared = {part for feature in self.masks.features for part in feature.covers}
         for part in parts_of(problem):
             if part not in declared:
                 raise Unsupported(f"no {part}")

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from conformance.definition.dtypes import DTYPES
+from conformance.definition.geometry import Fixed
 from conformance.definition.problem import Causal, Pairs, Problem, Rotary, Shape
 from conformance.errors import WrongDeclaration
 
@@ -635,6 +636,29 @@ class HeadNorm(Feature):
         done = said.saying("query/key norm", **gains, **arguments)
         variables = {"norm.query": Variable(self.query), "norm.key": Variable(self.key)}
         yield done.differentiated(variables, parameters=self.parameters)
+
+
+@dataclass(frozen=True)
+class Unasked(Feature):
+    """What an implementation does in every call, without an argument; see `Adapter.fixed`.
+
+    Args:
+        fixed: the declaration.
+    """
+
+    fixed: Fixed
+    named_by: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def says(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The parts that are done without being asked for."""
+        rotary = ("rotary",) if self.fixed.rotary_base else ()
+        return (*(("causal",) if self.fixed.causal else ()), *rotary)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        agreed = (said.agrees(problem, part, self.fixed.causal) for part in self.says)
+        if problem.rotary == self.fixed.rotary(problem.shape) and all(agreed):
+            yield replace(said, parts=said.parts | {*self.says})
 
 
 def parts_of(problem: Problem) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from conformance.adapter.code import Example
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.geometry import Geometry
+from conformance.definition.geometry import Fixed, Geometry
 from conformance.definition.problem import Score
 from conformance.errors import (
     ConformanceError,
@@ -304,6 +304,7 @@ _SINGLE: Mapping[str, tuple[Any, str]] = {
     "projections_supplied": (bool, "True or False"),
     "causal_flag": (CausalFlag | None, "a conformance.CausalFlag or None"),
     "geometry": (Geometry | None, "a conformance.Geometry or None"),
+    "fixed": (Fixed | None, "a conformance.Fixed or None"),
     "example": (Example | None, "a conformance.Example or None"),
     "returns_weights": (str | None, '"per head", "averaged" or None'),
     "fully_masked_row": (str | Mapping | None, "text, a dictionary by mode, or None"),

@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
-from conformance.definition.geometry import Grid, Pair
+from conformance.definition.geometry import Fixed, Grid, Pair, apart, joined
 from conformance.definition.problem import (
     ARRAY_NAMES,
     NO_WINDOW,
@@ -69,6 +69,8 @@ class Case:
         exchanged: whether its outputs are stored with the record, so that implementations can be
             compared pairwise.
         grid: the grid that gives the sizes of the problem; None for the small sizes of its family.
+        fixed: what the implementation does in every call, for which the case is posed; None for a
+            case as the catalogue has it.
         tiled: whether the case is about tiles, so that it is used on grids only.
     """
 
@@ -89,16 +91,19 @@ class Case:
     large: bool = False
     exchanged: bool = False
     grid: Grid | None = None
+    fixed: Fixed | None = None
     tiled: bool = False
 
     @property
     def id(self) -> str:
-        """The stable id: "chapter/what/family" or, on a grid, "chapter/what/family.grid"."""
-        return self.off_grid + (f".{self.grid.name}" if self.grid else "")
+        """The stable id: "chapter/what/family", "chapter/what/family.grid" on a grid, and then
+        "+" and the name of what is fixed for the implementation."""
+        grid = f".{self.grid.name}" if self.grid else ""
+        return self.off_grid + grid + (f"+{self.fixed.name}" if self.fixed else "")
 
     @property
     def off_grid(self) -> str:
-        """The id of the case that is not on a grid: "chapter/what/family"."""
+        """The id of the case as the catalogue has it: "chapter/what/family"."""
         return f"{self.name}/{self.family}"
 
     @property
@@ -110,7 +115,21 @@ class Case:
     def shape(self) -> Shape:
         """The shape of the problem: that of its family, at the sizes of the grid if it has one."""
         small = FAMILIES[self.family]
+        if self.fixed is not None:
+            small = self.fixed.shape(small, beside=self.beside)
         return self.grid.shape(self.family, small) if self.grid else small
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether an implementation needs no argument but the inputs to be asked."""
+        nothing = self.mask is None and self.bias is None and self.scale is None
+        return nothing and not self.features and self.shape.score == "scaled-dot"
+
+    @property
+    def beside(self) -> bool:
+        """Whether one input holds several, because the numbers of each are chosen."""
+        one = self.fixed is not None and self.fixed.sharing == "self"
+        return one and self.regime is not None and FAMILIES[self.family].sharing != "self"
 
     def on(self, grid: Grid) -> Case:
         """Return the same case with the sizes of a grid, and with `exchanged` False.
@@ -119,6 +138,10 @@ class Case:
         the case has one, is multiplied by √(former head size / head size of the grid).
         """
         return _on(self, grid)
+
+    def with_fixed(self, fixed: Fixed) -> Case:
+        """Return the same case for an implementation with this fixed, not `exchanged`."""
+        return dataclasses.replace(self, fixed=fixed, exchanged=False)
 
     def problem(self, dtype: str) -> Problem:
         """Return the problem with its arrays rounded to `dtype`; the result is cached."""
@@ -157,16 +180,22 @@ def _on(case: Case, grid: Grid) -> Case:
 @lru_cache(maxsize=1024)
 def _problem(case: Case, dtype: str) -> Problem:
     shape, random = case.shape, case.random()
-    drawn = draw(shape, random)
+    several = apart(shape, FAMILIES[case.family].sharing) if case.beside else shape
+    drawn = draw(several, random)
     mask = None if case.mask is None else case.mask(shape, random)
     bias = None if case.bias is None else case.bias(shape, random)
     if case.regime is not None:
-        case.regime(shape, drawn, random)
+        case.regime(several, drawn, random)
+        drawn = joined(several, drawn, shape.query_width) if case.beside else drawn
+    fixed: dict[str, Any] = {} if case.fixed is None else case.fixed.fields(shape)
+    given = fixed.pop("causal", None), fixed.pop("scale", None)
+    causal = case.causal or given[0]
+    scale = given[1] if case.scale is None else case.scale
     fields: dict[str, Any] = {}
     for feature in case.features:
-        fields |= feature(shape, case.causal, random)
+        fields |= feature(shape, causal, random)
     exact = assembled(
-        shape, drawn, mask=mask, attn_bias=bias, causal=case.causal, scale=case.scale, **fields
+        shape, drawn, mask=mask, attn_bias=bias, causal=causal, scale=scale, **fixed | fields
     )
     with_loss = _without_loss_on_masked_rows(exact) if case.defined or fields else exact
     problem = rounded(with_loss, dtype)
@@ -441,7 +470,7 @@ def facts(problem: Problem) -> list[str]:
         f"widths {'/'.join(map(str, widths[:3]))} to {widths[3]}"
         if len(set(widths)) > 1
         else f"width {widths[0]}",
-        "with biases" if shape.bias else "without biases",
+        _biases(shape),
     ]
     if shape.score != "scaled-dot":
         every.append(f"{shape.score} score")
@@ -454,6 +483,12 @@ def facts(problem: Problem) -> list[str]:
     if problem.scale is not None:
         every.append(f"scale {problem.scale:g}")
     return every + list(_features(problem))
+
+
+def _biases(shape: Shape) -> str:
+    if isinstance(shape.bias, tuple):
+        return f"with biases of {' and '.join(shape.bias)} only"
+    return "with biases" if shape.bias else "without biases"
 
 
 def _features(problem: Problem) -> Iterator[str]:

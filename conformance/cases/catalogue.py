@@ -16,11 +16,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from conformance.cases import patterns
 from conformance.cases.case import FAMILIES, Case, StoredCase
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
-from conformance.definition.geometry import LARGE, Geometry, Grid
+from conformance.definition.geometry import LARGE, Fixed, Geometry, Grid
 from conformance.definition.problem import ARRAY_NAMES, Causal
 from conformance.errors import UnknownName
 
@@ -152,8 +153,15 @@ def every_case() -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: order.index(case.family)))
 
 
-def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) -> tuple[Case, ...]:
-    """Return the cases that a case turns into at the sizes that an implementation supports.
+def posed(
+    case: Case,
+    geometry: Geometry | None,
+    *,
+    layer: bool,
+    page: int = 0,
+    fixed: Fixed | None = None,
+) -> tuple[Case, ...]:
+    """Return the cases that a case turns into for what an implementation supports.
 
     With a geometry, the case is put on the geometry's first grid (a choice of sizes), or on all its
     grids if the case belongs to level "core". A case that is already on one of these grids is
@@ -166,12 +174,19 @@ def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) 
     If keys are in pages, a case of level "core" without a grid is also returned on a grid with
     lengths of several pages, with the same exceptions.
 
+    If something is fixed for the implementation, cases are posed so, see `Fixed`, but for those
+    from files and those whose numbers would exceed the range of float16.
+
     Args:
         case: a case, on a grid or not.
         geometry: the sizes that the implementation declares, or None if it supports every size.
         layer: whether the implementation is a layer, which has its own projections.
         page: the number of keys in a page; 0 if keys are not in pages.
+        fixed: what the implementation declares to be fixed in every call, or None.
     """
+    if fixed is not None and case.fixed is None and not isinstance(case, StoredCase):
+        made = case.with_fixed(fixed)
+        case = made if not made.beside or _fits(made) else case
     has_grids = not isinstance(case, StoredCase) and case.shape.score != "additive"
     if geometry is None:
         if case.grid is not None:
@@ -183,6 +198,15 @@ def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) 
     if not has_grids or case.grid in grids:
         return (case,)
     return tuple(case.on(grid) for grid in (grids if case.core else grids[:1]))
+
+
+@lru_cache(maxsize=1024)
+def _fits(case: Case) -> bool:
+    """Return whether float16 holds the numbers of a case."""
+    with np.errstate(over="ignore"):
+        problem = case.problem("float16")
+        arrays = (problem.query, *problem.weights.named().values())
+        return all(np.isfinite(array).all() for array in arrays)
 
 
 def _at_least(page: int, grid: Grid) -> Grid:
@@ -212,7 +236,7 @@ def large_cases() -> tuple[Case, ...]:
 
 
 def case_of(name: str) -> Case:
-    """Return the case with this id, on a grid if the id names one.
+    """Return the case with this id, on a grid and with what is fixed if the id says so.
 
     Raises:
         UnknownName: if there is no such case.
@@ -220,11 +244,15 @@ def case_of(name: str) -> Case:
     known = {case.id: case for case in every_case()}
     if name in known:
         return known[name]
-    small, _, grid = name.rpartition(".")
+    on_grid, _, after = name.partition("+")
+    fixed = Fixed.parse(after)
+    small, _, grid = on_grid.rpartition(".")
     found = Grid.parse(grid)
-    if found is None or small not in known:
+    case = known.get(on_grid) or (known.get(small) if found else None)
+    if case is None or (after and fixed is None):
         raise UnknownName("case", name, known)
-    return known[small].on(found)
+    case = case.with_fixed(fixed) if fixed else case
+    return case if on_grid in known or found is None else case.on(found)
 
 
 def find_cases(pattern: str) -> tuple[Case, ...]:

@@ -1,8 +1,11 @@
-"""The sizes that an implementation supports, and the shapes of cases at these sizes.
+"""The sizes that an implementation supports, what is fixed in it, and the shapes of cases for it.
 
 Kernels are written for certain head sizes and work in tiles, so a mistake may appear only at their
 sizes. An adapter declares a `Geometry`. The cases of the catalogue then get the sizes of a `Grid`,
 one choice of sizes that the geometry allows, with lengths around the edges of its tiles.
+
+A layer of a model may do in every call what others do on request: it is always causal, rotates
+always, and takes one input only. Its adapter declares this as `Fixed`, and the cases are posed so.
 """
 
 from __future__ import annotations
@@ -11,11 +14,19 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import msgspec
+import numpy as np
 
-from conformance.definition.problem import Shape
+from conformance.definition.problem import (
+    Causal,
+    Pairs,
+    Problem,
+    Rotary,
+    Shape,
+    Sharing,
+)
 from conformance.errors import Unsupported, WrongDeclaration
 
 Pair = tuple[int, int]
@@ -287,6 +298,234 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
         except Unsupported:
             return False
         return True
+
+
+PROJECTIONS = ("query", "key", "value", "output")
+"""The names of the projections of a layer."""
+
+
+class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an implementation does in every call, or never has, without an argument for it.
+
+    The cases of the catalogue are posed so: a case without a causal mask gets the one that is
+    declared, for example. A case that contradicts the declaration is unsupported.
+
+    Attributes:
+        causal: the alignment of the causal mask of every call; None if there is none.
+        rotary_base: the base of the rotary embedding of every call; 0 if there is none.
+        rotary_pairs: which components form a pair, as in `Rotary`.
+        rotary_size: how many components of a head are rotated; 0 if all are, in which case head
+            sizes are even.
+        scale: the scale of the logits of every call, such as 1; 0 if it is 1/√head.
+        sharing: "self" if there is one input, "memory" if key and value are one; "" if there are
+            three.
+        bias: True if all projections have biases, False if none has, the names of those that have,
+            such as `("query", "key", "value")` or `("output",)`, or None if the layer is built as a
+            case demands.
+        width: "heads" if every width is the number of heads × their size, and value heads have the
+            size of query heads; "" if sizes are free.
+        value_heads: "alike" if value heads have the size of query heads; "" if it is free.
+        grouped: False if every query head has a key/value head of its own; None if they may share.
+
+    Raises:
+        WrongDeclaration: if a field has a value that there is not.
+    """
+
+    causal: Causal | None = None
+    rotary_base: float = 0.0
+    rotary_pairs: Pairs = "halves"
+    rotary_size: int = 0
+    scale: float = 0.0
+    sharing: Sharing | Literal[""] = ""
+    bias: bool | tuple[str, ...] | None = None
+    width: Literal["heads", ""] = ""
+    value_heads: Literal["alike", ""] = ""
+    grouped: Literal[False] | None = None
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[Any, ...]] = {
+            "causal": (*get_args(Causal), None),
+            "rotary_pairs": get_args(Pairs),
+            "sharing": (*get_args(Sharing), ""),
+            "width": ("heads", ""),
+            "value_heads": ("alike", ""),
+            "grouped": (False, None),
+        }
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                listed = ", ".join(map(repr, known))
+                raise WrongDeclaration(f"Fixed.{name} is {value!r}; say one of {listed}")
+        biased = self.bias if isinstance(self.bias, tuple) else ()
+        if not isinstance(self.bias, bool | tuple | None) or not set(biased) < set(PROJECTIONS):
+            raise WrongDeclaration(
+                f"Fixed.bias is {self.bias!r}; say True, False, or some of {', '.join(PROJECTIONS)}"
+            )
+        for name in ("rotary_base", "rotary_size", "scale"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise WrongDeclaration(f"Fixed.{name} is {value!r}; say a number, 0 for none")
+        if self.rotary_size % 2:
+            raise WrongDeclaration("Fixed.rotary_size is odd; components are rotated in pairs")
+        if not self.name:
+            raise WrongDeclaration("Fixed() fixes nothing; say what is fixed, or leave it out")
+
+    @property
+    def name(self) -> str:
+        """A name such as "causal-bottom-right+self", which `parse` reads."""
+        parts = [f"causal-{self.causal}"] if self.causal else []
+        if self.rotary_base:
+            size = f"-{self.rotary_size}" if self.rotary_size else ""
+            parts += [f"rotary-{self.rotary_pairs}-{self.rotary_base:g}{size}"]
+        parts += [f"scale-{self.scale:g}"] if self.scale else []
+        parts += [self.sharing] if self.sharing else []
+        of = "-".join(self.bias) if isinstance(self.bias, tuple) else ""
+        biases = f"biases-{of}" if of else "biases" if self.bias else "no-biases"
+        parts += [] if self.bias is None else [biases]
+        parts += ["joined"] if self.width else []
+        parts += ["value-heads-alike"] if self.value_heads else []
+        parts += [] if self.grouped is None else ["ungrouped"]
+        return "+".join(parts)
+
+    @staticmethod
+    def parse(name: str) -> Fixed | None:
+        """Return the declaration with this name, or None if it is not the name of one."""
+        found = _FIXED.fullmatch(name)
+        if found is None or not name:
+            return None
+        has = found.groupdict()
+        of = tuple(has["of"].split("-")) if has["of"] else ()
+        if not set(of) <= set(PROJECTIONS):
+            return None
+        return Fixed(
+            causal=cast("Causal | None", has["causal"]),
+            rotary_base=float(has["base"] or 0),
+            rotary_pairs=cast("Pairs", has["pairs"] or "halves"),
+            rotary_size=int(has["size"] or 0),
+            scale=float(has["scale"] or 0),
+            sharing=cast("Sharing", has["sharing"] or ""),
+            bias=of or {None: None, "biases": True, "no-biases": False}[has["bias"]],
+            width="heads" if has["joined"] else "",
+            value_heads="alike" if has["alike"] else "",
+            grouped=False if has["ungrouped"] else None,
+        )
+
+    def shape(self, small: Shape, *, beside: bool = False) -> Shape:
+        """Return the shape of a family of cases for such an implementation.
+
+        Args:
+            small: the shape of the family in the catalogue.
+            beside: whether the one input of self-attention holds what the catalogue has as several
+                inputs, beside each other along its width; see `joined`.
+        """
+        head, joined = small.head_size, small.heads * small.head_size
+        if self.rotary_base and not self.rotary_size:
+            head += head % 2
+        head = max(head, self.rotary_size)
+        fields: dict[str, Any] = {"head_size": head}
+        alike = self.width or self.value_heads
+        if alike or small.value_head_size == small.head_size:
+            fields["value_head_size"] = head
+        if self.grouped is False:
+            fields["kv_heads"] = small.heads
+        names = ("query_width", "key_width", "value_width", "output_width")
+        for name in names:
+            if self.width or getattr(small, name) == joined:
+                fields[name] = small.heads * head
+        if self.bias is not None:
+            fields["bias"] = self.bias
+        if self.sharing == "self":
+            length = max(small.query_length, small.key_length)
+            fields |= {"query_length": length, "key_length": length, "sharing": "self"}
+            width = fields.get("query_width", small.query_width)
+            if beside and not self.width:
+                parts = small.distinct_inputs()
+                width = sum(fields.get(f"{n}_width", getattr(small, f"{n}_width")) for n in parts)
+            fields |= dict.fromkeys(names, width)
+        elif self.sharing == "memory" and small.sharing == "separate":
+            width = fields.get("key_width", small.key_width)
+            fields |= {"value_width": width, "sharing": "memory"}
+        return dataclasses.replace(small, **fields)
+
+    def rotary(self, shape: Shape) -> Rotary | None:
+        """Return the rotation of every call for this shape, or None if there is none."""
+        if not self.rotary_base:
+            return None
+        size = self.rotary_size or shape.head_size // 2 * 2
+        return Rotary(size=size, base=self.rotary_base, pairs=self.rotary_pairs)
+
+    def fields(self, shape: Shape) -> dict[str, Any]:
+        """Return the fields of `Problem` that every problem has, for this shape."""
+        rotary = self.rotary(shape)
+        fields: dict[str, Any] = {} if rotary is None else {"rotary": rotary}
+        fields |= {"causal": self.causal} if self.causal else {}
+        return fields | ({"scale": self.scale} if self.scale else {})
+
+    def check(self, problem: Problem) -> None:
+        """Raise `Unsupported` if a problem asks for a call without what is done in every call."""
+        shape = problem.shape
+        square = shape.query_length == shape.key_length
+        if self.causal and not (problem.causal and (square or problem.causal == self.causal)):
+            raise Unsupported(f"it is always causal, aligned {self.causal}")
+        if self.rotary_base and problem.rotary != self.rotary(shape):
+            raise Unsupported(f"it always rotates, by {self.rotary(shape)}")
+        if self.scale and problem.scale != self.scale:
+            raise Unsupported(f"its scale is always {self.scale:g}")
+        if self.sharing == "self" and shape.sharing != "self":
+            raise Unsupported("self-attention only")
+        if self.sharing == "memory" and shape.sharing == "separate":
+            raise Unsupported("key and value are always one array")
+        if self.bias is not None and shape.bias != self.bias:
+            of = f" of {' and '.join(self.bias)}" if isinstance(self.bias, tuple) else ""
+            raise Unsupported(f"it always has biases{of}" if self.bias else "it has no biases")
+
+
+_FIXED = re.compile(
+    r"(?:\+?causal-(?P<causal>top-left|bottom-right))?"
+    r"(?:\+?rotary-(?P<pairs>halves|interleaved)-(?P<base>[\d.e+]+?)(?:-(?P<size>\d+))?(?=\+[a-z]|$))?"
+    r"(?:\+?scale-(?P<scale>[\d.e+-]+?)(?=\+[a-z]|$))?"
+    r"(?:\+?(?P<sharing>self|memory|separate))?"
+    r"(?:\+?(?P<bias>biases(?:-(?P<of>[a-z-]+))?|no-biases))?"
+    r"(?:\+?(?P<joined>joined))?"
+    r"(?:\+?(?P<alike>value-heads-alike))?"
+    r"(?:\+?(?P<ungrouped>ungrouped))?"
+)
+"""The pattern of `Fixed.name`."""
+
+
+def apart(shape: Shape, sharing: Sharing) -> Shape:
+    """Return the shape of several inputs that fit beside each other into one of self-attention."""
+    parts = dataclasses.replace(shape, sharing=sharing).distinct_inputs()
+    each = shape.query_width // len(parts)
+    widths: dict[str, Any] = {f"{name}_width": each for name in parts}
+    if sharing == "memory":
+        widths["value_width"] = widths["key_width"]
+    return dataclasses.replace(shape, sharing=sharing, **widths)
+
+
+def joined(shape: Shape, drawn: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:
+    """Return inputs and weights of self-attention that compute the same as several inputs.
+
+    The inputs lie beside each other along the width of one, and the weight of each projection is 0
+    for those of the others. What is left of the width repeats a part of the query.
+
+    Args:
+        shape: the shape of the several inputs, which have the same length, as `apart` returns it.
+        width: the width of the one input.
+        drawn: their numbers and the weights, by name, as `draw` returns them.
+    """
+    names = shape.distinct_inputs()
+    ends = np.cumsum([drawn[name].shape[2] for name in names])
+    found = {name: array for name, array in drawn.items() if name not in names}
+    parts = [drawn[name] for name in names]
+    rest = drawn["query"][:, :, : width - ends[-1]]
+    found["query"] = np.concatenate([*parts, rest], axis=2)
+    for name in ("query", "key", "value"):
+        place = names.index(name if name in names else "key")
+        weight = drawn[f"weights.{name}"]
+        whole = np.zeros((width, *weight.shape[1:]))
+        whole[ends[place] - len(weight) : ends[place]] = weight
+        found[f"weights.{name}"] = whole
+    return found
 
 
 LARGE = (

@@ -164,7 +164,10 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of an attention layer, its score, its sharing, and whether projections have biases.
+    """The sizes of an attention layer, its score, its sharing, and which projections have biases.
+
+    `bias` is True if all projections have one, False if none has, or else the names of those that
+    have, such as `("output",)`.
 
     `sharing` specifies which inputs are the same array: "self" (query, key and value:
     self-attention), "memory" (key and value: a decoder's cross-attention) or "separate".
@@ -185,7 +188,7 @@ class Shape:
     key_width: int
     value_width: int
     output_width: int
-    bias: bool = True
+    bias: bool | tuple[str, ...] = True
     score: Score = "scaled-dot"
     sharing: Sharing = "separate"
 
@@ -219,6 +222,10 @@ class Shape:
         """The shape of the logits, `[batch heads query key]`."""
         return (self.batch, self.heads, self.query_length, self.key_length)
 
+    def has_bias(self, projection: str) -> bool:
+        """Return whether a projection, such as "query" or "output", has a bias."""
+        return self.bias if isinstance(self.bias, bool) else projection in self.bias
+
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all canonical weights of the layer, by name."""
         return dict(self._weight_shapes)
@@ -228,7 +235,7 @@ class Shape:
         return {
             name: tuple(getattr(self, axis) for axis in axes)
             for name, axes in WEIGHT_AXES.items()
-            if (self.bias or not name.endswith("_bias"))
+            if not name.endswith("_bias") or self.has_bias(name.removesuffix("_bias"))
             if (self.score == "additive" or name != "score")
         }
 

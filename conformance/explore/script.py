@@ -493,7 +493,8 @@ def _definition(problem: Problem, returned: str) -> list[str]:
     text = []
     for letter, source in (("q", "query"), ("k", key), ("v", value)):
         line = f'    {letter} = np.einsum("bse,ehd->bhsd", n["{source}"], n["W{letter}"])'
-        text.append(line + (f' + n["b{letter}"][:, None]' if shape.bias else ""))
+        named = {"q": "query", "k": "key", "v": "value"}[letter]
+        text.append(line + (f' + n["b{letter}"][:, None]' if shape.has_bias(named) else ""))
     if problem.norm is not None:
         for x, gain in (("q", "gq"), ("k", "gk")):
             root = f"np.sqrt(({x} * {x}).mean(-1, keepdims=True) + {problem.norm.epsilon!r})"
@@ -533,7 +534,7 @@ def _definition(problem: Problem, returned: str) -> list[str]:
             "    weights = powers / (powers.sum(-1, keepdims=True) + "
             'np.exp(n["sinks"][:, None, None] - peak))',
         ]
-    bias = ' + n["bo"]' if shape.bias else ""
+    bias = ' + n["bo"]' if shape.has_bias("output") else ""
     end = {
         "output": f'np.einsum("bhqk,bhkd,hde->bqe", weights, v, n["Wo"]){bias}',
         "weights": "weights",

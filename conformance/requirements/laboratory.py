@@ -135,7 +135,7 @@ def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
 
     sizes = shape.weight_shapes()
     drawn = {f"weights.{n}": np.zeros(size) for n, size in sizes.items() if n.endswith("_bias")}
-    if shape.bias:
+    if shape.has_bias("output"):
         drawn["weights.output_bias"][np.arange(width) % head >= keys] = OUTPUT_BIAS
     if shape.score == "additive":
         drawn["weights.score"] = random.standard_normal((heads, head))
@@ -263,7 +263,7 @@ class Laboratory:
     @cached_property
     def biased(self) -> bool:
         """Whether problems have projection biases: as in `case` or, without one, if supported."""
-        return self.case.bias if self.case else self._has_shape(self.sharing, bias=True)
+        return bool(self.case.bias) if self.case else self._has_shape(self.sharing, bias=True)
 
     @cached_property
     def with_shared_inputs(self) -> Laboratory | None:

@@ -358,6 +358,7 @@ class StandIn(Planned):
         self.title = described.title
         self.dtypes = tuple(described.dtypes)
         self.geometry = declared.geometry
+        self.fixed = declared.fixed
         self.projections_supplied = declared.projections_supplied
         self.modes = tuple(Mode(name, optimised=how) for name, how in declared.modes.items())
 

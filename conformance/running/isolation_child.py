@@ -27,8 +27,8 @@ from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import case_of
-from conformance.definition.dtypes import Array
-from conformance.definition.geometry import Geometry
+from conformance.definition.dtypes import DTYPES, Array
+from conformance.definition.geometry import Fixed, Geometry
 from conformance.errors import ConformanceError, FailsOnImport, ProcessLost, Unavailable
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import Verdict, item_id, without_outcome
@@ -83,6 +83,7 @@ class Declared(msgspec.Struct, frozen=True, tag=True):
     modes: dict[str, bool]
     """Whether each mode is `optimised`, by name."""
     geometry: Geometry | None = None
+    fixed: Fixed | None = None
     page: int = 0
     projections_supplied: bool = False
     device_model: str = ""
@@ -246,7 +247,9 @@ class Desk:
         asked: dict[str, list[str]] = {}
         refused: set[str] = set()
         cases = [self._case(name, file) for name, file in request.cases.items()]
-        for item in plan([adapter], cases, request.dtypes, device):
+        # Level "core" has more dtypes for an implementation in which something is fixed.
+        dtypes = request.dtypes if adapter.fixed is None else list(DTYPES)
+        for item in plan([adapter], cases, dtypes, device):
             key = plan_key(item.asked.id, item.dtype)
             asked.setdefault(key, []).append(item.mode.name)
             if item.refused:
@@ -256,6 +259,7 @@ class Desk:
             implementation=described,
             modes={mode.name: mode.optimised for mode in adapter.modes},
             geometry=adapter.geometry,
+            fixed=adapter.fixed,
             page=adapter.page,
             projections_supplied=adapter.projections_supplied,
             device_model=adapter.device_model(device) if reachable else "",

@@ -42,6 +42,9 @@ FEW = ("first", "core")
 SAMPLED = ("core", "default")
 """The levels at which each case is examined in some dtypes and modes only, as `sampled` chooses."""
 
+LEAST_SAMPLE = 80
+"""If an implementation accepts at most this many items, none of them is left out of a sample."""
+
 IN_SINGLE, IN_HALF = 34, 6
 """The numbers of items of level "first" in single and in half precision."""
 
@@ -59,8 +62,10 @@ class Selection:
         level: "full" selects everything. "default" selects all cases, in dtypes and modes that
             `sampled` chooses, and all experiments but those that are costly or compare modes.
             "core" selects the cases marked `core` and those of "first" in the same way, and no
-            experiments; "first" selects the first items of `telling`. "large" selects
-            `large_cases()`, and only those experiments that `cases` name. `cases` restrict every
+            experiments; if something is fixed in an implementation, also cases without a mask, in
+            all dtypes.
+            "first" selects the first items of `telling`. "large" selects `large_cases()`, and only
+            those experiments that `cases` name. `cases` restrict every
             level; `find_cases` raises `ConformanceError` for a pattern that matches nothing in the
             level. Without `dtypes`, all dtypes are used, except that levels "first", "core" and,
             without `cases`, "large" use only `CORE_DTYPES`.
@@ -132,7 +137,17 @@ class Selection:
         if isinstance(case, StoredCase) or self.level not in FEW:
             return True
         ranked = case.off_grid in most_telling()
-        return ranked or (case.core and self.level == "core")
+        return ranked or (self.level == "core" and (case.core or case.is_bare))
+
+    def _is_of_level(self, item: Item) -> bool:
+        """Return whether an item that was planned belongs to the level.
+
+        Level "core" has cases without a mask only for those who can be asked little else.
+        """
+        case = item.asked
+        more = self.level == "core" and case.is_bare and not case.core
+        ranked = case.off_grid in most_telling()
+        return not more or ranked or item.adapter.fixed is not None
 
     def find_experiments(self) -> Sequence[Experiment]:
         """Return the selected experiments."""
@@ -151,11 +166,13 @@ class Selection:
         check_names("device", [device], DEVICES)
         modes = (mode.name for adapter in adapters for mode in adapter.modes)
         check_names("mode", self.modes, [FIRST, *modes])
-        items = [
-            item
-            for item in plan(adapters, self.find_cases(), self.dtype_names, device)
-            if self._has_mode(item)
-        ]
+        cases = self.find_cases()
+        planned = [*plan(adapters, cases, self.dtype_names, device)]
+        if self.level == "core" and not self.dtypes:
+            few = [adapter for adapter in adapters if adapter.fixed is not None]
+            others = [dtype for dtype in DTYPES if dtype not in CORE_DTYPES]
+            planned += plan(few, [case for case in cases if case.is_bare], others, device)
+        items = [item for item in planned if self._has_mode(item) and self._is_of_level(item)]
         asked = [
             row
             for row in inquiries(adapters, self.find_experiments(), device)
@@ -221,11 +238,13 @@ def sampled(items: Sequence[Item]) -> list[Item]:
     of a call in every mode. Other items are added until, for each implementation, all pairs of
     these five occur: the dtype, the mode, and the case's name, family and features. Thus the sample
     is a covering array of strength 2, apart from pairs of name, family and features, which the
-    catalogue decides.
+    catalogue decides. Of an implementation that accepts few items, all are in the sample.
     """
     chosen: set[str] = set()
     for own in _by_adapter(items):
         chosen |= _covering(own)
+        accepted = {item.id for item in own if not item.refused}
+        chosen |= accepted if len(accepted) <= LEAST_SAMPLE else set()
     return [item for item in items if item.id in chosen]
 
 
@@ -307,7 +326,9 @@ def dtypes_of(adapter: Adapter, level: str) -> list[str]:
         one
         for case in catalogue()
         if case.core
-        for one in posed(case, adapter.geometry, layer=layer, page=adapter.page)
+        for one in posed(
+            case, adapter.geometry, layer=layer, page=adapter.page, fixed=adapter.fixed
+        )
     ]
     found = []
     for choice in (SINGLE, HALVES):

@@ -169,7 +169,9 @@ def plan(
     for case in cases:
         for adapter in adapters:
             layer = not adapter.projections_supplied
-            for one in posed(case, adapter.geometry, layer=layer, page=adapter.page):
+            for one in posed(
+                case, adapter.geometry, layer=layer, page=adapter.page, fixed=adapter.fixed
+            ):
                 if adapter not in takers[one]:
                     takers[one].append(adapter)
     for case, those in takers.items():
@@ -195,7 +197,10 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> Asked:
     if case.features and not (declared or case.maskable):
         return Asked()
     problem = case.problem(dtype)
-    by_masks = bool(case.features) and declared.isdisjoint(parts_of(problem))
+    own = {*parts_of(problem)} - (
+        {"rotary"} if adapter.fixed and adapter.fixed.rotary_base else set()
+    )
+    by_masks = bool(case.features) and declared.isdisjoint(own)
     if by_masks and not case.maskable:
         return Asked()
     try:

@@ -1,0 +1,192 @@
+"""What is fixed in an implementation: the cases are posed so, and its mistakes are noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance import Fixed, Geometry, examine
+from conformance.adapter.loading import load
+from conformance.cases.case import FAMILIES, assembled, case_hash, draw
+from conformance.cases.catalogue import case_of, every_case, posed
+from conformance.definition.expectation import expect
+from conformance.definition.geometry import apart, joined
+from conformance.errors import Unsupported, WrongDeclaration
+from conformance.words import say
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+LLAMA = f"{EXAMPLES / 'torch_llama.py'}:LlamaLike"
+LAYERS = {
+    name: f"{EXAMPLES / 'torch_layers.py'}:{name}"
+    for name in ("GPT2Like", "ViTLike", "BertLike", "T5Like", "PerceiverLike", "SwinLike")
+} | {"LlamaLike": LLAMA}
+SIXTEEN = Geometry(head_sizes=(16,), tiles=(16, 16))
+FIXED = {
+    "llama": Fixed(causal="bottom-right", rotary_base=10000.0, sharing="self", bias=False),
+    "gpt-neox": Fixed(
+        causal="top-left", rotary_base=1e6, rotary_pairs="interleaved", rotary_size=4, bias=True
+    ),
+    "gpt-2": Fixed(causal="bottom-right", sharing="self", width="heads", grouped=False),
+    "vit": Fixed(sharing="self", bias=("output",), width="heads", value_heads="alike"),
+    "qwen-2": Fixed(scale=0.125, bias=("query", "key", "value"), sharing="memory"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_of_a_model_is_asked_and_conforms(name):
+    pytest.importorskip("torch")
+    outcome = examine(LAYERS[name], level="core")
+    assert outcome.counts["conforms"] >= 60
+    assert not set(outcome.counts) - {"conforms", "unsupported"}, outcome.counts
+
+
+def module(name):
+    adapter = load(LAYERS[name])
+    return adapter, vars(__import__("sys").modules[type(adapter).__module__])
+
+
+def changed(name, **methods):
+    """The adapter of a layer, whose module has these methods instead of its own."""
+    adapter, names = module(name)
+    own = names["LlamaLikeModule" if name == "LlamaLike" else "Attention"]
+    broken = type("Broken", (own,), methods)
+
+    def build(self, shape, dtype, scale, mode):
+        layer = type(adapter).build(adapter, shape, dtype, scale, mode)
+        layer.__class__ = broken
+        return layer
+
+    return type(f"Broken{name}", (type(adapter),), {"build": build})()
+
+
+def llama(**change):
+    """A forward pass of Llama's with something changed."""
+    import torch
+
+    def forward(self, x):
+        q = self.q_proj(x).unflatten(-1, (self.heads, self.head)).transpose(1, 2)
+        k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.head)).transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head)).transpose(1, 2)
+        q, k = change.get("turned", lambda s, q, k: (s.rotated(q), s.rotated(k)))(self, q, k)
+        group = self.heads // self.kv_heads
+        spread = change.get("spread", lambda y: y.repeat_interleave(group, dim=1))
+        k, v = spread(k), spread(v)
+        if k.shape[1] != q.shape[1]:
+            k, v = k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1)
+        logits = q @ k.mT * change.get("scale", self.head**-0.5)
+        future = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(change.get("diagonal", 1))
+        weights = logits.masked_fill(future, change.get("blocked", -torch.inf)).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+    return {"forward": forward}
+
+
+def interleaved(self, q, k):
+    def swapped(y):
+        return y.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+
+    def back(y):
+        return y.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+    return back(self.rotated(swapped(q))), back(self.rotated(swapped(k)))
+
+
+BROKEN = {
+    "pairs are neighbours": ("LlamaLike", {"turned": interleaved}, "rotary"),
+    "keys are not rotated": ("LlamaLike", {"turned": lambda s, q, k: (s.rotated(q), k)}, "rot"),
+    "nothing is rotated": ("LlamaLike", {"turned": lambda s, q, k: (q, k)}, "rotary"),
+    "sees the next key": ("LlamaLike", {"diagonal": 2}, "causal"),
+    "shares heads the other way": ("LlamaLike", {"spread": lambda y: y}, "head"),
+    "no scale": ("LlamaLike", {"scale": 1.0}, "scale"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_mistake_in_what_is_fixed_is_noticed_and_named(name):
+    pytest.importorskip("torch")
+    layer, change, cause = BROKEN[name]
+    outcome = examine(changed(layer, **llama(**change)), level="core", dtypes="float32")
+    assert outcome.counts.get("deviates", 0) >= 3, outcome.counts
+    findings = [finding for result in outcome.results for finding in result.findings]
+    causes = {say(finding.cause) for finding in findings if finding.cause}
+    assert any(cause in text for text in causes), causes
+
+
+def test_the_change_alone_is_the_mistake():
+    pytest.importorskip("torch")
+    outcome = examine(changed("LlamaLike", **llama()), level="core", dtypes="float32")
+    assert set(outcome.counts) == {"conforms", "unsupported"}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_name_says_what_is_fixed(name):
+    fixed = FIXED[name]
+    assert (Fixed.parse(fixed.name) or Fixed()) == fixed
+    for text in ("causal-left", f"{fixed.name}+nothing", "biases-of-all", "rotary-halves-x"):
+        assert Fixed.parse(text) is None
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_every_case_is_posed_as_it_is_fixed(name):
+    fixed = FIXED[name]
+    cases = [case for case in every_case() if case.shape.score == "scaled-dot"]
+    for case, geometry in itertools.product(cases, (None, SIXTEEN)):
+        for one in posed(case, geometry, layer=True, fixed=fixed):
+            again = case_of(one.id)
+            assert again.id == one.id
+            problem = one.problem("float32")
+            assert problem.digest() == again.problem("float32").digest()
+            try:
+                fixed.check(problem)
+            except Unsupported:
+                # Only what a case itself is about may contradict.
+                assert case.causal or case.scale is not None or case.features
+
+
+def test_nothing_changes_where_nothing_is_fixed():
+    for case in every_case():
+        assert case_hash(case) == case_hash(dataclasses.replace(case, fixed=None))
+
+
+def test_several_inputs_beside_each_other_compute_the_same():
+    case = case_of("logits/huge/cross").with_fixed(Fixed(sharing="self"))
+    problem = case.problem("float64")
+    assert problem.shape.sharing == "self"
+    shape = apart(problem.shape, FAMILIES["cross"].sharing)
+    drawn = draw(shape, np.random.default_rng(0))
+    several, one = (
+        assembled(shape, drawn),
+        assembled(problem.shape, joined(shape, drawn, problem.shape.query_width)),
+    )
+    first, second = (expect(each).arrays["output"] for each in (several, one))
+    np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"causal": "left"}, "say one of 'top-left', 'bottom-right', None"),
+        ({"rotary_base": -1.0}, "say a number, 0 for none"),
+        ({"rotary_size": 3}, "rotated in pairs"),
+        ({"bias": ("qkv",)}, "some of query, key, value, output"),
+        ({"bias": ("query", "key", "value", "output")}, "say True"),
+        ({"sharing": "both"}, "say one of 'separate', 'memory', 'self', ''"),
+        ({"scale": True}, "say a number"),
+        ({}, "nothing"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(fields, said):
+    with pytest.raises(WrongDeclaration, match=said):
+        Fixed(**fields)
+
+
+def test_experiments_say_why_they_have_nothing_to_ask():
+    pytest.importorskip("torch")
+    outcome = examine(LLAMA, cases="probe/masks")
+    (result,) = outcome.results
+    assert result.verdict == "unsupported"
+    assert "always causal" in result.findings[0].detail
