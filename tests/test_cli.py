@@ -246,10 +246,17 @@ def test_what_is_told_already_is_not_promised(tmp_path):
 
 
 def test_a_reason_for_what_is_unsupported_is_told_when_asked():
-    narrow = ("--dtype", "float32", "--case", "additive", "--no-isolate")
+    narrow = ("--dtype", "float32", "--case", "plain/no-mask", "--no-isolate")
     told = mha("run", mini("Correct"), *narrow, "-v").stdout
     assert re.search(r"^  unsupported, \d+ items: no additive score$", told, re.MULTILINE)
     assert "  unsupported" not in mha("run", mini("Correct"), *narrow).stdout
+
+
+def test_where_much_is_unsupported_the_reasons_are_told_and_what_to_declare():
+    narrow = ("--dtype", "float32", "--case", "additive", "--no-isolate")
+    told = mha("run", mini("Correct"), *narrow).stdout
+    assert re.search(r"^  unsupported, \d+ items: no additive score$", told, re.MULTILINE)
+    assert "its adapter declares as fixed: docs/adapters.md" in told
 
 
 @pytest.mark.parametrize("name", ["Inverted", "Raises"])

@@ -385,12 +385,21 @@ def is_must(finding: Finding) -> bool:
 def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
     """Yield lines about an implementation: counts, unmet requirements, items not verified.
 
-    If `reasons` is true, the lines include the reasons why items are unsupported. If the call fails
-    in every supported item, there are only the counts, the most frequent errors and a hint about
-    sizes. The hint is also given if the call fails in more than half of these items.
+    If `reasons` is true, the lines include the reasons why items are unsupported. If more than a
+    third of all items are, the most frequent reasons are always among the lines, with a hint at
+    what to declare. If the call fails in every supported item, there are only the counts, the most
+    frequent errors and a hint about sizes. The hint is also given if the call fails in more than
+    half of these items.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
+    refused = reasons_of(results, ("unsupported",)).most_common()
+    many = counts.get("unsupported", 0) > len(results) / 3
+    if many:
+        for reason, times in refused if reasons else refused[:5]:
+            yield f"  unsupported, {plural(times, 'item')}: {reason}"
+        if not any("+" in result.case for result in results):
+            yield DECLARE
     asked = [result for result in results if result.verdict != "unsupported"]
     failed = [it for it in asked if _call_failed(it)]
     if asked and len(failed) == len(asked):
@@ -406,8 +415,8 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
         yield f"  {requirement.id}: {verdicts}{f' ({share}{cause})' if cause else ''}"
     for reason, times in reasons_of(results, NOT_VERIFIED).items():
         yield f"  not verified, {plural(times, 'item')}: {reason}"
-    if reasons:
-        for reason, times in reasons_of(results, ("unsupported",)).most_common():
+    if reasons and not many:
+        for reason, times in refused:
             yield f"  unsupported, {plural(times, 'item')}: {reason}"
     if len(failed) > len(asked) / 2:
         yield SIZES
@@ -426,6 +435,12 @@ def _call_failed(result: CaseResult) -> bool:
 
 
 SIZES = "  If it takes some sizes only, its adapter declares them: docs/adapters.md, section Sizes."
+
+
+DECLARE = (
+    "  What it always does, and what it never has, its adapter declares as fixed: docs/adapters.md, "
+    "section What is fixed."
+)
 
 
 def unmet(results: Iterable[CaseResult]) -> list[tuple[RequirementInfo, list[Finding]]]:
