@@ -438,8 +438,8 @@ SIZES = "  If it takes some sizes only, its adapter declares them: docs/adapters
 
 
 DECLARE = (
-    "  What it always does, and what it never has, its adapter declares as fixed: docs/adapters.md, "
-    "section What is fixed."
+    "  What it always does, and what it never has, its adapter declares as fixed: "
+    "docs/adapters.md, section What is fixed."
 )
 
 
