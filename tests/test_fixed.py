@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from pathlib import Path
@@ -13,9 +14,10 @@ from conformance import Fixed, Geometry, examine
 from conformance.adapter.loading import load
 from conformance.cases.case import FAMILIES, assembled, case_hash, draw
 from conformance.cases.catalogue import case_of, every_case, posed
+from conformance.cli import main
 from conformance.definition.expectation import expect
 from conformance.definition.geometry import apart, joined
-from conformance.errors import Unsupported, WrongDeclaration
+from conformance.errors import ExitCode, Unsupported, WrongDeclaration
 from conformance.words import say
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -190,3 +192,26 @@ def test_experiments_say_why_they_have_nothing_to_ask():
     (result,) = outcome.results
     assert result.verdict == "unsupported"
     assert "always causal" in result.findings[0].detail
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_mistake_is_found_by_exploring_and_the_script_shows_it(tmp_path, capsys, seed):
+    pytest.importorskip("torch")
+    text = Path(LLAMA.rpartition(":")[0]).read_text(encoding="utf-8")
+    broken = text.replace("k = self.rotated(self.k_proj(x)", "k = (self.k_proj(x)")
+    assert broken != text
+    (tmp_path / "mine.py").write_text(broken, encoding="utf-8")
+    spec = f"{tmp_path / 'mine.py'}:LlamaLike"
+    arguments = ["explore", spec, "--examples", "20", "--dtype", "float32", "--seed", str(seed)]
+    with contextlib.chdir(tmp_path):
+        assert main(arguments) == ExitCode.DEVIATES
+    told = capsys.readouterr().out
+    assert "script: " in told
+    assert "in another way" not in told
+
+
+def test_nothing_deviates_when_layers_are_explored(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    for spec in LAYERS.values():
+        assert main(["explore", spec, "--examples", "12", "--dtype", "float32"]) == ExitCode.OK

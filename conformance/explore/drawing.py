@@ -35,7 +35,7 @@ from conformance.cases.case import (
     rounded,
 )
 from conformance.definition.dtypes import BoolArray
-from conformance.definition.geometry import Geometry, Pair
+from conformance.definition.geometry import Fixed, Geometry, Pair
 from conformance.definition.problem import (
     Causal,
     Problem,
@@ -168,12 +168,14 @@ class Frame:
         sharing: which inputs are the same array: "self", "memory" (key and value) or "separate".
         bias: whether the projections have biases.
         widths: which widths may differ from heads × head size; see `Recipe`.
+        fixed: what the implementation does in every call, as its adapter declares it.
     """
 
     score: Score = "scaled-dot"
     sharing: Sharing = "self"
     widths: Widths = "equal"
     bias: bool = True
+    fixed: Fixed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +229,7 @@ class Recipe:
         if self.width:
             query_width = key_width = output_width = self.width
         separate = not self.width and frame.sharing == "separate" and frame.widths != "equal"
-        return Shape(
+        shape = Shape(
             batch=self.batch,
             query_length=self.query,
             key_length=self.query if frame.sharing == "self" else self.key,
@@ -243,6 +245,7 @@ class Recipe:
             score=frame.score,
             sharing=frame.sharing,
         )
+        return shape if frame.fixed is None else frame.fixed.shape(shape)
 
     def problem(self, dtype: str) -> Problem:
         """Return the problem, with its arrays of floats rounded to the dtype.
@@ -256,7 +259,11 @@ class Recipe:
         mask, bias, regime = MASKS[self.mask], BIASES[self.bias], REGIMES[self.regime]
         if mask is not None and self.tiles is not None:
             mask = on_tiles(mask, self.tiles)
-        allowed = None if mask is None else _usable(mask(shape, random), shape, self.causal)
+        fixed = {} if self.frame.fixed is None else self.frame.fixed.fields(shape)
+        given = fixed.pop("causal", None), fixed.pop("scale", None)
+        causal = self.causal or given[0]
+        scale = given[1] if self.scale is None else self.scale
+        allowed = None if mask is None else _usable(mask(shape, random), shape, causal)
         added = None if bias is None else bias(shape, random)
         if regime is not None:
             # A small problem may be unable to have huge logits; it becomes NaN and is skipped.
@@ -264,15 +271,15 @@ class Recipe:
                 regime(shape, drawn, random)
         fields: dict[str, Any] = {}
         for name, place in self.features:
-            fields |= FEATURES[name][place](shape, self.causal, random)
+            fields |= FEATURES[name][place](shape, causal, random)
         exact = assembled(
             shape,
             drawn,
             mask=allowed,
             attn_bias=added,
-            causal=self.causal,
-            scale=self.scale,
-            **fields,
+            causal=causal,
+            scale=scale,
+            **fixed | fields,
         )
         return rounded(_visible(exact) if fields else exact, dtype)
 
@@ -324,7 +331,13 @@ class Drawer:
         self._groups = () if self._geometry is None else self._geometry.groups
         self._taken: dict[Recipe, bool] = {}
         every = itertools.product(SCORES, SHARINGS, WIDTHS, (True, False))
-        frames = [Frame(score=s, sharing=w, widths=v, bias=b) for s, w, v, b in every]
+        fixed = adapter.fixed
+        own = "" if fixed is None else fixed.sharing
+        frames = [
+            Frame(score=s, sharing=w, widths=v, bias=b, fixed=fixed)
+            for s, w, v, b in every
+            if own in ("", w)
+        ]
         self._frames = [frame for frame in frames if self.takes(self._plain(frame=frame))]
         if not self._frames:
             raise Unsupported("it takes none of the plainest problems")

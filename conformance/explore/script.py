@@ -343,14 +343,17 @@ def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, 
         f"adapter = load({spec!r})",
         f"got = adapter.run(problem, Call(adapter.modes[{place}]{device})).{got}",
     ]
+    parts = [
+        name
+        for name in ("Norm", "Positions", "Rotary", "Segments")
+        if any(f"={name}(" in line for line in text)
+    ]
     imports = [
         "import numpy as np",
         "from conformance import Call, Problem, Shape",
         "from conformance.adapter.loading import load",
-        "from conformance.definition.problem import Weights",
+        f"from conformance.definition.problem import {', '.join([*parts, 'Weights'])}",
     ]
-    if any("=features." in line for line in text):
-        imports.insert(3, "from conformance.definition import features")
     return _Call(imports, text, standalone=False)
 
 
@@ -365,12 +368,12 @@ def _optional_arguments(problem: Problem) -> list[str]:
         f"soft_cap={problem.soft_cap!r},": problem.soft_cap is not None,
         'sinks=n["sinks"],': problem.sinks is not None,
         'slopes=n["slopes"],': problem.slopes is not None,
-        f"rotary=features.{problem.rotary!r},": problem.rotary is not None,
+        f"rotary={problem.rotary!r},": problem.rotary is not None,
     }
     arguments = [argument for argument, there in present.items() if there]
     if problem.norm is not None:
         gains = 'query=n["gq"], key=n["gk"]'
-        arguments.append(f"norm=features.Norm({gains}, epsilon={problem.norm.epsilon!r}),")
+        arguments.append(f"norm=Norm({gains}, epsilon={problem.norm.epsilon!r}),")
     for name in ("query_lengths", "key_lengths"):
         if (lengths := getattr(problem, name)) is not None:
             arguments.append(f"{name}=np.array({literal(lengths)}),")
@@ -379,7 +382,7 @@ def _optional_arguments(problem: Problem) -> list[str]:
             sides = (
                 f"{side}=np.array({literal(getattr(both, side))})" for side in ("query", "key")
             )
-            arguments.append(f"{name}=features.{name.capitalize()}({', '.join(sides)}),")
+            arguments.append(f"{name}={name.capitalize()}({', '.join(sides)}),")
     return arguments
 
 

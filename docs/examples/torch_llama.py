@@ -48,7 +48,13 @@ class LlamaLike(Layer):
 
     title = "LlamaLikeModule"
     framework = "torch"
-    fixed = Fixed(causal="bottom-right", rotary_base=10000.0, sharing="self", bias=False)
+    fixed = Fixed(
+        causal="bottom-right",
+        rotary_base=10000.0,
+        sharing="self",
+        bias=False,
+        value_heads="alike",
+    )
     parameters = (
         Parameter("q_proj.weight", "query", "embed heads head -> (heads head) embed"),
         Parameter("k_proj.weight", "key", "embed heads head -> (heads head) embed"),
