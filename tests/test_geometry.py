@@ -351,6 +351,24 @@ def test_the_only_size_that_is_declared_and_refused_is_a_deviation():
     assert set(outcome.counts) == {"deviates"}
 
 
+def test_a_kernel_that_always_raises_is_not_said_to_refuse_its_sizes():
+    adapter = refusing(lambda query, key: True, RuntimeError, Geometry(head_sizes=(96,)))
+    cases = ["plain/no-mask/cross", "mask/key-padding/cross", "causal/top-left/cross"]
+    found, verdicts = sizes_found(adapter, cases)
+    assert found == []
+    assert verdicts == {"error"}
+    assert "RuntimeError: not at these sizes" in str(examine(adapter, cases=cases[0]))
+
+
+def test_a_dtype_that_is_not_declared_is_no_size():
+    adapter = refusing(lambda query, key: False, dtypes=("float16",))
+    found = examine(adapter, cases="plain/no-mask/cross", dtypes=["float32", "float16"])
+    assert {result.dtype: result.verdict for result in found.results} == {
+        "float32": "unsupported",
+        "float16": "conforms",
+    }
+
+
 @pytest.mark.night
 def test_what_is_refused_whatever_the_sizes_is_no_deviation():
     """Shared key/value heads, a mask, and a dtype, of which a geometry says nothing."""

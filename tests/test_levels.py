@@ -9,7 +9,7 @@ from mutants.contestant import Contestant
 from mutants.run import Examiner
 from mutants.zoo import MUTANTS
 
-from conformance import examine
+from conformance import attention_function, examine
 from conformance.adapter.base import Mode
 from conformance.cases.catalogue import catalogue, most_telling
 from conformance.definition.dtypes import DTYPES
@@ -93,6 +93,23 @@ def test_the_first_items_are_few_and_accepted(adapter):
     assert 4 <= len(chosen) <= 40
     assert not any(item.refused for item in chosen)
     assert not [row for row in rows("first", adapter()) if isinstance(row, Inquiry)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked"),
+    [
+        (("float16",), {"float16"}),
+        (("float64", "float16"), {"float64", "float16"}),
+        (("float64", "float32", "float16"), {"float32", "float16"}),
+    ],
+)
+def test_core_is_asked_in_the_dtypes_that_there_are(declared, asked):
+    @attention_function("numpy", dtypes=declared)
+    def some(query, key, value):
+        raise AssertionError
+
+    rows = Selection(level="core").rows([some], "cpu")
+    assert {row.dtype for row in rows} == asked
 
 
 def test_every_run_begins_with_the_most_telling_items():

@@ -480,7 +480,7 @@ def taken(ex: Examination) -> Finding | None:
     dtypes. Nothing is found if declarations rule out such a call at any size, as they do if a cache
     is the only declared way to pass keys."""
     geometry = ex.adapter.geometry
-    if geometry is None or ex.case.grid is None:
+    if geometry is None or ex.case.grid is None or ex.dtype not in ex.adapter.dtypes:
         return None
     try:
         _ = ex.answer
@@ -510,10 +510,17 @@ def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
     """Return whether the refusal of the case seems to be due to the sizes of its shape.
 
     That is so if another shape of the same kind is accepted in this dtype, or if no shape of any
-    kind is accepted in any dtype.
+    kind is accepted in any dtype. In the latter case, an implementation that raises an exception of
+    another class than `Unsupported` is broken, which its other findings say.
     """
     if any(_takes(ex, shape, ex.dtype) for shape in _of_its_kind(ex, geometry)):
         return True
+    try:
+        ex.ask(_plain(ex, ex.case.shape, ex.dtype))
+    except Raised:
+        return False
+    except Unsupported:
+        pass
     every = [shape for each in _families(ex, geometry) for shape in each.values()]
     dtypes = [ex.dtype, *(name for name in ex.adapter.dtypes if name != ex.dtype)]
     return not any(_takes(ex, shape, name) for name in dtypes for shape in every)

@@ -387,9 +387,9 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 
     If `reasons` is true, the lines include the reasons why items are unsupported. If more than a
     third of all items are, the most frequent reasons are always among the lines, with a hint at
-    what to declare. If the call fails in every supported item, there are only the counts, the most
-    frequent errors and a hint about sizes. The hint is also given if the call fails in more than
-    half of these items.
+    what to declare. The most frequent errors of calls are among them, too. If the call fails in
+    every supported item, nothing else is. If it fails in more than half of them, and also without
+    a mask, a hint at sizes follows.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
@@ -402,11 +402,13 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
             yield DECLARE
     asked = [result for result in results if result.verdict != "unsupported"]
     failed = [it for it in asked if _call_failed(it)]
-    if asked and len(failed) == len(asked):
-        # The call itself fails, so a line for each requirement would say nothing.
-        for reason, times in reasons_of(asked, ("error",)).most_common(3):
-            yield f"  error, {plural(times, 'item')}: {reason}"
+    for reason, times in reasons_of(failed, ("error",)).most_common(3):
+        yield f"  error, {plural(times, 'item')}: {reason}"
+    most = len(failed) > len(asked) / 2
+    if most and any(result.case.startswith("plain/") for result in failed):
         yield SIZES
+    if failed and len(failed) == len(asked):
+        # The call itself fails, so a line for each requirement would say nothing.
         return
     for requirement, findings in unmet(results):
         cause, times = _cause(findings)
@@ -418,8 +420,6 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     if reasons and not many:
         for reason, times in refused:
             yield f"  unsupported, {plural(times, 'item')}: {reason}"
-    if len(failed) > len(asked) / 2:
-        yield SIZES
 
 
 def _call_failed(result: CaseResult) -> bool:

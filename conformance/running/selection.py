@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from conformance.running.session import Inquiry, Item, Planned, Row, inquiries, 
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
 CORE_DTYPES = (SINGLE[0], HALVES[0])
-"""The dtypes of levels "core" and "large"; `dtypes_of` replaces those that an adapter lacks."""
+"""The dtypes of levels "core" and "large"; `core_dtypes` replaces those that an adapter lacks."""
 
 FIRST = "first"
 """The name that selects the first mode of every implementation."""
@@ -167,7 +168,16 @@ class Selection:
         modes = (mode.name for adapter in adapters for mode in adapter.modes)
         check_names("mode", self.modes, [FIRST, *modes])
         cases = self.find_cases()
-        planned = [*plan(adapters, cases, self.dtype_names, device)]
+        chosen = self.dtype_names
+        by_dtypes: dict[tuple[str, ...], list[Adapter]] = defaultdict(list)
+        for adapter in adapters:
+            of_core = not self.dtypes and chosen == CORE_DTYPES
+            by_dtypes[core_dtypes(adapter) if of_core else tuple(chosen)].append(adapter)
+        planned = [
+            item
+            for dtypes, those in by_dtypes.items()
+            for item in plan(those, cases, dtypes, device)
+        ]
         if self.level == "core" and not self.dtypes:
             few = [adapter for adapter in adapters if adapter.fixed is not None]
             others = [dtype for dtype in DTYPES if dtype not in CORE_DTYPES]
@@ -310,6 +320,15 @@ def _is_telling(row: Inquiry) -> bool:
 
 
 # What an adapter supports
+
+
+def core_dtypes(adapter: Adapter) -> tuple[str, ...]:
+    """Return `CORE_DTYPES`, with the other dtype of a precision for one that an adapter lacks.
+
+    If it declares no dtype of a precision, that precision is left out.
+    """
+    of_each = [[one for one in kind if one in adapter.dtypes][:1] for kind in (SINGLE, HALVES)]
+    return tuple(itertools.chain(*of_each)) or CORE_DTYPES
 
 
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:
