@@ -99,15 +99,25 @@ def test_verdicts_are_those_of_the_cpu(name):
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [("flax-nnx", CASE), ("pallas-gpu", "causal/square/self")],
+    [
+        ("flax-nnx", CASE),
+        ("keras-jax-mha", "mask/key-padding/self"),
+        ("pallas-gpu", "causal/square/self"),
+    ],
 )
 def test_verdicts_are_those_of_the_cpu_at_night(name, case):
     compare(name, case)
 
 
+def test_what_an_interpreted_kernel_cannot_do_is_unsupported_at_night():
+    outcome = examine("pallas-gpu", cases="plain/no-mask/cross", dtypes="bfloat16")
+    assert set(outcome.counts) == {"unsupported"}
+    assert "interpreted: in bfloat16 self-attention only" in str(outcome.record.results)
+
+
 def compare(name, case=CASE):
     """Assert that an implementation gets the same verdicts on the device as on the CPU."""
-    needed = {"equinox-mha": "equinox", "haiku-mha": "haiku"}
+    needed = {"equinox-mha": "equinox", "haiku-mha": "haiku", "keras-jax-mha": "keras"}
     pytest.importorskip(needed.get(name, "flax" if name.startswith("flax") else "jax"))
     found = {}
     for device in ("cpu", "gpu"):

@@ -12,7 +12,7 @@ import pytest
 from conformance import Call, MaskArgument, attention_function
 from conformance.adapter.code import FRAMEWORKS
 from conformance.cases.catalogue import case_of
-from conformance.errors import DeviceLost, WrongAnswer
+from conformance.errors import DeviceLost, Unsupported, WrongAnswer
 from conformance.frameworks import framework
 from conformance.long.calling import call
 from conformance.long.problem import draw
@@ -153,3 +153,11 @@ def test_an_error_that_shows_later_belongs_to_its_call_and_may_cost_the_device(g
 def test_a_script_names_the_device(gpu):
     exec(FRAMEWORKS["paddle"].on_gpu.format(device=BRIDGE.device_name("gpu")), {"paddle": paddle})
     assert gpu.device == "gpu"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_the_cpu_cannot_multiply_is_unsupported_there_alone(dtype):
+    with pytest.raises(Unsupported, match=f"no matrices of {dtype} on the CPU"):
+        BRIDGE.session(dtype, "cpu").__enter__()
+    with BRIDGE.session(dtype, "gpu"):
+        pass

@@ -77,6 +77,12 @@ def honest(query, key, value, mask=None):
     return torch.softmax(logits, dim=-1) @ value
 
 
+@attention_function("torch")
+def no_array(query, key, value):
+    """Return what is no tensor."""
+    return "nothing"
+
+
 def lies(array):
     return BRIDGE.device_of(array), BRIDGE.numpy(array).tolist()
 
@@ -210,7 +216,11 @@ def test_verdicts_are_those_of_the_cpu(name, modes, cases):
         ("torch-encoder-layer", "encoder", ["plain/no-mask/self"]),
         ("bert-sdpa", "", SOME[:2]),
         ("llama-eager", "", SOME[4:6]),
-        ("llama-model-eager", "", ["feature/segments/self", "mask/key-padding/self"]),
+        (
+            "llama-model-eager",
+            "",
+            ["feature/segments/self", "mask/key-padding/self", "feature/covering-06/self"],
+        ),
         ("keras-torch-mha", "", SOME[:2]),
     ],
 )
@@ -466,6 +476,8 @@ def test_what_falls_back_at_length_is_an_error():
     with pytest.raises(WrongAnswer, match="returned its result on another device"):
         call(falls_back, heads, "gpu")
     assert call(honest, heads, "gpu").arrays.keys() == {"output", "query", "key", "value"}
+    with pytest.raises(WrongAnswer, match="returned str, no array of torch"):
+        call(no_array, heads, "gpu")
 
 
 def test_tensors_of_two_devices_are_an_error_as_on_a_gpu():

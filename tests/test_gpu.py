@@ -175,6 +175,19 @@ def test_a_share_binds_only_while_others_wait_for_the_same_stage(tmp_path):
     assert len(line.ended) == 2
 
 
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="it is installed")
+def test_what_is_named_and_not_installed_is_told(tmp_path, capfd):
+    arguments = ask(tmp_path, CORRECT, "flash-attn", more=("--stage", "core"))
+    assert main(arguments) == ExitCode.INCOMPLETE
+    assert "unavailable: flash-attn: " in capfd.readouterr().out
+
+
+def test_who_interrupts_gets_the_table_and_the_code(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(gpu.Line, "run", lambda line: True)
+    assert main(ask(tmp_path, CORRECT, more=("--stage", "core"))) == ExitCode.INTERRUPTED
+    assert "not reached: core: Correct" in capfd.readouterr().out
+
+
 def test_at_the_end_of_the_time_the_rest_is_said_to_be_not_reached(tmp_path, capfd):
     jobs = [job(tmp_path, name, "import time; time.sleep(3600)") for name in ("one", "two")]
     line = gpu.Line(jobs, ends=time.monotonic() + gpu.GRACE + gpu.LEAST + 1, most=1)
