@@ -5,6 +5,7 @@ import os
 from types import SimpleNamespace
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
 import jax.numpy as jnp
