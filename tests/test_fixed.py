@@ -38,6 +38,7 @@ FIXED = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_of_a_model_is_asked_and_conforms(name):
     pytest.importorskip("torch")
@@ -107,6 +108,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_mistake_in_what_is_fixed_is_noticed_and_named(name):
     pytest.importorskip("torch")
@@ -132,6 +134,7 @@ def test_a_name_says_what_is_fixed(name):
         assert Fixed.parse(text) is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FIXED)
 def test_every_case_is_posed_as_it_is_fixed(name):
     fixed = FIXED[name]
@@ -194,6 +197,7 @@ def test_experiments_say_why_they_have_nothing_to_ask():
     assert "always causal" in result.findings[0].detail
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_mistake_is_found_by_exploring_and_the_script_shows_it(tmp_path, capsys, seed):
     pytest.importorskip("torch")
@@ -210,6 +214,7 @@ def test_a_mistake_is_found_by_exploring_and_the_script_shows_it(tmp_path, capsy
     assert "in another way" not in told
 
 
+@pytest.mark.night
 def test_nothing_deviates_when_layers_are_explored(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

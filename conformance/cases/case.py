@@ -141,7 +141,11 @@ class Case:
 
     def with_fixed(self, fixed: Fixed) -> Case:
         """Return the same case for an implementation with this fixed, not `exchanged`."""
-        return dataclasses.replace(self, fixed=fixed, exchanged=False)
+        made = dataclasses.replace(self, fixed=fixed, exchanged=False)
+        # A rotation makes the bias of keys felt.
+        gone = {"weights.key_bias"} if fixed.rotary_base or not made.shape.has_bias("key") else {}
+        idle = {name: why for name, why in self.idle.items() if name not in gone}
+        return dataclasses.replace(made, idle=MappingProxyType(idle))
 
     def problem(self, dtype: str) -> Problem:
         """Return the problem with its arrays rounded to `dtype`; the result is cached."""
