@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_cases_bind import BINDS, LIMIT, SYMMETRIC, far_from, solve, spoilt
 
 from conformance import Fixed, Geometry, examine
 from conformance.adapter.loading import load
@@ -150,6 +151,26 @@ def test_every_case_is_posed_as_it_is_fixed(name):
             except Unsupported:
                 # Only what a case itself is about may contradict.
                 assert case.causal or case.scale is not None or case.features
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", FIXED)
+def test_every_input_binds_as_it_is_fixed(name):
+    """As in `tests/test_cases_bind.py`, for cases that such an implementation is asked."""
+    for case in every_case():
+        if not case.is_bare or case.tiled or not case.defined or case.shape.key_length > 140:
+            continue
+        one = case.with_fixed(FIXED[name])
+        if FIXED[name].causal == "top-left" and 1 in one.shape.logits[2:]:
+            continue  # There is one key to see.
+        problem = one.problem("float32")
+        exact, noise = solve(problem).arrays(), expect(problem)
+        for what, how, wrong in spoilt(problem):
+            moved = max(far_from(exact, noise, solve(wrong).arrays()).values())
+            if what in one.idle:
+                assert moved < LIMIT, (one.id, what, how)
+            elif (case.id, what, how) not in SYMMETRIC:
+                assert moved > BINDS["float32"], (one.id, what, how)
 
 
 def test_nothing_changes_where_nothing_is_fixed():

@@ -44,6 +44,12 @@ FeaturePattern = Callable[[Shape, Causal | None, np.random.Generator], dict[str,
 Regime = Callable[[Shape, Drawn, np.random.Generator], None]
 
 
+KEY_BIAS_IDLE = {
+    "weights.key_bias": "adds the same number to all logits of a row, which the softmax removes"
+}
+"""Why the bias of keys does not matter in most cases, for `Case.idle`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One problem of the catalogue.
@@ -142,9 +148,17 @@ class Case:
     def with_fixed(self, fixed: Fixed) -> Case:
         """Return the same case for an implementation with this fixed, not `exchanged`."""
         made = dataclasses.replace(self, fixed=fixed, exchanged=False)
-        # A rotation makes the bias of keys felt.
-        gone = {"weights.key_bias"} if fixed.rotary_base or not made.shape.has_bias("key") else {}
-        idle = {name: why for name, why in self.idle.items() if name not in gone}
+        idle = dict(self.idle)
+        if made.shape.logits[2:] != self.shape.logits[2:]:
+            # What is idle for a single key is felt among several.
+            idle = {name: why for name, why in idle.items() if name == "weights.key_bias"}
+        elif made.shape.sharing != self.shape.sharing:
+            idle.pop("key", None)
+        turned = fixed.rotary_base and made.shape.key_length > 1
+        if turned or not made.shape.has_bias("key"):
+            idle.pop("weights.key_bias", None)
+        elif self.is_bare and not self.shape.has_bias("key"):
+            idle |= KEY_BIAS_IDLE
         return dataclasses.replace(made, idle=MappingProxyType(idle))
 
     def problem(self, dtype: str) -> Problem:

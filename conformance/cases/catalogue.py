@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from conformance.cases import patterns
-from conformance.cases.case import FAMILIES, Case, StoredCase
+from conformance.cases.case import FAMILIES, KEY_BIAS_IDLE, Case, StoredCase
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
 from conformance.definition.geometry import LARGE, Fixed, Geometry, Grid
 from conformance.definition.problem import ARRAY_NAMES, Causal
@@ -36,10 +36,6 @@ SCALE_OF_0_IDLE = dict.fromkeys(
     ("query", "weights.query", "weights.query_bias", "weights.key", "weights.key_bias"),
     "with a scale of 0, every logit is 0 whatever query and key are",
 )
-KEY_BIAS_IDLE = {
-    "weights.key_bias": "adds the same number to all logits of a row, which the softmax removes"
-}
-
 _FEEL_KEY_BIAS = {"soft", "sinks", "rotary", "norm"}
 """The first words of the names of features with which the key bias affects the answer."""
 
