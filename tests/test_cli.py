@@ -259,6 +259,12 @@ def test_where_much_is_unsupported_the_reasons_are_told_and_what_to_declare():
     assert "its adapter declares as fixed: docs/adapters.md" in told
 
 
+@pytest.mark.parametrize("stops", ["-x", "--maxfail=1"])
+def test_a_run_that_stops_at_a_failure_has_failures(stops):
+    done = mha("run", mini("Inverted"), *NARROW, stops, expect=ExitCode.DEVIATES)
+    assert "1 failed" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["Inverted", "Raises"])
 def test_a_wrong_implementation_is_1_when_strict(name):
     done = mha("run", mini(name), *NARROW, "--strict", expect=ExitCode.DEVIATES)

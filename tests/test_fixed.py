@@ -121,6 +121,14 @@ def test_a_mistake_in_what_is_fixed_is_noticed_and_named(name):
     assert any(cause in text for text in causes), causes
 
 
+@pytest.mark.parametrize("name", ["shares heads the other way", "sees the next key"])
+def test_the_first_items_notice_it(name):
+    pytest.importorskip("torch")
+    layer, change, _ = BROKEN[name]
+    outcome = examine(changed(layer, **llama(**change)), level="first")
+    assert outcome.counts.get("deviates", 0) >= 1, outcome.counts
+
+
 def test_the_change_alone_is_the_mistake():
     pytest.importorskip("torch")
     outcome = examine(changed("LlamaLike", **llama()), level="core", dtypes="float32")

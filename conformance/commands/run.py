@@ -60,13 +60,19 @@ def add_parser(commands: Commands) -> None:
     )
     add_examination(run)
     run.add_argument(
-        "--strict", action="store_true", help="exit with 1 if a requirement of level must fails"
+        "--strict",
+        action="store_true",
+        help="exit with 1 if a requirement of level must fails; -x, which stops there, does so too",
     )
     run.add_argument(
         "-v", "--verbose", action="count", default=0, help="a line for each item; -vv for more"
     )
     add_format(run, "run")
     run.set_defaults(action=_run, passes_on=True, device=None)
+
+
+_STOPS = re.compile(r"-[a-z]*x|--exitfirst|--maxfail")
+"""The pattern of pytest's arguments that stop at a failure."""
 
 
 def add_examination(run: argparse.ArgumentParser) -> None:
@@ -86,9 +92,11 @@ def _run(options: argparse.Namespace) -> int:
                 "[tool.mha-conformance] of pyproject.toml"
             )
     options.device = options.device or "cpu"
-    record = None if options.strict or options.verbose else standing(options)
+    # Without failures, pytest would never stop at the first one.
+    strict = options.strict or any(map(_STOPS.match, options.rest))
+    record = None if strict or options.verbose else standing(options)
     if record is None:
-        return examine(options, survey=not options.strict)
+        return examine(options, survey=not strict)
     from conformance.running.examine import Outcome
 
     outcome = Outcome(record, path=options.record.absolute())
@@ -214,9 +222,8 @@ def examine(
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
     if not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}:
-        plugins.append(
-            Progress("nothing" if options.quiet else "bar" if shows_progress() else "lines")
-        )
+        shown = "nothing" if options.quiet else "bar" if shows_progress() else "lines"
+        plugins.append(Progress(shown, ", ".join(options.implementation)))
         arguments += ["-o", "console_output_style=classic"]
     as_json = getattr(options, "format", "text") == "json"
     with stdout_to_stderr() if as_json else nullcontext(), refusals.listening():

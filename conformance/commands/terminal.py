@@ -33,15 +33,18 @@ class Progress:
     Args:
         shown: "bar" for a progress bar, which needs a terminal; "lines" for a line now and then,
             for logs; or "nothing".
+        loaded: what is loaded before anything is examined, which a line says in a terminal.
     """
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: Shown, loaded: str = "") -> None:
         self._stack = ExitStack()
         self._shown = shown
         self._advance: Callable[..., None] | None = None
         self._done = 0
         self._deviate = 0
         self._next = FIRST
+        if shown == "bar":
+            print(printable(f"loading {loaded}"), file=sys.stderr, flush=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> Iterator[None]:

@@ -652,6 +652,8 @@ class Run:
             yield "level default: each case in some dtypes and modes; --level full asks for all"
         if self.written is not None:
             yield f"record: {self.written}"
+        if self.written is not None and self.written != self._given and self.shard[1] == 1:
+            yield f"{self._given} is left for a run that nothing restricts"
 
     def _worst(self) -> Iterator[str]:
         """Yield lines with the worst deviation of each implementation, for `--survey`.

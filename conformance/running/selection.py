@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -138,15 +138,16 @@ class Selection:
         if isinstance(case, StoredCase) or self.level not in FEW:
             return True
         ranked = case.off_grid in most_telling()
-        return ranked or (self.level == "core" and (case.core or case.is_bare))
+        return ranked or case.is_bare or (case.core and self.level == "core")
 
     def _is_of_level(self, item: Item) -> bool:
         """Return whether an item that was planned belongs to the level.
 
-        Level "core" has cases without a mask only for those who can be asked little else.
+        Levels "first" and "core" have more cases without a mask for those who can be asked little
+        else.
         """
         case = item.asked
-        more = self.level == "core" and case.is_bare and not case.core
+        more = self.level in FEW and case.is_bare and not (case.core and self.level == "core")
         ranked = case.off_grid in most_telling()
         return not more or ranked or item.adapter.fixed is not None
 
@@ -230,6 +231,11 @@ def _first(items: Iterable[Item]) -> list[Item]:
     for own in _by_adapter(items):
         accepted = [item for item in own if not item.refused] or own
         ranked = sorted((item for item in accepted if _is_ranked(item)), key=telling)
+        # What fits few of them has others, one of each shape before two of any.
+        for item in sorted(accepted, key=lambda item: (item.dtype != SINGLE[0], item.id)):
+            shapes = Counter(other.asked.family for other in ranked if other.dtype == item.dtype)
+            if not _is_ranked(item) and shapes[item.asked.family] < 2:
+                ranked.append(item)
         for dtypes, number in ((SINGLE, IN_SINGLE), (HALVES, IN_HALF)):
             those = [item for item in ranked if item.dtype in dtypes]
             chosen |= {item.id for item in those[:number]}
