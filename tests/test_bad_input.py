@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import einops
 import numpy as np
 import pytest
 from mutants import faulty
@@ -114,6 +115,61 @@ def test_an_answer_is_that_of_a_call_that_is_well_defined():
     assert broadcast["values of length 1"].endswith("as if broadcast")
     assert broadcast["mask of several queries, inputs of 1"].endswith("as if broadcast")
     assert broadcast["queries of another dtype"].endswith("as if cast")
+
+
+def test_float64_beside_float32_is_cast_or_promoted_or_refused():
+    found = values(Correct(), "bad-input")
+    assert found["queries in float64"].endswith("as if all were float64")
+    assert found["keys in float64"].endswith("as if cast")
+    assert "inputs in float64, weights not" not in found, "a function has no weights"
+    assert values(faulty.ReadsFloats(), "bad-input")["queries in float64"].endswith("]")
+
+    class Strict(Correct):
+        def attend(self, query, key, value, masks, **options):
+            if len({array.dtype for array in (query, key, value)}) > 1:
+                raise TypeError("one dtype, please")
+            return super().attend(query, key, value, masks, **options)
+
+    assert values(Strict(), "bad-input")["values in float64"] == "refused"
+
+
+def test_a_layer_is_given_inputs_wider_than_its_weights():
+    pytest.importorskip("torch")
+    from conformance.adapter.loading import load
+
+    found = values(load("torch-mha"), "bad-input")
+    assert found["inputs in float64, weights not"] == "refused"
+
+
+class Nested(Correct):
+    """Takes two batch axes, which it joins, with each other or with the length."""
+
+    joined = "a b heads length head -> (a b) heads length head"
+
+    def attend(self, query, key, value, masks, **options):
+        if query.ndim == 4:
+            return super().attend(query, key, value, masks, **options)
+        inputs = (einops.rearrange(array, self.joined) for array in (query, key, value))
+        context, _ = super().attend(*inputs, masks, **options)
+        left, right = reversed(self.joined.split(" -> "))
+        return einops.rearrange(context, f"{left} -> {right}", a=len(query), b=query.shape[1])
+
+
+class OneSequence(Nested):
+    joined = "a b heads length head -> a heads (b length) head"
+
+
+def test_a_second_batch_axis_is_one_or_belongs_to_the_length():
+    two = "inputs with two batch axes"
+    assert values(Nested(), "bad-input")[two].endswith("as with one batch axis")
+    assert values(OneSequence(), "bad-input")[two].endswith("were one sequence")
+    assert values(Correct(), "bad-input")[two] == "refused"
+
+
+def test_masks_larger_than_an_axis_of_1():
+    found = values(Correct(), "bad-input")
+    assert found["mask of several keys, inputs of one"].endswith("as if broadcast")
+    assert found["mask of two heads, inputs of one"].startswith("an answer of shape")
 
 
 def test_an_error_is_told_with_its_class_and_first_line():

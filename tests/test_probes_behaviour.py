@@ -251,6 +251,28 @@ def test_two_masks_at_once(join, value):
     }
 
 
+@pytest.mark.parametrize(
+    ("pads", "value"),
+    [(lambda mask: True, "both"), (lambda mask: mask.ndim == 2, "mask only")],
+    ids=["always", "in the first layout"],
+)
+def test_two_masks_at_once_in_each_layout(pads, value):
+    """One that forgets the padding beside a mask of three axes."""
+
+    def logits(logits, pad=True, mask=True):
+        padded = pad is not True and (mask is True or pads(mask))
+        if mask is not True:
+            mask = mask if mask.ndim == 2 else mask[:, None]
+        return blocked(logits, (pad[:, None, None] if padded else True) & mask)
+
+    layouts = MaskArgument("mask", ("query key", "batch query key"), true="attends")
+    assert values(fake(logits, masks=(PAD, layouts)), "pairs") == {
+        "pad with mask, sizes differ": "both",
+        "pad with mask, sizes coincide": "both",
+        "pad [batch key] with mask [batch query key]": value,
+    }
+
+
 # A fully masked query
 
 

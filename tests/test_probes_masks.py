@@ -115,8 +115,8 @@ def no_numbers(logits, mask):
 
 
 EVERY = len(FORMS)
-ASKED = EVERY + 2
-"""With the least number of float32, and in another floating dtype."""
+ASKED = EVERY + 3
+"""With the least number of float32, and in two other floating dtypes."""
 WEVERYED = "multiplied into the weights"
 LARGEST = "attends, equally, where the row's largest number is"
 SCALE = (Sizes().key + 3) ** -0.5
@@ -217,6 +217,18 @@ def test_an_argument_of_whole_numbers_is_given_them(dtype):
     assert found["mask, float32 0/1"] == "rejected"
     hidden = [form for form, value in values(adapter, "leaks").items() if value == "hidden"]
     assert any("int32 0/1" in form for form in hidden), "it is by int32 that keys are blocked"
+
+
+def test_a_mask_of_float64_stays_one():
+    def picky(logits, mask):
+        if mask.dtype == np.float64:
+            raise TypeError("a mask of float32, please")
+        return logits + mask
+
+    added = fake(lambda logits, mask: logits + mask)
+    assert values(added, "masks")["mask, float64 0/−inf"] == "added"
+    found = entries(fake(picky), "masks")["mask, float64 0/−inf"]
+    assert (say(found.value), found.agrees) == ("rejected", True)
 
 
 def test_half_a_number_added_to_minus_infinity_is_still_seen():

@@ -18,6 +18,7 @@ from conformance.adapter.arguments import NO_MASK, Spelling
 from conformance.adapter.base import Adapter, Call, Mode, SideEffects, twice
 from conformance.adapter.features import RotaryBase, RotaryTables, Static
 from conformance.adapter.parameters import Checkpoint, Parameter, ParameterTable
+from conformance.definition.dtypes import Wide
 from conformance.definition.problem import Answer, Problem, Shape, Weights
 from conformance.errors import (
     Unavailable,
@@ -275,7 +276,7 @@ class NativeAdapter(Adapter):
         constants: Natives = {}
         plain = self._passed(spelling.plain())
         for name, value in spelling.arrays().items():
-            native = self._lying(bridge.array(value, problem.dtype, call.device), call, name)
+            native = self._lying(self._array(value, problem, call), call, name)
             differentiated = name in spelling.gradients()
             (variables if differentiated else constants)[_MASK + name] = native
         parameters, invoke, program = self._bind(problem, call.spelled(spelling))
@@ -324,7 +325,19 @@ class NativeAdapter(Adapter):
         else:
             values = getattr(problem, name)
             values = values[0] if call.unbatched else values
-        return self._lying(self.bridge.array(values, problem.dtype, call.device), call, name)
+        return self._lying(self._array(values, problem, call), call, name)
+
+    def _array(self, values: np.ndarray, problem: Problem, call: Call) -> Any:
+        """Return a native array, in the dtype of the problem if `values` is float64 but not `Wide`.
+
+        Raise `Unsupported` if the framework cannot have an array of float64 beside the others.
+        """
+        if not isinstance(values, Wide):
+            return self.bridge.array(values, problem.dtype, call.device)
+        native = self.bridge.array(np.asarray(values), "float64", call.device)
+        if self.bridge.dtype(native) != "float64":
+            raise Unsupported(f"{self.bridge.name} makes no float64 beside {problem.dtype}")
+        return native
 
     def _lying(self, native: Any, call: Call, name: str) -> Any:
         """Return the array `native`, called `name`, with the strides or surroundings of `call`."""

@@ -20,6 +20,13 @@ BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 
+class Wide(np.ndarray):
+    """An array of float64 that is passed to an implementation as it is.
+
+    Other arrays of float64 stand for arrays in the dtype of the problem.
+    """
+
+
 @dataclass(frozen=True)
 class DType:
     """One floating-point format.

@@ -17,7 +17,7 @@ import numpy as np
 from conformance.adapter.arguments import AXES
 from conformance.adapter.function import Function
 from conformance.definition.attention import heads_alone
-from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.definition.dtypes import Array, BoolArray, Wide, dtype_of
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
@@ -27,6 +27,7 @@ from conformance.records.findings import Argument, Phrase
 from conformance.requirements.laboratory import Laboratory, Refused, readout_shape
 
 READS_BEYOND = Phrase("bad-input.reads-beyond")
+CAST = "bad-input.as-cast"
 AROUND = (np.nan, 0.0)
 """The values that surround each array: first NaN or True, then 0 or False."""
 SHORT = 3
@@ -83,7 +84,7 @@ def _question(
             the entry names the first call with an equal output.
     """
     fed = "passed " + ", ".join(
-        f"{name} {lab.dtype if array.dtype == np.float64 else array.dtype}{list(array.shape)}"
+        f"{name} {_dtype_passed(lab, array)}{list(array.shape)}"
         for name, array in (*given.items(), *masks.items())
     )
 
@@ -101,9 +102,11 @@ def _question(
         # If dtypes differ, the coarser one determines the tolerance.
         coarser = max(dtype_of(name).roundoff for name in (lab.dtype, _other_dtype(lab.dtype)))
         allowed = 1e-3 + 16 * (coarser if "dtype" in subject.id else dtype_of(lab.dtype).roundoff)
+        promoted = lab.dtype != "float64" == found.dtypes.get("output")
         for name, meaning in meanings.items():
             want = meaning()
             if want.shape == found.output.shape and _near(found.output, want, allowed):
+                name = "bad-input.as-promoted" if promoted and name == CAST else name
                 return Phrase("bad-input.answers-as", about | {"as": Phrase(name)}), evidence
         return Phrase("bad-input.answers", about), evidence
 
@@ -219,11 +222,35 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         if len(names) > 1:
             native = _other_dtype(lab.dtype)
             rounded = usual | {name: dtype_of(native).round(usual[name])}
-            meant_by = {"bad-input.as-cast": partial(_solved, problem, rounded)}
+            meant_by = {CAST: partial(_solved, problem, rounded)}
             yield bad(f"{name}-dtype", {name: whole[name].astype(native)}, meant_by)
+    if lab.dtype != "float64":
+        wide = {name: whole[name].view(Wide) for name in names}
+        meant_by = {CAST: partial(_solved, problem, {})}
+        for name in names if len(names) > 1 else ():
+            yield bad(f"{name}-wide", {name: wide[name]}, meant_by)
+        if not lab.adapter.projections_supplied:
+            # The weights of a layer are not float64.
+            yield bad("all-wide", wide, meant_by)
     if "key" in names:
         yield bad("query-rank", {"query": whole["query"][0]})
         yield bad("keys-rank", {name: whole[name][0] for name in both})
+    nested = {name: array[None] for name, array in whole.items()}
+    joined = {name: array.reshape(1, -1, array.shape[2]) for name, array in usual.items()}
+
+    def within_another_batch(inputs: Inputs) -> Array:
+        solved = _solved(problem, inputs).reshape(query.shape[0], query.shape[1], -1)
+        return passed({"query": solved})["query"][None]
+
+    ways = {"one-batch": usual, "one-sequence": joined}
+    meanings = {f"bad-input.as-{n}": partial(within_another_batch, way) for n, way in ways.items()}
+    yield bad("two-batch-axes", nested, meanings)
+
+
+def _dtype_passed(lab: Laboratory, array: np.ndarray) -> str:
+    """Return the dtype in which an array is passed; float64 stands for that of the laboratory."""
+    own = array.dtype == np.float64 and not isinstance(array, Wide)
+    return lab.dtype if own else str(array.dtype)
 
 
 def _other_dtype(dtype: str) -> str:
@@ -260,6 +287,7 @@ def _masks(lab: Laboratory, way: Blocking) -> Iterator[Question]:
     argument, own = way.argument.name, set(way.axes)
     whole = lab.sizes()
     single = lab.sizes(batch=1, query=1) if lab.sharing != "self" else lab.sizes(batch=1)
+    one_head, one_key = lab.sizes(heads=1), lab.sizes(key=1)
     questions = [
         ("keys-few", whole, {"key": SHORT}),
         ("queries-few", whole, {"query": SHORT}),
@@ -267,6 +295,8 @@ def _masks(lab: Laboratory, way: Blocking) -> Iterator[Question]:
         ("transposed", whole, {"query": whole.key, "key": whole.query}),
         ("batch-over-1", single, {"batch": 2}),
         ("query-over-1", single, {"query": whole.query}),
+        ("heads-over-1", one_head, {"heads": 2}),
+        ("key-over-1", one_key, {"key": SHORT}),
     ]
     for name, sizes, other in questions:
         if not own.issuperset(other) or other.items() <= sizes.named().items():
@@ -309,10 +339,12 @@ def _readings(problem: Problem, visible: BoolArray) -> Meanings:
         in_order = visible.ravel()[: fitted.size].reshape(wanted)
         readings["in-memory"] = partial(_solved, problem, {}, in_order)
     if all(1 in pair or len({*pair}) == 1 for pair in zip(visible.shape, target, strict=True)):
-        batch, _, queries, _ = np.broadcast_shapes(visible.shape, target)
+        batch, heads, queries, keys = np.broadcast_shapes(visible.shape, target)
         inputs = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
-        wider = {name: _cut(array, batch, array.shape[1]) for name, array in inputs.items()}
+        wider = {name: _cut(array, batch, keys) for name, array in inputs.items()}
         wider["query"] = _cut(problem.query, batch, queries)
-        readings["broadcast"] = partial(_solved, problem, wider, visible)
+        # There are no weights for another head, and in self-attention keys are queries.
+        if heads == target[1] and ("key" in inputs or keys == target[3]):
+            readings["broadcast"] = partial(_solved, problem, wider, visible)
     readings["unmasked"] = partial(_solved, problem, {})
     return {f"bad-input.as-{name}": reading for name, reading in readings.items()}

@@ -123,6 +123,11 @@ class Blocking:
         """The axes of the argument's first layout."""
         return layouts.axes(self.argument.layouts[0])
 
+    def in_each_layout(self) -> list[Blocking]:
+        """Return one like this for each layout of the argument, which then has no other layout."""
+        arguments = (dataclasses.replace(self.argument, axes=it) for it in self.argument.layouts)
+        return [dataclasses.replace(self, argument=argument) for argument in arguments]
+
     def native(
         self,
         visible: BoolArray,
@@ -265,22 +270,36 @@ BIASES = (-1.25, 0.5, -0.25, 1.5, -0.75)
 def pairs(lab: Laboratory) -> Iterator[Entry]:
     """Pass two mask arguments at once that hide different keys, and see how they are combined.
     A key may be visible if both masks show it, if at least one does, if a certain one does, or
-    always. Repeat this with all axes of equal size. Pass a bias together with each mask, with
-    another bias, and with the causal flag. Also pass any two of these with a custom scale."""
+    always. Repeat this with all axes of equal size, and in each layout. Pass a bias together with
+    each mask, with another bias, and with the causal flag. Also pass any two of these with a custom
+    scale."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
     for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
         for one, other in itertools.combinations(known, 2):
             yield _pair(lab, one, other, sizes, told)
+    for one, other in itertools.combinations(known, 2):
+        # Together, the first layouts have been tried above.
+        for laid in [*itertools.product(one.in_each_layout(), other.in_each_layout())][1:]:
+            yield _pair(lab, *laid, lab.sizes())
     yield from _weighed(lab, [item for item in known if "key" in item.axes])
 
 
-def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: str) -> Entry:
+def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: str = "") -> Entry:
+    """Return an entry that states how two arguments combine, in the first layout of each.
+
+    `told` describes the sizes in the entry's subject; if it is empty, the layouts are named there.
+    """
     problem = lab.problem(sizes)
     shape = problem.shape
     shown = telling_pair(one, other, shape)
     found = lab.ask(problem, one.passed(shown[0], shape) | other.passed(shown[1], shape))
     names = (one.argument.name, other.argument.name)
-    subject = Phrase("pair", {"one": names[0], "other": names[1], "sizes": Phrase(f"sizes.{told}")})
+    about: dict[str, Argument] = {"one": names[0], "other": names[1]}
+    if told:
+        subject = Phrase("pair", about | {"sizes": Phrase(f"sizes.{told}")})
+    else:
+        axes = (item.argument.layouts[0] for item in (one, other))
+        subject = Phrase("pair.laid", about | dict(zip(("of_one", "of_other"), axes, strict=True)))
     declared = REFUSED if one.argument.alone or other.argument.alone else NOTHING
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told, declared)

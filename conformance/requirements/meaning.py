@@ -39,7 +39,7 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, MaskArgument, Native, to_layout
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
-from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.definition.dtypes import Array, BoolArray, Wide, dtype_of
 from conformance.definition.problem import Shape
 from conformance.errors import Unsupported
 from conformance.records.findings import (
@@ -88,8 +88,10 @@ class Form:
         """Return a mask with these values in the dtype of this form.
 
         If that is the dtype of the inputs ("own"), the mask remains in float64, which the call
-        converts.
+        converts, unless it is `Wide`.
         """
+        if self.dtype == "float64":
+            return values.view(Wide)
         return values if self.dtype == "own" else values.astype(self.dtype)
 
 
@@ -100,7 +102,7 @@ def _form(kind: str, *values: float, dtype: str = "float32", own: bool = False) 
     return Form(Phrase(f"form.{kind}", arguments), values, "own" if own else dtype)
 
 
-HALF = "float16"
+OTHERS = ("float16", "float64")
 INFINITE = float("-inf")
 BOOL = _form("bool", 0, 1, dtype="bool")
 ZERO_ONE = _form("zero-one", 0, 1)
@@ -116,10 +118,10 @@ FORMS = (
     ZERO_INFINITE,
     LARGE,
     LEAST,
-    _form("zero-infinite", 0, INFINITE, -0.75, dtype=HALF),
+    *(_form("zero-infinite", 0, INFINITE, -0.75, dtype=other) for other in OTHERS),
 )
 """The forms of masks to try if the inputs have the laboratory's dtype, which is normally float32.
-The last form has another floating dtype, float16."""
+The last forms have other floating dtypes."""
 
 
 def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
@@ -388,7 +390,7 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
     fed, laid = telling(form, argument, problem.shape)
     found = lab.ask(problem, {argument.name: form.array(laid)})
     # What an adapter declares about numbers holds for masks in the dtype of the inputs.
-    own = not (dtype or form.dtype == HALF) or form.dtype in ("own", "bool")
+    own = not (dtype or form.dtype in OTHERS) or form.dtype in ("own", "bool")
     if argument.dtype:
         own = form.dtype in (argument.dtype, "bool")
     declared = declaration(argument, form) if own else NOTHING

@@ -258,7 +258,7 @@ class ReadsFloats(Correct):
     """Reads 32 bits for each number, whatever it is given, through a pointer."""
 
     def attend(self, query, key, value, masks, **options):
-        if query.dtype == np.float16:
+        if query.dtype != np.float32:
             pointer = ctypes.cast(query.ctypes.data, ctypes.POINTER(ctypes.c_float))
             query = np.ctypeslib.as_array(pointer, query.shape)
         return super().attend(query, key, value, masks, **options)
