@@ -6,8 +6,10 @@ aligned top-left; with a cache, it is shifted by the number of keys that come be
 which makes it bottom-right. The square root of `scale` is applied twice, once to the query and once
 to the key. The operator takes heads as a separate axis, or side by side if `q_num_heads` and
 `kv_num_heads` are given. The fourth output holds the weights only if `qk_matmul_output_mode` is 3:
-by default, it holds the logits before the mask. The softmax is in the dtype of the inputs, even
-float16, unless `softmax_precision` sets another.
+with 0, the default, 1 and 2, it holds the logits before the cap, after it, and after cap and mask.
+With 0, the reference evaluator caps them all the same, and onnxruntime 1.24, which applied the mask
+first, held them after the mask with 1 and after both with 2 (1.27 does not). The softmax is in the
+dtype of the inputs, even float16, unless `softmax_precision` sets another.
 
 `softcap` is applied before the mask, and 0 or less means none. Until ONNX changed this in 2026, it
 was applied after the mask, so that −∞ became −cap (onnxruntime before 1.27). `left_window_size` and
@@ -149,6 +151,10 @@ class _Attention(Function):
     returns_weights = "per head"
     weights_option = "qk_matmul_output_mode=3"
     weights_otherwise = "logits"
+    returned_logits: ClassVar = {
+        f"qk_matmul_output_mode={stage}": {"attributes": {"qk_matmul_output_mode": stage}}
+        for stage in range(3)
+    }
     modes = _MODES
 
     mask_arguments = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 from mutants.fakes import fake, values
 from mutants.miniatures import Correct, attention
 
-from conformance import Answer, Function, Mode, Unsupported
+from conformance import Answer, Function, Mode, SoftCap, Unsupported
 from conformance.adapter.loading import load
 
 # Returned weights
@@ -125,6 +127,44 @@ def test_degenerate_sizes():
         "no key": "refused",
         "one key": "the value",
     }
+
+
+@pytest.mark.parametrize("masked_first", [False, True])
+def test_returned_logits_are_those_of_a_stage(masked_first):
+    """As in ONNX, which has changed the order of the cap and the mask, and so of its options."""
+
+    class Four(Correct):
+        features = (SoftCap("cap"),)
+        returned_logits = MappingProxyType({f"stage={n}": {"stage": n} for n in range(4)})
+
+        def attend(self, query, key, value, masks, mode, **options):
+            products = np.einsum("bhqd,bhkd->bhqk", query, key)
+            stages = [products, products * query.dtype.type(query.shape[-1] ** -0.5)]
+
+            def capped(logits):
+                cap = masks.get("cap")
+                return logits if cap is None else cap * np.tanh(logits / cap)
+
+            def masked(logits):
+                mask = masks.get("mask", 0)
+                return logits + (0 if getattr(mask, "dtype", None) == np.bool_ else mask)
+
+            for change in (masked, capped) if masked_first else (capped, masked):
+                stages.append(change(stages[-1]).astype(query.dtype))
+            given = {name: mask for name, mask in masks.items() if name != "cap"}
+            context, weights = super().attend(query, key, value, given, **options)
+            return context, stages[mode["stage"]] if "stage" in mode.options else weights
+
+    found = values(Four(), "weights")
+    both = ["after the cap, before a bias", "after the cap, with a bias"]
+    if masked_first:
+        both = ["with a bias, before the cap", "with a bias, after the cap"]
+    assert [found[f"returned with stage={stage}"] for stage in range(4)] == [
+        "products of query and key, before the scale",
+        "logits, before the cap and a bias",
+        *(f"logits {stage}" for stage in both),
+    ]
+    assert "returned with stage=0" not in values(Correct(), "weights")
 
 
 @pytest.mark.parametrize(

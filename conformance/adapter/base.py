@@ -185,6 +185,8 @@ class Adapter(ABC):
             none.
         weights_otherwise: the weights that are returned without `weights_option`, such as
             "averaged".
+        returned_logits: for each option with which logits are returned in place of weights, the
+            options of a mode that passes it.
         fully_masked_row: the output of a fully masked query, in all modes or by name of the mode;
             None if it is not declared.
         conventions: further declared conventions, which the experiments must observe, such as
@@ -221,6 +223,7 @@ class Adapter(ABC):
     returns_weights: ReturnsWeights | None = None
     weights_option: ClassVar[str] = ""
     weights_otherwise: ClassVar[str] = "averaged"
+    returned_logits: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
     conventions: Mapping[str, str] = MappingProxyType({})
     implicit_masks: tuple[MaskArgument, ...] = ()

@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.adapter.arguments import AXES
+from conformance.adapter.arguments import AXES, Native
+from conformance.adapter.features import SoftCap
+from conformance.definition.arithmetic import Exact
+from conformance.definition.attention import forward
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import agreeing, topic
+from conformance.experiments.masks import BIASES
 from conformance.records.findings import Entry, Part, Phrase
 from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
@@ -20,6 +24,7 @@ from conformance.requirements.laboratory import (
     Seen,
     numbers,
 )
+from conformance.requirements.meaning import ADDED, examined, forms_of, telling
 from conformance.requirements.probed import returned_weights
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
@@ -36,7 +41,10 @@ SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, 
 )
 def returned(lab: Laboratory) -> Iterator[Entry]:
     """Compare the returned weights with the applied ones, which the problem's output reveals.
-    Also sum the returned weights over the keys."""
+    Also sum the returned weights over the keys. If logits can be returned instead, find out whether
+    they are those before or after a bias and a soft cap."""
+    if lab.mode == lab.adapter.modes[0] and lab.fixed_sharing is None:
+        yield from _logits(lab)
     found = lab.plain()
     weights = found.answer.weights
     declared = (lab.adapter.returns_weights or "none") if lab.mode.weights else "none"
@@ -61,6 +69,57 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
     value = Phrase("weights.same" if same else "weights.others")
     yield Entry(Phrase("weights.applied"), value, told)
+
+
+LOGITS_APART = 1e-2
+"""The largest difference between returned logits and those of a stage that they are taken for."""
+
+
+def _logits(lab: Laboratory) -> Iterator[Entry]:
+    """Yield an entry for each option that returns logits: the stage of which they are.
+
+    A bias and a soft cap are passed, as far as there are arguments for them.
+    """
+    cap, problem = 0.5, lab.problem()
+    products = forward(problem, Exact()).logits
+    natives: dict[str, Native] = {}
+    bias = np.zeros(1)
+    numbered = forms_of(lab.dtype)[1]
+    for argument in lab.arguments():
+        if not natives and examined(lab, argument, numbered).value == ADDED:
+            bias, laid = telling(replace(numbered, values=BIASES), argument, problem.shape)
+            natives[argument.name] = numbered.array(laid)
+    for feature in lab.features(SoftCap):
+        natives[feature.name] = cap
+    capped = natives.keys() - {argument.name for argument in lab.arguments()}
+
+    def tanh(logits: Array) -> Array:
+        return cap * np.tanh(logits / cap) if capped else logits
+
+    stages = {
+        "unscaled": products / problem.logit_scale,
+        "scaled": products,
+        "capped": tanh(products),
+        "biased": products + bias,
+        "capped-biased": tanh(products) + bias,
+        "biased-capped": tanh(products + bias),
+    }
+    for option, options in lab.adapter.returned_logits.items():
+        mode = replace(lab.mode, options={**lab.mode.options, **options}, weights=True)
+        found = lab.ask(problem, natives, mode=mode)
+        subject = Phrase("logits.returned", {"option": option})
+        if isinstance(found, Refused):
+            yield Entry(subject, found.value, found.told)
+            continue
+        got, value = found.answer.weights, SOMETHING_ELSE
+        if got is None:
+            yield Entry(subject, Phrase("weights.none"))
+            continue
+        for name, stage in stages.items():
+            if stage.shape == got.shape and np.abs(got - stage).max() <= LOGITS_APART:
+                value = Phrase(f"logits.{name}")
+                break
+        yield Entry(subject, value, f"entry 0, head 0, query 0: {numbers(got[0, 0, 0])}")
 
 
 ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))
