@@ -125,9 +125,11 @@ class _Bert(Layer):
             torch.manual_seed(mode.draw)
         context = None if key is query else key
         arguments = _arguments(layer["self"], context, masks, weights=bool(self.returns_weights))
+        if asks := "output_attentions" in mode.options:
+            arguments["output_attentions"] = True
         found = layer["self"](query, **arguments)
         output = layer["dense"](found[0])
-        return (output, found[1]) if self.returns_weights else output
+        return (output, found[1]) if self.returns_weights or asks else output
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
@@ -203,6 +205,13 @@ class BertSdpa(_Bert):
     )
     modes = (
         *_MODES,
+        Mode(
+            "output-attentions",
+            {"train": False, "output_attentions": True},
+            every_case=False,
+            about="after .eval(), with output_attentions=True, for which there is eager until "
+            "transformers 4, and None for the weights since 5",
+        ),
         Mode(
             "no-grad",
             {"train": False},

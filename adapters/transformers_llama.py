@@ -3,10 +3,12 @@
 Easy to miss in a port: the meaning of a missing mask. With SDPA, attention is then causal, unless
 the layer is called with `is_causal=False` (since 4.48; before, only a mask that is True everywhere
 turns this off). Without a mask, eager attends to everything and ignores the flag, so the causal
-triangle has to be in the mask. If there is a mask, transformers 5 ignores `is_causal=True`; before,
-torch refused the two together. The mask is `[batch 1 query key]` and is added to the logits; under
-SDPA it may be boolean, and True attends, while eager adds True as 1. Eager computes its softmax in
-float32 for all dtypes, which is more precise than bfloat16 requires but less precise than float64.
+triangle has to be in the mask. (SDPA has had the flag since 4.48; eager ignored it in 4.40 already,
+as any argument that it does not know.) If there is a mask, transformers 5 ignores `is_causal=True`;
+before, torch refused the two together. The mask is `[batch 1 query key]` and is added to the
+logits; under SDPA it may be boolean, and True attends, while eager adds True as 1. Eager computes
+its softmax in float32 for all dtypes, which is more precise than bfloat16 requires but less precise
+than float64.
 
 Key/value heads are repeated one by one (`repeat_kv`), so query head h uses key/value head
 h // group, as in the definition. There are no biases unless `attention_bias=True`.
@@ -78,8 +80,9 @@ class _Llama(Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        if since("transformers", "4.48"):
-            ignored = self.effect_of_flag == "none" or since("transformers", "5.0")
+        eager = self.effect_of_flag == "none"
+        if eager or since("transformers", "4.48"):
+            ignored = eager or since("transformers", "5.0")
             self.causal_flag = CausalFlag(
                 "is_causal",
                 alignment="top-left",
@@ -141,13 +144,14 @@ class _Llama(Layer):
             torch.manual_seed(mode.draw)
         mask, flag = masks.get("attention_mask"), masks.get("is_causal")
         is_triangle = mask is None if flag else _is_triangle(mask)
+        asked = {name: True for name in mode.options if name == "output_attentions"}
         if mode.options.get("triangle left out") and is_triangle:
             found = _call(layer, query, None)
         elif mask is None and flag is None and self.implementation == "sdpa":
-            found = _call(layer, query, None, is_causal=False)
+            found = _call(layer, query, None, is_causal=False, **asked)
         else:
-            found = _call(layer, query, mask, is_causal=flag)
-        return found if self.returns_weights else found[0]
+            found = _call(layer, query, mask, is_causal=flag, **asked)
+        return found if self.returns_weights or asked else found[0]
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
@@ -180,16 +184,20 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
     return layer
 
 
-def _call(layer: Any, query: Any, mask: Any, *, is_causal: bool | None = None) -> tuple[Any, Any]:
+def _call(
+    layer: Any, query: Any, mask: Any, *, is_causal: bool | None = None, **asked: bool
+) -> tuple[Any, Any]:
     """Call the layer as the installed version requires; return (output, weights or None).
 
     If `is_causal` is None, the flag is not passed. If it is False and the version has no such flag,
-    a mask that is True everywhere replaces it; `mask` must then be None.
+    a mask that is True everywhere replaces it; `mask` must then be None. `asked` holds further
+    arguments.
     """
     from transformers.models.llama import modeling_llama
 
     given: dict[str, Any] = {"attention_mask": mask}
-    if is_causal is not None and hasattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS"):
+    has_flag = hasattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS")
+    if is_causal or (has_flag and is_causal is not None):
         given["is_causal"] = is_causal
     elif is_causal is False:
         given["attention_mask"] = query.new_ones(1, 1, query.shape[1], query.shape[1]).bool()
@@ -197,6 +205,7 @@ def _call(layer: Any, query: Any, mask: Any, *, is_causal: bool | None = None) -
         given["position_embeddings"] = _no_rotation(query.new_empty(1, layer.head_dim))
     if _takes(layer, "output_attentions"):
         given["output_attentions"] = layer.config._attn_implementation == "eager"
+    given |= asked
     output, weights, *_ = layer(query, **given)
     return output, weights
 
@@ -262,6 +271,13 @@ class LlamaSdpa(_Llama):
             every_case=False,
             about="as the model calls it: a mask that is the causal triangle and nothing else is "
             "left out, because this layer is causal without a mask",
+        ),
+        Mode(
+            "output-attentions",
+            {"train": False, "output_attentions": True},
+            every_case=False,
+            about="after .eval(), with output_attentions=True, for which there is eager until "
+            "transformers 4.52, and None for the weights since 4.53",
         ),
         Mode(
             "no-grad",
