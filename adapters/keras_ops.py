@@ -89,7 +89,10 @@ class TorchDotProductAttention(_DotProductAttention):
     framework = "torch"
     example = _example("torch")
     # Before Keras 3.14, torch's backend raises "doesn't support `bias`".
-    mask_arguments = (_MASK, replace(_BIAS, alone=True)) if since("keras", "3.14") else (_MASK,)
+    mask_arguments = (
+        _MASK,
+        replace(_BIAS, alone=True, effect="always" if since("keras", "3.14") else "refused"),
+    )
 
 
 ADAPTERS = {

@@ -231,6 +231,27 @@ def test_a_mask_of_float64_stays_one():
     assert (say(found.value), found.agrees) == ("rejected", True)
 
 
+@pytest.mark.parametrize(
+    ("effect", "does", "value"),
+    [
+        ("none", lambda logits, mask: logits, "ignored"),
+        ("none", usual, "attends"),
+        ("refused", no_numbers, "attends"),
+        ("refused", lambda logits, mask: logits / "0", "rejected"),
+    ],
+)
+def test_an_argument_without_effect_is_asked_by_experiments_only(effect, does, value):
+    argument = MaskArgument("mask", MASK.axes, true="attends", number="added", effect=effect)
+    adapter = fake(does, masks=argument)
+    (case,) = find_cases("mask/per-batch/cross")
+    with pytest.raises(Unsupported, match="no mask arguments"):
+        adapter.masks.spell(case.problem("float32"))
+    found = entries(adapter, "masks")["mask, bool"]
+    declared = "ignored" if effect == "none" else "rejected"
+    assert (say(found.value), say(found.declared)) == (value, declared)
+    assert found.agrees == (value == declared)
+
+
 def test_half_a_number_added_to_minus_infinity_is_still_seen():
     halved = values(fake(lambda logits, mask: logits + mask / 2), "masks")
     assert halved["mask, float32 0/−inf"] == "unexplained", "the finite number beside it tells"

@@ -44,6 +44,7 @@ from conformance.definition.problem import Causal, Problem
 from conformance.errors import Unsupported, WrongDeclaration
 
 FlagEffect = Literal["always", "without a mask", "none"]
+MaskEffect = Literal["always", "none", "refused"]
 TrueMeans = Literal["attends", "blocks"]
 NumberMeans = Literal[
     "added",
@@ -81,6 +82,9 @@ class MaskArgument:
         broadcasts: whether axes that are not joined with others may also have size 1.
         alone: whether the implementation rejects this argument together with another mask argument.
             A causal flag does not count as one.
+        effect: "always"; "none", if the argument is accepted and ignored, as old versions may do;
+            or "refused", if the implementation has the argument but rejects every call with it. In
+            the last two cases, only experiments pass it.
     """
 
     name: str
@@ -91,6 +95,7 @@ class MaskArgument:
     alone: bool = False
     whole: NumberMeans | None = None
     dtype: str = ""
+    effect: MaskEffect = "always"
 
     def __post_init__(self) -> None:
         if isinstance(self.axes, str):
@@ -99,6 +104,7 @@ class MaskArgument:
             raise WrongDeclaration(f"{self.name}: true={self.true!r}; say 'attends' or 'blocks'")
         if self.number is not None:
             check_choices(self.name, number=(self.number, get_args(NumberMeans)))
+        check_choices(self.name, effect=(self.effect, get_args(MaskEffect)))
         if self.whole is not None:
             check_choices(self.name, whole=(self.whole, get_args(NumberMeans)))
         if self.dtype and (self.number in (None, "added") or self.dtype not in WHOLE):
@@ -287,6 +293,8 @@ def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.
 class MaskTable:
     """The mask arguments of an implementation, its causal flag if it has one, and its features.
 
+    Those in `by_name` can express masks; the other arguments have no effect.
+
     Raises:
         WrongDeclaration: if the declarations contradict each other.
     """
@@ -297,12 +305,13 @@ class MaskTable:
     by_name: Mapping[str, MaskArgument] = field(init=False)
 
     def __post_init__(self) -> None:
-        by_name = {argument.name: argument for argument in self.arguments}
-        if len(by_name) < len(self.arguments):
+        every = {argument.name: argument for argument in self.arguments}
+        if len(every) < len(self.arguments):
             raise WrongDeclaration("two mask arguments have the same name")
+        by_name = {name: it for name, it in every.items() if it.effect == "always"}
         object.__setattr__(self, "by_name", by_name)
         flag = self.causal
-        names = [*by_name, *([] if flag is None else [flag.name])]
+        names = [*every, *([] if flag is None else [flag.name])]
         for declared in self.features:
             if not isinstance(declared, Feature):
                 raise WrongDeclaration(f"features: {declared!r} declares no feature")
@@ -312,7 +321,7 @@ class MaskTable:
             raise WrongDeclaration(f"two declarations have an argument {twice!r}")
         if flag is None:
             return
-        if flag.name in by_name:
+        if flag.name in every:
             raise WrongDeclaration(f"{flag.name!r} is both the causal flag and a mask argument")
         if flag.needs is None:
             return
@@ -522,11 +531,12 @@ class MaskTable:
         if not parts:
             names = ", ".join(name for declared in self._handings for name in declared.names)
             return f"no other way to hand it over than {names}"
-        if not self.arguments:
+        if not self.by_name:
             return f"no mask arguments: cannot express {' and '.join(parts)}"
-        if problem.attn_bias is not None and not any(a.number == "added" for a in self.arguments):
+        every = self.by_name.values()
+        if problem.attn_bias is not None and not any(a.number == "added" for a in every):
             return "no argument adds a bias to the logits"
-        arguments = ", ".join(f"{a.name}[{' | '.join(a.layouts)}]" for a in self.arguments)
+        arguments = ", ".join(f"{a.name}[{' | '.join(a.layouts)}]" for a in every)
         shape = np.broadcast_shapes(*(array.shape for array in parts.values()))
         varies = [axis for axis, size in zip(AXES, shape, strict=True) if size != 1]
         return f"a mask that varies over {', '.join(varies)} fits none of {arguments}"
@@ -540,9 +550,9 @@ class MaskTable:
             name = "lengths" if part.endswith("lengths") else part
             declared = [one for one in self.features if part in one.says]
             if part == "alibi":
-                maskable = any(argument.number == "added" for argument in self.arguments)
+                maskable = any(argument.number == "added" for argument in self.by_name.values())
             else:
-                maskable = part in MASKABLE and bool(self.arguments)
+                maskable = part in MASKABLE and bool(self.by_name)
             if part == "positions" or maskable:
                 continue
             if any(part in way.parts for one in self.features for way in one.ways(problem, Said())):

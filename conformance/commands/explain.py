@@ -540,7 +540,9 @@ def _masks(adapter: Adapter) -> str:
     arguments = []
     for item in (*adapter.mask_arguments, *adapter.implicit_masks):
         means = [f"True {item.true}"] if item.true else []
-        if item.number:
+        if item.effect != "always":
+            means = ["ignored" if item.effect == "none" else "refused"]
+        elif item.number:
             means.append(_NUMBERS.get(item.number, f"a number {item.number}"))
         arguments.append(f"{item.name}: {', '.join(means) or 'not said'}")
     return "; ".join(arguments) or "has no mask argument"

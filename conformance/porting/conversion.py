@@ -525,7 +525,7 @@ def _of_meaning(
     target cannot compute what the source does, or always does more.
     """
     covered = {part for feature in target.features for part in feature.covers}
-    adds = [it.name for it in target.mask_arguments if it.number == "added"]
+    adds = [name for name, it in target.masks.by_name.items() if it.number == "added"]
     refusal = f"{target.name} cannot have these weights of {source.name}"
     norm = "norm.query" in given
     if "query/key norm" in source.always and not norm:

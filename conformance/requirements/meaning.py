@@ -412,8 +412,11 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
 def declaration(argument: MaskArgument, form: Form) -> Phrase:
     """Return the meaning that the adapter declares for this form, or an empty phrase.
 
-    An argument that is declared to take only 0 and 1 has no declared meaning in other forms.
+    An argument that is declared to take only 0 and 1 has no declared meaning in other forms. One
+    that is declared to be ignored, or to be refused, is so in the forms that it would take.
     """
+    if argument.effect != "always" and (argument.true if form.dtype == "bool" else argument.number):
+        return IGNORED if argument.effect == "none" else REJECTED
     if form.dtype == "bool":
         return Phrase(f"mask.{argument.true}") if argument.true else NOTHING
     if "int" in form.dtype and argument.whole is not None:

@@ -254,6 +254,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         masks=[
             MaskInfo(item.name, list(item.layouts), item.true, item.number, item.broadcasts)
             for item in adapter.mask_arguments
+            if item.effect == "always"
         ],
         causal=CausalInfo(flag.name, flag.alignment or "", flag.needs or "") if flag else None,
         unavailable=reason,
