@@ -13,7 +13,17 @@ from mutants.__main__ import main
 from mutants.causes import CAUSES, KINDS, name
 from mutants.features import MUTANTS as FEATURES
 from mutants.handed import MUTANTS as HANDED
-from mutants.honest import Divided, Honest, Online, ScaledQuery, cut_tf32, nearest_tf32, reading
+from mutants.honest import (
+    Divided,
+    Honest,
+    KeyByKey,
+    MergedTiles,
+    Online,
+    ScaledQuery,
+    cut_tf32,
+    nearest_tf32,
+    reading,
+)
 from mutants.run import Examiner
 from mutants.zoo import SMALL
 
@@ -438,6 +448,23 @@ def test_products_in_tf32_inside_a_kernel_are_told(factor, how, rounding):
     about = {"how": Phrase(f"tf32.{how}"), "where": Phrase("tf32.attention")}
     found = finding(examined(inside(factor, rounding), "plain/no-mask/cross"))
     assert found.cause == Phrase("precision.tf32", about)
+
+
+def test_an_output_that_is_normalised_at_every_key_is_told():
+    """Its errors are those of one factor for each row, which a wrong factor for all rows is not."""
+
+    class Larger(MergedTiles):
+        def fused(self, logits, v):
+            context, log_total = super().fused(logits, v)
+            return context * self.wide(1 + 2e-6), log_total
+
+    wanted = "logits/low/separate.d64t64x64"
+    found = finding(examined(Honest(KeyByKey), wanted))
+    assert found.cause == Phrase("precision.normalised-at-every-key")
+    assert "once, after the last key" in advice(found.cause)
+    assert finding(examined(Honest(MergedTiles), wanted)).verdict == "conforms"
+    assert finding(examined(Honest(Larger), wanted)).verdict == "deviates"
+    assert finding(examined(Honest(Larger), wanted)).cause.id != found.cause.id
 
 
 def test_a_small_mistake_is_not_told_to_be_tf32():

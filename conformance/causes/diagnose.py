@@ -463,6 +463,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
             yield from logits.factor_of_logits(maker, evidence)
         if elements <= MOST_ELEMENTS:
             yield from precision.in_tf32(maker, evidence)
+        yield precision.normalised_at_every_key(maker, evidence, again)
         if elements <= ELEMENTS:
             for hypothesis in precision.rounded_at_a_stage(maker):
                 if best.tries(hypothesis.cause) and evidence.explained(hypothesis.make().output):

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from conformance.causes.hypothesis import BETTER, Evidence, Hypothesis, Maker
+from conformance.causes.hypothesis import BETTER, HALF, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array, BoolArray
 from conformance.records.findings import NOTHING, Phrase
@@ -97,6 +97,42 @@ def in_tf32(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
             about = {"how": Phrase(f"tf32.{how}"), "where": Phrase(f"tf32.{where}")}
             yield Phrase("precision.tf32", {**about})
             return
+
+
+def normalised_at_every_key(maker: Maker, evidence: Evidence, again: Again) -> Phrase:
+    """Return the cause that the output is normalised again at every key, or an empty phrase.
+
+    A recurrence that merges keys by the running logarithm of their normaliser rounds it at each of
+    them. The weights of a row then have an error in common, which is the sum of all these roundings
+    (docs/noise.md). The wrong rows must be explained by one factor for each head, within the noise
+    of such a sum, and the errors must change if the problem changes slightly.
+    """
+    problem, right = maker.problem, maker.right
+    wrong = evidence.wrong.any(axis=-1)
+    error = evidence.got - evidence.want
+    if problem.dtype in HALF or not wrong.any() or not np.isfinite(error).all():
+        return NOTHING
+    shares = np.einsum("bhqd,hde->bqeh", right.context, right.own["output"])
+    if shares.shape[2] < 2 * shares.shape[3]:
+        return NOTHING
+    with np.errstate(invalid="ignore"):
+        running = np.logaddexp.accumulate(right.logits, axis=-1)
+    running = np.where(right.allowed & np.isfinite(running), running, 0.0)
+    noise = problem.format.roundoff * np.sqrt((running**2).sum(axis=-1) / 3)
+    for entry, query in zip(*np.nonzero(wrong), strict=True):
+        share, off = shares[entry, query], error[entry, query]
+        factors, *_ = np.linalg.lstsq(share, off, rcond=None)
+        if (
+            _rms(off - share @ factors) > BETTER * _rms(off)
+            or (np.abs(factors) > LIMIT * noise[entry, :, query]).any()
+        ):
+            return NOTHING
+    other = again(problem.format.significand_bits).get("output")
+    weight = np.divide(1.0, evidence.noise, where=evidence.noise > 0, out=0.0 * error)
+    # Rows with much noise would hide that an error in the others is always the same.
+    if other is None or _correlation(error * weight, other * weight) > ALIKE:
+        return NOTHING
+    return Phrase("precision.normalised-at-every-key")
 
 
 def _operands(rounding: Callable[[Array], Array], where: str) -> Change:
