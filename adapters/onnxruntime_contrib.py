@@ -4,8 +4,8 @@ Easy to miss in a port: inputs have their heads side by side, `[batch length (he
 can be encoded in three ways, all of them int32: `key_padding_mask` holds either 1 for each key that
 may be attended to, or one length for each sequence; `seqlens_k` holds the length *minus one*.
 -10000 (`mask_filter_value`) is added to the logits of keys that `key_padding_mask` blocks, so a
-fully masked query attends as if unmasked. Only in `attention_bias`, which is added unchanged, does
--inf block.
+fully masked query attends as if unmasked, or to all keys equally with -3e38. Only in
+`attention_bias`, which is added unchanged, does -inf block.
 
 MultiHeadAttention adds the biases of the projections if they are passed. Its fourth output is not
 the weights but the logits, with bias and mask included. `unidirectional` is aligned top-left; with
@@ -150,6 +150,12 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
             "bias",
             about="the biases of the three projections are given to the operator, which adds them",
         ),
+        Mode(
+            "mask-filter-value",
+            {"mask_filter_value": -3e38},
+            every_case=False,
+            about="mask_filter_value=-3e38 is added to the logits of padding, instead of -10000",
+        ),
     )
 
     bias_modes = ("bias",)
@@ -164,6 +170,7 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
         heads = query.shape[1]
         biases = [options.pop(name).ravel() for name in _BIASES if name in options]
         given = {"num_heads": heads, **options, **masks}
+        given |= {n: number for n, number in mode.options.items() if n == "mask_filter_value"}
         if biases:
             given["bias"] = np.concatenate(biases)
         causal = given.pop("unidirectional", False)
