@@ -389,7 +389,15 @@ def test_sigma_of_large_problems_can_be_estimated_again():
     element = (1, 99, 124)
     ratio = [e.sigma["gradient.value"][element] for e in (expect(problem), careful)]
     assert 1.5 < ratio[1] / ratio[0] < 3
-    assert expect_carefully(find_cases("plain/no-mask/cross")[0].problem("float32")) is None
+
+
+def test_sigma_of_small_problems_can_be_estimated_again():
+    """One query: all elements of a key's gradient share the error of one logit."""
+    problem = case_of("logits/huge/one-query.d128v64t128x128").problem("float64")
+    before, careful = (
+        e.sigma["gradient.key"] for e in (expect(problem), expect_carefully(problem))
+    )
+    assert 1.8 < (careful[before > 0] / before[before > 0]).max() < 3
 
 
 def test_numbers_beyond_the_range_of_float32_have_noise_too():

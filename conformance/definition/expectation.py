@@ -198,13 +198,12 @@ def of_function(
 
 def expect_carefully(
     problem: Problem, *, gradients: bool = True, promised: str = ""
-) -> Expectation | None:
-    """Return the expectation with σ from `CAREFUL` times the samples; None for a small problem.
+) -> Expectation:
+    """Return the expectation with σ from `CAREFUL` times the samples.
 
-    Small problems have enough samples from the beginning.
+    In small problems, too, all elements of a row may share one error, such as that of a key's only
+    logit. Its σ is then estimated from no more numbers than there are samples.
     """
-    if not _is_large(problem):
-        return None
     return expect(problem, CAREFUL, gradients=gradients, promised=promised)
 
 

@@ -178,12 +178,12 @@ class Examination:
             key, lambda: bench.expect(problem(), gradients=gradients, promised=promised)
         )
 
-        def careful() -> Expectation | None:
+        def careful() -> Expectation:
             again = bench.expectations.get(
                 (*key, "careful"),
                 lambda: expect_carefully(problem(), gradients=gradients, promised=promised),
             )
-            return None if again is None else self._as_promised(again, problem, key, CAREFUL)
+            return self._as_promised(again, problem, key, CAREFUL)
 
         return replace(self._as_promised(found, problem, key), careful=careful)
 

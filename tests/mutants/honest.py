@@ -251,12 +251,12 @@ class LogitsAgain(Attention):
 
 
 class MergedTiles(Attention):
-    """Tiles of 16, each normalised on its own, and merged by the logarithms of their normalisers.
+    """Tiles of 64, each normalised on its own, and merged by the logarithms of their normalisers.
 
     The context is normalised after every tile, so the logarithm is rounded once for each tile.
     """
 
-    tile = 16
+    tile = 64
 
     def fused(self, logits: Array, v: Array) -> tuple[Array, Array]:
         # The whole normaliser is merged, and kept.
