@@ -413,6 +413,8 @@ FAMILIES: dict[str, Shape] = {
     "wide-head": _shape(2, 3, 5, 1, 72, bias=False, sharing="memory"),
     # Self-attention without biases, whose three projections can be one matrix product.
     "packed": _shape(3, 6, 6, 4, 5, bias=False, sharing="self"),
+    # No biases, and an output of its own width, so that no two of the four weights have one shape.
+    "own-width": _shape(2, 5, 5, 3, 4, widths=(12, 12, 12, 7), bias=False, sharing="self"),
     "wide-value": _shape(2, 5, 6, 4, 3, value_head_size=8, bias=False, sharing="memory"),
     "additive": _shape(2, 4, 6, 3, 5, sharing="memory", score="additive"),
     "additive-self": _shape(3, 6, 6, 2, 5, sharing="self", score="additive"),
@@ -437,7 +439,7 @@ FAMILIES: dict[str, Shape] = {
 Within most families, the sizes (batch, query, key, heads, kv_heads, group, head, value_head) differ
 as far as implementations allow, so that swapped axes change a shape or the answer. Widths equal
 heads × head, as most layers require, except in `separate`, `narrow`, `value-head`, `gqa`, `mqa`,
-`decoding` and `many-heads`.
+`decoding`, `own-width` and `many-heads`.
 """
 
 

@@ -493,6 +493,18 @@ _add(
         else Attention.finish(a, merged)
     ),
 )
+_add(
+    "output-weight-read-as-packed",
+    "reads the output's weight as if it were transposed, where there are no biases and it is wider "
+    "or narrower than the input",
+    OUTPUT,
+    finish=lambda a, merged: (
+        Attention.finish(a, merged)
+        if "output_bias" in a.own or a.shape.query_width == a.shape.output_width
+        else merged.reshape(*merged.shape[:2], -1)
+        @ a.own["output"].reshape(a.shape.output_width, -1).T
+    ),
+)
 
 # The additive score.
 
