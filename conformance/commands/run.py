@@ -25,6 +25,7 @@ from conformance.running import OPTIONS, WHOLE, level_of
 from conformance.text import printable, relative
 
 if TYPE_CHECKING:
+    from conformance.commands.terminal import Shown
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
 
@@ -222,7 +223,7 @@ def examine(
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
     if not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}:
-        shown = "nothing" if options.quiet else "bar" if shows_progress() else "lines"
+        shown: Shown = "nothing" if options.quiet else "bar" if shows_progress() else "lines"
         plugins.append(Progress(shown, ", ".join(options.implementation)))
         arguments += ["-o", "console_output_style=classic"]
     as_json = getattr(options, "format", "text") == "json"

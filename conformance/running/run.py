@@ -650,10 +650,10 @@ class Run:
             yield f"{self._record}: cannot be written ({self._unwritten}){kept_there}"
         if self.selection.level == "default":
             yield "level default: each case in some dtypes and modes; --level full asks for all"
-        if self.written is not None:
-            yield f"record: {self.written}"
         if self.written is not None and self.written != self._given and self.shard[1] == 1:
             yield f"{self._given} is left for a run that nothing restricts"
+        if self.written is not None:
+            yield f"record: {self.written}"
 
     def _worst(self) -> Iterator[str]:
         """Yield lines with the worst deviation of each implementation, for `--survey`.
