@@ -338,20 +338,7 @@ def as_defined(problem):
         return np.eye(heads * size).reshape(heads * size, heads, size)
 
     return Problem(
-        shape=Shape(
-            batch=batch,
-            query_length=queries,
-            key_length=keys,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_size=head,
-            value_head_size=value_head,
-            query_width=heads * head,
-            key_width=kv_heads * head,
-            value_width=kv_heads * value_head,
-            output_width=heads * value_head,
-            bias=False,
-        ),
+        shape=Shape.of_heads(given.query.shape, given.value.shape),
         dtype=problem.dtype,
         weights=Weights(
             identity(heads, head),

@@ -221,20 +221,7 @@ def _narrowest(numbers: Numbers) -> str:
 def _relative_noise(dtype: str, sizes: tuple[int, ...]) -> float:
     """Return σ of attention on random heads, relative to the rms of the output."""
     tokens, size = min(MOST, sizes[AXES_IN_ORDER.index("length")]), sizes[-1]
-    shape = Shape(
-        batch=1,
-        query_length=tokens,
-        key_length=tokens,
-        heads=1,
-        kv_heads=1,
-        head_size=size,
-        value_head_size=size,
-        query_width=size,
-        key_width=size,
-        value_width=size,
-        output_width=size,
-        bias=False,
-    )
+    shape = Shape.of_heads((1, 1, tokens, size), (1, 1, tokens, size))
     random = np.random.Generator(np.random.PCG64(0))
 
     def drawn() -> Array:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from types import MappingProxyType
@@ -206,6 +206,29 @@ class Shape:
             self.key_width,
         ):
             raise WrongShape("query and key are one array, so length and width must agree")
+
+    @classmethod
+    def of_heads(cls, query: Sequence[int], value: Sequence[int], *, bias: bool = False) -> Shape:
+        """Return the shape of a layer whose projections leave heads, side by side, as they are.
+
+        `query` and `value` are the sizes `[batch heads length head]` of query and value heads.
+        """
+        batch, heads, queries, size = query
+        _, kv_heads, keys, value_size = value
+        return cls(
+            batch=batch,
+            query_length=queries,
+            key_length=keys,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=size,
+            value_head_size=value_size,
+            query_width=heads * size,
+            key_width=kv_heads * size,
+            value_width=kv_heads * value_size,
+            output_width=heads * value_size,
+            bias=bias,
+        )
 
     @property
     def group(self) -> int:

@@ -289,25 +289,11 @@ def _shape(heads: Heads, *, shared: bool = False, bias: bool = False) -> Shape:
 
     If `shared`, the layer has three heads, because its input holds query, key and value.
     """
-    batch, count, queries, size = heads.query.shape
-    kv_heads, keys, value_size = heads.value.shape[1:]
-    if shared:
-        count = kv_heads = 3
-    return Shape(
-        batch=batch,
-        query_length=queries,
-        key_length=keys,
-        heads=count,
-        kv_heads=kv_heads,
-        head_size=size,
-        value_head_size=value_size,
-        query_width=count * size,
-        key_width=kv_heads * size,
-        value_width=kv_heads * value_size,
-        output_width=count * value_size,
-        bias=bias,
-        sharing="self" if shared else "separate",
-    )
+    query, value = heads.query.shape, heads.value.shape
+    if not shared:
+        return Shape.of_heads(query, value, bias=bias)
+    query, value = ((it[0], 3, *it[2:]) for it in (query, value))
+    return replace(Shape.of_heads(query, value, bias=bias), sharing="self")
 
 
 def _problem(
