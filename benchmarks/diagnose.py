@@ -1,7 +1,8 @@
 """How many mistakes does `mha-conformance diagnose` name from arrays alone, and how many wrongly?
 
     python benchmarks/diagnose.py                     every mutant, at 2 x 8 heads x 256 x 64
-    python benchmarks/diagnose.py --part 1/20         a twentieth of them
+    python benchmarks/diagnose.py --part 1/20         every twentieth of them, from the first
+    python benchmarks/diagnose.py --jobs 2            in two processes
     python benchmarks/diagnose.py --size 2x4x32x16    another size: batch x heads x tokens x head
     python benchmarks/diagnose.py --honest            right answers only, which get no name
 
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +63,7 @@ def posed(case_id: str, dtype: str, sizes: tuple[int, int, int, int]) -> Problem
     kv_heads = heads // group
     unequal = like is not None and like.shape.query_length != like.shape.key_length
     queries = tokens - tokens // 4 if unequal else tokens
-    shape = Shape(
-        batch=batch,
-        query_length=queries,
-        key_length=tokens,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=size,
-        value_head_size=size,
-        query_width=heads * size,
-        key_width=kv_heads * size,
-        value_width=kv_heads * size,
-        output_width=heads * size,
-        bias=False,
-    )
+    shape = Shape.of_heads((batch, heads, queries, size), (batch, kv_heads, tokens, size))
     rounded = dtype_of(dtype).round
 
     def drawn(*shape: int) -> Array:
@@ -173,6 +163,18 @@ def kind_of(mutant: Mutant, found: Diagnosis) -> str:
     return KINDS[1] if expected.id in ids else KINDS[2]
 
 
+def counted(name: str, sizes: tuple[int, int, int, int]) -> tuple[str, float, list[str]]:
+    """Return the kind of a mutant's diagnosis, its CPU seconds, and the ids of the causes."""
+    mutant = next(it for it in (*SMALL, *FEATURES) if it.name == name)
+    with np.errstate(all="ignore"):
+        made = answered(mutant, sizes)
+        if made is None:
+            return "no output", 0.0, []
+        begun = time.process_time()
+        found = judged(*made)
+    return kind_of(mutant, found), time.process_time() - begun, [it.id for it in found.causes]
+
+
 def honest(sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, Diagnosis]]:
     """Yield right answers of every algorithm, with their diagnoses."""
     for algorithm in algorithms(slow=False):
@@ -201,6 +203,7 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="which mutants, such as 1/20")
     parser.add_argument("--size", default="2x8x256x64", help="batch x heads x tokens x head")
     parser.add_argument("--honest", action="store_true", help="right answers only")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--verbose", action="store_true", help="print what was not named rightly")
     options = parser.parse_args()
     batch, heads, tokens, head = (int(size) for size in options.size.split("x"))
@@ -219,21 +222,17 @@ def main() -> None:
     mutants = [m for m in (*SMALL, *FEATURES) if m.name in CAUSES][part - 1 :: parts]
     kinds: Counter[str] = Counter()
     seconds: list[float] = []
-    for mutant in mutants:
-        with np.errstate(all="ignore"):
-            made = answered(mutant, sizes)
-            if made is None:
-                kinds["no output"] += 1
-                continue
-            begun = time.process_time()
-            found = judged(*made)
-        kind = kind_of(mutant, found)
-        kinds[kind] += 1
-        if kind != KINDS[4]:
-            seconds.append(time.process_time() - begun)
-        if options.verbose and kind not in (KINDS[0], KINDS[4]):
-            causes = ", ".join(it.id for it in found.causes[:4])
-            print(f"  {mutant.name}: {kind}: {CAUSES[mutant.name]}; {causes}", flush=True)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        names = [mutant.name for mutant in mutants]
+        for name, (kind, took, causes) in zip(
+            names, pool.map(counted, names, itertools.repeat(sizes)), strict=True
+        ):
+            kinds[kind] += 1
+            if kind in KINDS[:4]:
+                seconds.append(took)
+            if options.verbose and kind in KINDS[1:4]:
+                said = ", ".join(causes[:4])
+                print(f"  {name}: {kind}: {CAUSES[name]}; {said}; {took:.1f} s", flush=True)
     shown = sum(kinds[kind] for kind in KINDS[:4])
     print(f"{len(mutants)} mutants at {options.size}, of which {shown} show in the output")
     for kind in (*KINDS, "no output"):

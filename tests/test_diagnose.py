@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import conformance
-from conformance.arrays import files, ports
+from conformance.arrays import configuration, files, ports, tiles
 from conformance.arrays.between import against
 from conformance.arrays.diagnosis import Diagnosis, _every, _numbered, diagnose
 from conformance.arrays.given import (
@@ -400,6 +400,79 @@ def test_a_file_tells_its_mistake(tmp_path, number, story):
     assert named.text in str(found)
 
 
+LAYOUT = "batch length heads head"
+
+
+def turned(*arrays):
+    return [array.transpose(0, 2, 1, 3) for array in arrays]
+
+
+# Public threads, with numbers of our own: each is answered as it was solved in the end
+
+
+def answered(tmp_path, **content):
+    path = stored(tmp_path, content, "npz")
+    return diagnose(**files.arguments(*files.read([path])))
+
+
+def test_a_window_that_is_handed_to_flash_attention(tmp_path):
+    """https://github.com/huggingface/transformers/issues/39408: `window_size` excludes the key."""
+    seen = np.tri(12) - np.tri(12, k=-5) > 0
+    found = answered(tmp_path, **of(Q, K, V, attention(Q, K, V, mask=seen), window=4))
+    assert [it.id for it in found.causes] == ["window.one-more-before"]
+
+
+def test_a_fallback_that_gets_no_scale(tmp_path):
+    """https://github.com/mlc-ai/mlc-llm/pull/3426: `sm_scale` is 1 on one path."""
+    found = answered(tmp_path, **of(Q, K, V, attention(Q, K, V, scale=1.0)))
+    assert [it.id for it in found.causes] == ["scale.missing"]
+
+
+def test_a_log_sum_exp_that_is_converted_twice(tmp_path):
+    """https://github.com/pytorch/pytorch/issues/181645: one backend's is natural already."""
+    once = lse(Q, K) * np.log(2)
+    found = answered(tmp_path, **of(Q, K, V, attention(Q, K, V), lse=once.astype(np.float32)))
+    assert [it.id for it in found.causes] == ["lse.natural-taken-for-base-2"]
+
+
+def test_heads_where_tokens_are_expected(tmp_path):
+    """https://github.com/nshepperd/flash_attn_jax/issues/3: [n h l d] for [n l h d]."""
+    q, k, v = (np.float16(x).astype(np.float32) for x in (Q, K, V))
+    swapped = attention(*turned(q, k, v), causal=0)
+    output = np.float16(turned(swapped)[0])
+    halves = map(np.float16, (q, k, v))
+    layout = {"layout": "batch heads length head", "causal": "top-left"}
+    found = answered(tmp_path, **of(*halves, output, **layout))
+    assert "layout.heads-for-tokens" in [it.id for it in found.causes]
+
+
+def test_a_causal_mask_from_the_other_corner(tmp_path):
+    """https://github.com/pytorch/executorch/issues/22426: top-left was meant, not bottom-right."""
+    q, k, v = drawn(batch=1, queries=1, keys=16)
+    found = answered(tmp_path, **of(q, k, v, attention(q, k, v, causal=15), causal="top-left"))
+    assert found.verdict == "deviates"
+    assert "causal.aligned" in [it.id for it in found.causes]
+
+
+def test_a_mask_that_is_tiled_over_heads(tmp_path):
+    """https://github.com/line/lighthouse/pull/77: `repeat` for `repeat_interleave`."""
+    full = np.random.default_rng(6).random((2, 12, 12)) < 0.7
+    full[..., 0] = True
+    tiled = np.tile(full, (4, 1, 1)).reshape(2, 4, 12, 12)
+    output = attention(Q, K, V, mask=tiled)
+    told = {"mask": full[:, None], "mask_true": "attends"}
+    found = answered(tmp_path, **of(Q, K, V, output, **told))
+    assert "mask.tiled-over-heads" in [it.id for it in found.causes], str(found)
+
+
+def test_a_mask_of_future_tokens_for_past_ones(tmp_path):
+    """https://github.com/rasbt/LLMs-from-scratch/issues/1061: True means "attends" there."""
+    past = np.tri(12, dtype=bool)
+    told = {"mask": past, "mask_true": "attends"}
+    found = answered(tmp_path, **of(Q, K, V, attention(Q, K, V, mask=~past), **told))
+    assert "mask.inverted" in [it.id for it in found.causes], str(found)
+
+
 HONEST = {
     "plain": of(Q, K, V, attention(Q, K, V)),
     "grouped": of(GQ, GK, GV, attention(GQ, GK, GV)),
@@ -440,13 +513,6 @@ def test_two_readings_of_a_mask_that_fit_are_told():
 def test_a_mask_that_fits_in_no_way_gets_the_causes_of_both_readings():
     found = diagnose(**of(Q, K, V, attention(Q, K, V), mask=MASK))
     assert {"mask.not-applied"} <= {it.id for it in found.causes}
-
-
-LAYOUT = "batch length heads head"
-
-
-def turned(*arrays):
-    return [array.transpose(0, 2, 1, 3) for array in arrays]
 
 
 def test_the_layout_is_found_by_the_numbers():
@@ -513,10 +579,40 @@ def test_a_mistake_in_a_part_is_told_with_the_part():
     assert found.cause.text.endswith("in batch entry 1 (the last), queries 8 and later only")
 
 
+def mixed(q, k, v, scale):
+    """An attention whose products are float32, and whose output is float64 like the scale."""
+    logits = (q @ k.swapaxes(-1, -2)).astype(np.float64) * scale
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True) @ v.astype(np.float64)
+
+
+def test_an_output_computed_in_less_precision_is_no_more_accurate():
+    found = diagnose(Q, K, V, mixed(Q, K, V, 8**-0.5))
+    assert (found.verdict, found.dtype) == ("deviates", "float64")
+    assert [it.id for it in found.causes] == ["accuracy.float32"]
+    assert "judge the answer in float32" in str(found)
+    assert diagnose(Q, K, V, mixed(Q, K, V, 8**-0.5), dtype="float32").verdict == "noise"
+    logits = in_bfloat16(Q @ K.swapaxes(-1, -2) * np.float32(8**-0.5))
+    weights = in_bfloat16(np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True))
+    assert [it.id for it in diagnose(Q, K, V, weights @ V).causes] == ["accuracy.tf32"]
+
+
+def test_a_mistake_is_named_at_the_precision_of_the_computation():
+    group = (GQ, *(np.tile(x, (1, 2, 1, 1)) for x in (GK, GV)))
+    for q, k, v, output, cause, accuracy in (
+        (Q, K, V, mixed(Q, K, V, 1.0), "scale.missing", "float32"),
+        (Q, K, V, attention(*map(in_bfloat16, (Q, K, V)), scale=1.0), "scale.missing", "TF32"),
+        (GQ, GK, GV, mixed(*group, 8**-0.5), "heads.tiled", "float32"),
+    ):
+        found = diagnose(q, k, v, output)
+        assert [it.id for it in found.causes] == [cause], str(found)
+        assert f"the output is only as accurate as {accuracy}" in str(found)
+
+
 def test_what_no_mistake_explains_gets_none():
     random = np.random.default_rng(5)
     output = attention(Q, K, V)
-    for noise in (1e-3, 1e-1, 10):
+    for noise in (1e-1, 10):
         spoilt = output + noise * random.standard_normal(output.shape).astype(np.float32)
         found = diagnose(Q, K, V, spoilt, layout="batch heads length head")
         assert found.verdict == "deviates"
@@ -624,6 +720,54 @@ def test_a_mistake_is_named_beside_queries_that_see_no_key():
     assert "part" not in found.causes[0].arguments
 
 
+# Long outputs, in tiles
+
+
+@pytest.fixture
+def short_is_long(monkeypatch):
+    monkeypatch.setattr(tiles, "MOST_LOGITS", 2**8)
+    monkeypatch.setattr(tiles, "MOST_OF_TILE", 2**9)
+    monkeypatch.setattr(tiles, "MOST_ELEMENTS", 2**9)
+
+
+@pytest.mark.usefixtures("short_is_long")
+@pytest.mark.parametrize("name", ["plain", "grouped", "causal", "mask", "bias", "window", "rotary"])
+def test_a_long_output_that_is_right_is_noise(name):
+    found = diagnose(**HONEST[name], layout="batch heads length head")
+    assert found.verdict == "noise", str(found)
+    assert found.differences[0].size == HONEST[name]["output"].size
+    assert "arrays.in-tiles" in [it.id for it in found.notes]
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_a_long_output_tells_its_mistake():
+    q, k, v = drawn(kv_heads=2, queries=40)
+    group = (q, *(np.repeat(x, 2, axis=1) for x in (k, v)))
+    tiled = (q, *(np.tile(x, (1, 2, 1, 1)) for x in (k, v)))
+    seen = np.tri(40) - np.tri(40, k=-9) > 0
+    for output, told, cause in (
+        (attention(*group, scale=1.0), {}, "scale.missing"),
+        (attention(*tiled), {}, "heads.tiled"),
+        (attention(*group, mask=seen), {"window": 8}, "window.one-more-before"),
+        (attention(*group), {"causal": True}, "causal.not-applied"),
+    ):
+        found = diagnose(q, k, v, output, layout="batch heads length head", **told)
+        assert cause in [it.id for it in found.causes], str(found)
+        assert found.differences[0].wrong >= output.size / 2
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_a_few_rows_of_a_long_output_are_found():
+    q, k, v = drawn(queries=40)
+    output = attention(q, k, v)
+    output[1, 2, 33:35] = attention(q, k, v, scale=1.0)[1, 2, 33:35]
+    found = diagnose(q, k, v, output, layout="batch heads length head")
+    assert found.differences[0].where.text == "batch entry 1 (the last), head 2, queries 33 and 34"
+    assert [it.id for it in found.causes] == ["scale.missing"], str(found)
+    with pytest.raises(BadArrays, match="log-sum-exp"):
+        diagnose(q, k, v, output, layout="batch heads length head", log_sum_exp=lse(q, k))
+
+
 # Without the suite's attention: two outputs
 
 
@@ -675,6 +819,185 @@ def test_callables_may_be_in_two_frameworks():
         frameworks=("numpy", "torch"),
     )
     assert [it.id for it in doubled.causes] == ["gradient.doubled"]
+
+
+# A model's configuration
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 32,
+    "rope_theta": 500000.0,
+}
+
+
+def test_a_configuration_says_what_arrays_do_not(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    q, k = rotated(GQ, base=500000.0), rotated(GK, base=500000.0)
+    k, v = (np.repeat(x, 2, axis=1) for x in (k, GV))
+    before = diagnose(GQ, GK, GV, attention(q, k, v, causal=0), config=path)
+    assert before.verdict == "noise", str(before)
+    assert "reading.not-rotated" in [it.id for it in before.assumed]
+    after = diagnose(q, k[:, ::2], GV, attention(q, k, v, causal=0), config=LLAMA)
+    assert after.verdict == "noise", str(after)
+    assert "reading.rotated" in [it.id for it in after.assumed]
+    merged_heads = [merged(x) for x in (GQ, GK, GV, attention(q, k, v, causal=0))]
+    assert diagnose(*merged_heads, config=LLAMA).verdict == "noise"
+    found = diagnose(GQ, GK, GV, attention(q, k, v, causal=0, scale=1.0), config=LLAMA)
+    assert "scale.missing" in [it.id for it in found.causes], str(found)
+    with pytest.raises(BadArrays, match="3 are told"):
+        diagnose(Q, K, V, Q, config={**LLAMA, "num_attention_heads": 3})
+    assert main(["diagnose", "--config", str(path)]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert "4 query heads and 2 key/value heads of 8 components" in told
+    assert "with the base 500,000" in told
+
+
+@pytest.mark.parametrize(
+    ("config", "layer", "wanted"),
+    [
+        (
+            {
+                "model_type": "gemma2",
+                "num_attention_heads": 8,
+                "head_dim": 256,
+                "query_pre_attn_scalar": 224,
+                "attn_logit_softcapping": 50.0,
+                "sliding_window": 4096,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            0,
+            {"scale": 224**-0.5, "soft_cap": 50.0, "window": 4096},
+        ),
+        (
+            {"model_type": "gpt2", "n_head": 12, "n_embd": 768, "scale_attn_weights": False},
+            3,
+            {"heads": 12, "scale": 1.0},
+        ),
+        (
+            {
+                "model_type": "gpt_oss",
+                "num_attention_heads": 64,
+                "head_dim": 64,
+                "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000},
+            },
+            0,
+            {"heads": 64},
+        ),
+        (
+            {
+                "model_type": "cohere",
+                "num_attention_heads": 4,
+                "hidden_size": 32,
+                "rope_theta": 10000,
+            },
+            0,
+            {"rotary": {"base": 10000.0, "pairs": "interleaved", "size": 8}},
+        ),
+    ],
+)
+def test_kinds_of_configurations(config, layer, wanted):
+    options, said = configuration.told(config, layer)
+    for name, value in wanted.items():
+        assert options[name] == pytest.approx(value) if name == "scale" else value == options[name]
+    assert said[0].id == "config.heads"
+    if config["model_type"] == "gpt_oss":
+        assert {"config.frequencies", "config.sinks"} <= {it.id for it in said}
+        assert "rotary" not in options
+
+
+# Two models
+
+
+def model_of(*, causal=True, turn="halves", seed=1, layers=3, wrong=-1):
+    """A model of attentions with rotary embeddings, of which one may be wrong."""
+    torch = pytest.importorskip("torch")
+
+    class Attention(torch.nn.Module):
+        def __init__(self, pairs):
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+                torch.nn.Linear(32, 32) for _ in range(4)
+            )
+            self.pairs = pairs
+
+        def forward(self, x):
+            def split(projected):
+                return projected.view(*x.shape[:2], 4, 8).transpose(1, 2).detach().numpy()
+
+            q, k, v = (split(it(x)) for it in (self.q_proj, self.k_proj, self.v_proj))
+            q, k = (rotated(it, pairs=self.pairs) for it in (q, k))
+            output = attention(q, k, v, causal=0 if causal else None)
+            return self.o_proj(torch.from_numpy(merged(output))), None
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(seed)
+            self.layers = torch.nn.ModuleList(
+                Attention(turn if layer == wrong else "halves") for layer in range(layers)
+            )
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)[0]
+            return x
+
+    return Model()
+
+
+def test_the_first_attention_that_differs_is_found():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(0))
+    told = {"heads": 4, "causal": True, "rotary": {"base": 10000.0, "pairs": "halves"}}
+    found = conformance.compare_models(model_of(), model_of(), x, **told)
+    assert found.verdict == "noise", str(found)
+    assert "3 attentions are alike" in str(found)
+    other = model_of(turn="interleaved", wrong=1)
+    found = conformance.compare_models(model_of(), other, x, **told)
+    assert [it.id for it in found.causes] == ["rotary.pairs"], str(found)
+    assert str(found).startswith("layer 1, layers.1\n")
+    untold = conformance.compare_models(model_of(), other, x, heads=4)
+    assert (untold.verdict, untold.place) == ("deviates", "layer 1, layers.1")
+    other = model_of()
+    other.layers[2].k_proj.weight.data[3] += 0.01
+    found = conformance.compare_models(model_of(), other, x, **told)
+    assert found.causes[0].text == "the weights of the projections differ: key"
+    with pytest.raises(BadArrays, match="3 attentions"):
+        conformance.compare_models(model_of(), model_of(layers=2), x, **told)
+    with pytest.raises(BadArrays, match="no module with projections"):
+        conformance.compare_models(torch.nn.Linear(32, 32), other, x, **told)
+    with pytest.raises(BadArrays, match="how many heads"):
+        conformance.compare_models(model_of(), other, x)
+
+
+def test_models_of_hugging_face_say_what_they_are():
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=50,
+        architectures=["LlamaForCausalLM"],
+    )
+    models = []
+    for scale in (8**-0.5, 1.0):
+        torch.manual_seed(0)
+        models.append(transformers.LlamaModel(config).eval())
+        models[-1].layers[1].self_attn.scaling = scale
+    tokens = torch.arange(20).reshape(2, 10)
+    assert conformance.compare_models(models[0], models[0], tokens).verdict == "noise"
+    found = conformance.compare_models(*models, {"input_ids": tokens})
+    assert "scale.missing" in [it.id for it in found.causes], str(found)
+    assert found.place == "layer 1, layers.1.self_attn"
 
 
 # σ for tests of one's own

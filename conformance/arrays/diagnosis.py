@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MethodType
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from conformance.arrays import ports
+from conformance.arrays import ports, tiles
 from conformance.arrays.given import (
     Given,
     Reading,
@@ -31,6 +32,7 @@ from conformance.causes import gradients, logits, precision, softmax
 from conformance.causes.diagnose import ELEMENTS, hypotheses
 from conformance.causes.hypothesis import (
     ALIKE,
+    BETTER,
     HALF,
     MOST_ELEMENTS,
     Best,
@@ -42,11 +44,11 @@ from conformance.causes.location import indices
 from conformance.causes.stages import Stages
 from conformance.definition.comparison import Comparison, accuracy_class, against, compare, element
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
-from conformance.definition.expectation import Expectation, expect
+from conformance.definition.expectation import Expectation
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Ambiguous, BadArrays, UnknownName
 from conformance.records.findings import INFINITE, NOTHING, Argument, Phrase, Worst
-from conformance.records.numbers import ratios
+from conformance.records.numbers import LIMIT, ratios
 from conformance.words import advice, say
 
 TELLING = (
@@ -92,6 +94,9 @@ MOST_SIZE = 4096
 
 WIDEST = 1024
 """The most components of all heads together for which mistakes are tried on the whole at once."""
+
+FITTED = ("scale.factor", "bias.factor")
+"""Causes with a number that was fitted: a mistake without one is named instead if it fits, too."""
 
 CLEAR = 0.1
 """The share of right elements from which one order of axes is the right one, if no other has half
@@ -160,6 +165,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         notes: what limits this answer.
         hidden: if nothing deviates, mistakes that would not show in these numbers.
         wanted: the same for the output to which this one was compared, or None.
+        place: where in a model this attention is; "" if it was given alone.
     """
 
     verdict: Verdict
@@ -173,6 +179,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     notes: list[Told] = []
     hidden: list[Told] = []
     wanted: Diagnosis | None = None
+    place: str = ""
 
     @property
     def cause(self) -> Told | None:
@@ -214,6 +221,8 @@ def diagnose(
     kv_heads: int | None = None,
     dtype: str = "",
     accuracy: str = "",
+    config: Any = None,
+    layer: int = 0,
 ) -> Diagnosis:
     """Say whether an output is noise apart from attention, and if not, which mistake explains it.
 
@@ -253,6 +262,9 @@ def diagnose(
         dtype: the dtype in which the attention was computed; "" for the narrowest that holds the
             output.
         accuracy: a class of docs/noise.md that is promised, such as "A".
+        config: the model's configuration in the words of Hugging Face, or its file: it says what
+            the other arguments do not.
+        layer: the number of the layer in the configuration.
 
     Raises:
         ConformanceError: if the arrays contradict each other, are no floating-point numbers, or can
@@ -314,20 +326,28 @@ def of(given: Given) -> Diagnosis:
             f"{' or '.join(repr(it) for it in layouts)}; tell which: layout= (--layout)"
         )
     of_best = [one for one in judged if one.reading.layout == best]
-    return min(of_best, key=lambda one: one.misfit).as_deviating([])
+    return min(of_best, key=lambda one: one.misfit).with_wrong_rows().as_deviating([])
 
 
 class Judged:
     """A reading of the arrays, compared with what is expected of it."""
 
-    def __init__(self, reading: Reading, given: Given) -> None:
+    def __init__(self, reading: Reading, given: Given, screen: tiles.Screen | None = None) -> None:
+        self.given = given
+        self.whole: Reading | None = None
+        if tiles.is_long(reading):
+            self.whole = reading
+            rows = tiles.chosen(reading, screen.wrong if screen else None)
+            reading = tiles.thinned(reading, rows)
+            if screen:
+                self.screen = screen
         self.reading = reading
         self.problem = reading.problem
         self.answer = _without_masked_rows(reading)
         self.expectation = expected(self.problem, given.accuracy, bool(reading.answer.gradients))
         if self.answer is not reading.answer:
-            empty = _empty(self.problem)
-            rows = merged(np.repeat(empty[..., None], self.problem.shape.value_head_size, -1))
+            empty = ports.empty(self.problem)
+            rows = ports.unseen(self.problem)
             want = self.expectation.arrays["output"]
             output = np.where(rows, want, reading.answer.output)
             weights = reading.answer.weights
@@ -340,6 +360,17 @@ class Judged:
             self.lse = _compared_lse(self.problem, reading.log_sum_exp)
         self._causes: list[Phrase] | None = None
         self._partial: list[tuple[Phrase, float, Phrase]] = []
+        self._accuracy = NOTHING
+
+    @cached_property
+    def screen(self) -> tiles.Screen:
+        """What is seen of all rows of a long output."""
+        assert self.whole is not None
+        return tiles.screened(self.whole.problem, self.whole.answer.output, self.given.accuracy)
+
+    def with_wrong_rows(self) -> Judged:
+        """Return a judgement of rows that are wrong, of a long output; itself of a short one."""
+        return self if self.whole is None else Judged(self.whole, self.given, self.screen)
 
     @property
     def fits(self) -> bool:
@@ -360,15 +391,42 @@ class Judged:
     def causes(self) -> list[Phrase]:
         """The mistakes that explain what is wrong, the simplest first."""
         if self._causes is None:
-            search = Search(self.problem, self.expectation, self.answer)
-            self._causes = search.causes()
+            where = None if self.whole is None else self._where
+            search = Search(self.problem, self.expectation, self.answer, where=where)
+            self._causes = search.causes() or self._less_accurate(search)
             if not self._causes and self.lse is not None and not self.lse[1].fits:
                 self._causes = _causes_of_lse(self.problem, self.lse[0])
             self._partial = search.partial if not self._causes else []
         return self._causes
 
+    def _less_accurate(self, search: Search) -> list[Phrase]:
+        """Return the causes if the output was computed in a narrower dtype than it is judged by.
+
+        They are that it is no more accurate than this dtype or, if it deviates in this one too, the
+        mistakes that explain it so far.
+        """
+        if not search.output.wrong.any():
+            return []
+        certain = (self.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
+        accuracy = precision.coarse("output", search.output, self.problem.dtype, None, certain)
+        if accuracy:
+            return [accuracy]
+        for bits in precision.CLASSES:
+            if search.close and bits < self.problem.format.significand_bits:
+                found = search.with_digits(bits).causes()
+                if found:
+                    self._accuracy = precision.accuracy(self.problem.dtype, bits)
+                    return found
+        return []
+
+    def _where(self, wrong: BoolArray) -> Phrase:
+        """Return where all wrong rows of a long output are, some of which are `wrong`."""
+        return where_wrong(self.screen.wrong)
+
     def differences(self) -> list[Difference]:
         """How each array differs."""
+        if self.whole is not None:
+            return [_of_screen(self.screen, self.whole.answer.output.size)]
         found = [
             _difference(
                 self.reading,
@@ -384,7 +442,12 @@ class Judged:
         return found
 
     def as_noise(self, others: Sequence[Judged]) -> Diagnosis:
-        """Return the diagnosis of an output that is right, also as `others` read it."""
+        """Return the diagnosis of an output that is right, also as `others` read it.
+
+        Of a long output, a row may be wrong that has not been seen yet.
+        """
+        if self.whole is not None and not self.screen.fits:
+            return self.with_wrong_rows().as_deviating([])
         hidden = self._hidden()
         notes = [*self._notes(), *_alike(self.reading, [one.reading for one in others])]
         nothing = any(phrase.id == "softmax.uniform" for phrase in hidden)
@@ -400,9 +463,8 @@ class Judged:
             for cause in other.causes:
                 read = Phrase("reading.several", {"readings": [*other.reading.assumed]})
                 causes.append(cause.having(given=read) if other.reading.assumed else cause)
-        coarse = "" if causes else self._as_accurate_as()
-        if coarse:
-            notes.append(told(Phrase("arrays.as-accurate-as", {"dtype": coarse})))
+        if self._accuracy:
+            notes.append(told(Phrase("arrays.as-accurate-as", {"accuracy": self._accuracy})))
         return self._diagnosis(
             "deviates",
             causes=[*map(told, causes)],
@@ -415,7 +477,9 @@ class Judged:
 
     def _diagnosis(self, verdict: Verdict, **fields: Any) -> Diagnosis:
         assumed = [told(one) for one in self.reading.assumed]
-        accuracy = accuracy_class(self.expectation, self.answer.arrays())
+        accuracy = ""
+        if self.whole is None:
+            accuracy = accuracy_class(self.expectation, self.answer.arrays())
         return Diagnosis(
             verdict=verdict,
             dtype=self.problem.dtype,
@@ -428,7 +492,10 @@ class Judged:
 
     def _notes(self) -> list[Told]:
         notes = [told(one) for one in self.reading.notes]
-        empty = int(_empty(self.problem).sum())
+        if self.whole is not None:
+            rows = self.problem.shape.query_length
+            notes.append(told(Phrase("arrays.in-tiles", {"rows": rows})))
+        empty = int(ports.empty(self.problem).sum())
         if empty:
             notes.append(told(Phrase("arrays.masked-rows-not-judged", {"count": empty})))
         want, sigma = self.expectation.arrays["output"], self.expectation.sigma["output"]
@@ -439,7 +506,10 @@ class Judged:
 
     def _hidden(self) -> list[Phrase]:
         """Return the mistakes in `TELLING` whose numbers these would be, too."""
-        output = Evidence.of("output", self.answer.output, self.expectation)
+        # By what the output reaches, a mistake may show that the least accurate class would hide.
+        reached = accuracy_class(self.expectation, {"output": self.answer.output})
+        expectation = self.expectation.at_accuracy(reached or self.given.accuracy)
+        output = Evidence.of("output", self.answer.output, expectation)
         maker = Maker(self.problem)
         if math.prod(self.problem.shape.logits) > MOST_ELEMENTS:
             small = ports.part(self.problem, 0, 0)
@@ -453,36 +523,12 @@ class Judged:
                     found.append(hypothesis.cause)
         return found
 
-    def _as_accurate_as(self) -> str:
-        """Return the name of a narrower dtype within whose noise everything is; "" if none is."""
-        own = self.problem.format
-        if not np.isfinite(self.answer.output).all():
-            return ""
-        for name in ("float16", "bfloat16"):
-            if DTYPES[name].roundoff <= own.roundoff:
-                continue
-            noise = expect(self.problem.replace(dtype=name), gradients=False)
-            if compare(
-                "output",
-                self.answer.output,
-                noise.arrays["output"],
-                noise.sigma["output"],
-                noise.underflow,
-            ).fits:
-                return name
-        return ""
-
 
 def _without_masked_rows(reading: Reading) -> Answer:
     """Return the answer; a copy if there are queries that see no key, whose output is open."""
-    if not _empty(reading.problem).any():
+    if not ports.empty(reading.problem).any():
         return reading.answer
     return replace(reading.answer)
-
-
-def _empty(problem: Problem) -> BoolArray:
-    """Return a mask `[batch heads query]`, True for queries that see no key."""
-    return np.asarray(~problem.allowed_in_full().any(axis=-1))
 
 
 def _alike(first: Reading, others: Sequence[Reading]) -> Iterator[Told]:
@@ -497,18 +543,48 @@ class Search:
 
     Attributes:
         partial: mistakes that explain some wrong elements, their share, and where these are.
+        close: mistakes without which at least half of the error would not be there.
     """
 
-    def __init__(self, problem: Problem, expectation: Expectation, answer: Answer) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        expectation: Expectation,
+        answer: Answer,
+        only: Collection[Phrase] = (),
+        coarser: float = 1.0,
+        where: Callable[[BoolArray], Phrase] | None = None,
+    ) -> None:
+        """Prepare the search.
+
+        Args:
+            problem: the problem.
+            expectation: what is expected.
+            answer: the answer that deviates.
+            only: the mistakes that are tried; () for all.
+            coarser: how much larger the noise is than that of the dtype; what a mistake does not
+                explain must then look like rounding errors.
+            where: how to say where rows are wrong; None for `where_wrong`.
+        """
         self.problem = problem
         self.expectation = expectation
         self.answer = answer
         self.output = Evidence.of("output", answer.output, expectation)
         self.partial: list[tuple[Phrase, float, Phrase]] = []
+        self.close: set[Phrase] = set()
+        self._only, self._coarser, self._where = only, coarser, where or where_wrong
         # What a query gets that sees no key is open, so nothing is predicted of it.
-        empty = _empty(problem)
-        size = problem.shape.value_head_size
-        self.open = merged(np.repeat(empty[..., None], size, axis=-1)) if empty.any() else None
+        unseen = ports.unseen(problem)
+        self.open = unseen if unseen.any() else None
+
+    def with_digits(self, bits: int) -> Search:
+        """Return a search among the close mistakes, with the noise of a narrower dtype."""
+        narrow = next(it for it in DTYPES.values() if it.significand_bits == bits)
+        coarser = 2.0 ** (self.problem.format.significand_bits - bits)
+        noise = {name: coarser * sigma for name, sigma in self.expectation.sigma.items()}
+        expectation = Expectation(self.expectation.arrays, {"": noise}, narrow.underflow)
+        problem = self.problem.replace(dtype=narrow.name)
+        return Search(problem, expectation, self.answer, self.close, coarser, self._where)
 
     def causes(self) -> list[Phrase]:
         """Return the causes, the simplest first; [] if none is known or nothing is wrong."""
@@ -538,27 +614,23 @@ class Search:
         logits.factor_of_output(whole, output, best)
         known = [*best.known]
         breaking: list[Phrase] = []
-        listed = [*_every(whole)]
         small, evidence = self._part()
-        tried, made = set(range(len(listed))), {}
+        made: dict[Phrase, tuple[float, Phrase]] = {}
+        named: dict[tuple[Phrase, int], Hypothesis] = {}
         if small is not None:
-            part, part_of = Maker(small), self._worst_part()
-            named = {_key(one, number): one for number, one in _numbered(_every(part))}
-            tried = set()
-            for at, (number, hypothesis) in enumerate(_numbered(listed)):
-                other = named.get(_key(hypothesis, number))
-                if other is None or hypothesis.cause.id.startswith(ports.ACROSS):
-                    tried.add(at)
-                    continue
-                predicted = self._predicted(other, part_of)
-                if _explained(evidence, predicted, other) or _rows_explained(evidence, predicted):
-                    tried.add(at)
-                else:
+            named = {(it.cause, number): it for number, it in _numbered(self._every(Maker(small)))}
+        # One after another, since some hypotheses hold weights, which are large for wide heads.
+        for number, hypothesis in _numbered(self._every(whole)):
+            other = named.get((hypothesis.cause, number))
+            if other is not None and not hypothesis.cause.id.startswith(ports.ACROSS):
+                predicted = self._predicted(other, self._worst_part)
+                if not self._explains(evidence, predicted, other) and not _rows_explained(
+                    evidence, predicted
+                ):
                     self._note(hypothesis.cause, evidence, predicted)
-        for at in sorted(tried):
-            hypothesis = listed[at]
+                    continue
             predicted = self._predicted(hypothesis)
-            if _explained(output, predicted, hypothesis):
+            if self._explains(output, predicted, hypothesis):
                 if hypothesis.breaks:
                     breaking.append(hypothesis.cause)
                 else:
@@ -567,7 +639,7 @@ class Search:
                 mixed = self._in_part(hypothesis, predicted)
                 if mixed is not None:
                     made[hypothesis.cause] = mixed
-                elif small is None:
+                else:
                     self._note(hypothesis.cause, output, predicted)
         for cause in (ports.permuted(self.problem, output), ports.factors(self.problem, output)):
             known += [(0.0, cause)] if cause and not known else []
@@ -582,6 +654,18 @@ class Search:
             known += self._less_simple(whole, small, evidence)
         return _chosen(known, self.problem.dtype)
 
+    def _every(self, maker: Maker) -> Iterator[Hypothesis]:
+        return (it for it in _every(maker) if not self._only or it.cause in self._only)
+
+    def _explains(self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
+        if not _explained(evidence, predicted, hypothesis):
+            return False
+        if self._coarser == 1:
+            return True
+        known = np.isfinite(predicted) & np.isfinite(evidence.got)
+        left = ratios(evidence.got, predicted, evidence.noise / self._coarser, evidence.underflow)
+        return precision.is_rounding(left, ~known.all(axis=-1))
+
     def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
         """Return the output with a mistake, of the whole or of a part; NaN where it is open.
 
@@ -592,16 +676,13 @@ class Search:
         found, got = stages.output, self.answer.output
         hidden = self.open
         if part is not None:
-            got = _cut(self.problem, got, *part)
-            hidden = None if hidden is None else _cut(self.problem, hidden, *part)
+            got = ports.cut(self.problem, got, *part)
+            hidden = None if hidden is None else ports.cut(self.problem, hidden, *part)
         if found.shape != got.shape:
             return found
         lost = ~np.isfinite(found) & np.isfinite(got)
         if lost.any() and not hypothesis.breaks:
-            empty = _empty(stages.problem)
-            size = self.problem.shape.value_head_size
-            unseen = merged(np.repeat(empty[..., None], size, axis=-1))
-            found = np.where(lost & ~unseen, INFINITE, found)
+            found = np.where(lost & ~ports.unseen(stages.problem), INFINITE, found)
         return found if hidden is None else np.where(hidden, np.nan, found)
 
     def _part(self) -> tuple[Problem | None, Evidence]:
@@ -611,11 +692,13 @@ class Search:
         little = math.prod(shape.logits) <= ELEMENTS * 2 and shape.query_width <= WIDEST
         if little or (shape.batch == shape.kv_heads == 1):
             return None, self.output
-        entry, group = self._worst_part()
+        entry, group = self._worst_part
         small = ports.part(self.problem, entry, group)
         return small, _of_part(self.problem, self.output, entry, group)
 
+    @cached_property
     def _worst_part(self) -> tuple[int, int]:
+        """The batch entry and the key/value head with most wrong numbers."""
         shape = self.problem.shape
         wrong = separate(self.output.wrong & np.isfinite(self.output.got), shape.heads)
         counts = wrong.reshape(shape.batch, shape.kv_heads, -1).sum(axis=-1)
@@ -643,7 +726,7 @@ class Search:
         mixed = np.where(merged(rows), predicted, output.want)
         if np.isnan(mixed).any() or not output.explained(mixed):
             return None
-        part = where_wrong(wrong)
+        part = self._where(wrong)
         if not part:
             return None
         # Where the mistake changes nothing, the numbers do not show whether it is made.
@@ -653,16 +736,22 @@ class Search:
         return output.misfit(mixed), hypothesis.cause.having(part=part)
 
     def _note(self, cause: Phrase, evidence: Evidence, predicted: Array) -> None:
-        """Remember a mistake that explains some of the wrong elements."""
+        """Remember a mistake that explains some of the wrong elements, or much of the error."""
         if predicted.shape != evidence.got.shape or not cause:
             return
+        known = np.isfinite(predicted) & np.isfinite(evidence.got)
+        left, before = (_rms((evidence.got - it)[known]) for it in (predicted, evidence.want))
+        if left <= BETTER * before:
+            self.close.add(cause)
         near = evidence.near(predicted)
         explained = near & evidence.wrong
         share = float(explained.sum() / evidence.wrong.sum())
         if share < LEAST_SHARE or not near[~evidence.wrong].all():
             return
         heads = evidence.got.shape[-1] // self.problem.shape.value_head_size
-        where = where_wrong(np.asarray(separate(explained, heads).all(axis=-1)))
+        where = NOTHING
+        if self._where is where_wrong:
+            where = where_wrong(np.asarray(separate(explained, heads).all(axis=-1)))
         self.partial.append((cause, share, where))
         self.partial.sort(key=lambda one: -one[1])
         del self.partial[MOST_PARTIAL:]
@@ -740,22 +829,12 @@ def _numbered(listed: Any) -> Iterator[tuple[int, Hypothesis]]:
         yield number, hypothesis
 
 
-def _key(hypothesis: Hypothesis, number: int) -> tuple[Phrase, int]:
-    return hypothesis.cause, number
-
-
 def _of_part(problem: Problem, evidence: Evidence, entry: int, group: int) -> Evidence:
     """Return the evidence on the heads of one batch entry that share a key/value head."""
     got, want, noise = (
-        _cut(problem, it, entry, group) for it in (evidence.got, evidence.want, evidence.noise)
+        ports.cut(problem, it, entry, group) for it in (evidence.got, evidence.want, evidence.noise)
     )
     return Evidence(got, want, noise, evidence.underflow)
-
-
-def _cut(problem: Problem, array: np.ndarray, entry: int, group: int) -> np.ndarray:
-    """Return the part of an array like the output that belongs to these heads."""
-    width = problem.shape.group * problem.shape.value_head_size
-    return array[entry : entry + 1, :, group * width : (group + 1) * width]
 
 
 def _explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
@@ -812,7 +891,8 @@ def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
     """Return the causes that fit about as well as the best, without repetitions."""
     limit = ALIKE * min((misfit for misfit, _ in known), default=0.0)
     fitting = [cause for misfit, cause in known if dtype not in HALF or misfit <= limit]
-    return [*dict.fromkeys(fitting)]
+    named = [cause for cause in fitting if cause.id not in FITTED]
+    return [*dict.fromkeys(named or fitting)]
 
 
 def _compared_lse(problem: Problem, got: Array) -> tuple[Evidence, Comparison]:
@@ -872,6 +952,21 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
     )
 
 
+def _of_screen(screen: tiles.Screen, size: int) -> Difference:
+    where = where_wrong(screen.wrong)
+    return Difference(
+        array="output",
+        fits=screen.fits,
+        max_ratio=min(float(f"{screen.largest:.4g}"), INFINITE),
+        rms_ratio=float(f"{math.sqrt(screen.squares / size):.4g}"),
+        limit=LIMIT,
+        wrong=screen.count,
+        size=size,
+        worst=None if screen.fits else screen.worst,
+        where=told(where) if where and not screen.fits else None,
+    )
+
+
 def where_wrong(wrong: BoolArray, tokens: str = "query") -> Phrase:
     """Return a phrase that says in which batch entries, heads and tokens rows are wrong.
 
@@ -921,7 +1016,11 @@ def _rms(values: Array) -> float:
 
 def _lines(found: Diagnosis) -> Iterator[str]:
     wrong = [one for one in found.differences if not one.fits]
-    if found.verdict == "deviates":
+    if found.place:
+        yield found.place
+    if found.verdict == "deviates" and not wrong:
+        yield "deviates"
+    elif found.verdict == "deviates":
         yield f"deviates: {_counted(wrong[0])}"
         for one in wrong[1:]:
             yield f"          {_counted(one)}"

@@ -7,6 +7,7 @@ and the way that was chosen is stated. What neither shapes nor numbers decide ha
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conformance.arrays.configuration import told
 from conformance.cases.casefile import Tensor
 from conformance.definition.dtypes import DTYPES, Array, IntArray, dtype_of
 from conformance.definition.problem import (
@@ -140,6 +142,8 @@ class Given:
     kv_heads: int | None = None
     dtype: str = ""
     accuracy: str = ""
+    config: Any = None
+    layer: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,9 +265,10 @@ def readings(given: Given) -> list[Reading]:
     if given.output is not None:
         arrays["output"] = _floats("output", given.output, finite=False)
     found, reasons = [], []
+    given, said, open_rotation = _with_config(given, arrays["query"].values.shape)
     for layout in _layouts(given, arrays):
         try:
-            found += [*_readings(given, arrays, layout)]
+            found += [*_readings(given, arrays, layout, open_rotation)]
         except (BadArrays, WrongShape) as reason:
             reasons.append(reason)
     if not found:
@@ -275,7 +280,22 @@ def readings(given: Given) -> list[Reading]:
             replace(one, assumed=(*one.assumed, Phrase("reading.layout", {"layout": one.layout})))
             for one in found
         ]
-    return found
+    return [replace(one, assumed=(*one.assumed, *said)) for one in found] if said else found
+
+
+def _with_config(given: Given, query: tuple[int, ...]) -> tuple[Given, list[Phrase], bool]:
+    """Return what was given, with what a configuration says, and the latter as phrases.
+
+    The third result is whether nobody said if query and key are rotated already.
+    """
+    if given.config is None:
+        return given, [], False
+    options, said = told(given.config, given.layer)
+    heads = options.get("heads")
+    if heads and len(query) < 4 and (query[-1] % heads or heads in query[:-1]):
+        options = {name: it for name, it in options.items() if name not in ("heads", "kv_heads")}
+    options = {name: it for name, it in options.items() if getattr(given, name) is None}
+    return replace(given, **options), said, "rotary" in options
 
 
 def _floats(name: str, array: Any, *, finite: bool = True) -> Numbers:
@@ -318,26 +338,20 @@ def _layouts(given: Given, arrays: Mapping[str, Numbers]) -> list[str]:
     return [*LAYOUTS[count]]
 
 
-def _readings(given: Given, arrays: Mapping[str, Numbers], layout: str) -> Iterator[Reading]:
+def _readings(
+    given: Given, arrays: Mapping[str, Numbers], layout: str, open_rotation: bool
+) -> Iterator[Reading]:
     heads, kv_heads = given.heads, given.kv_heads or given.heads
     q = laid_out("query", arrays["query"].values, layout, heads)
     k = laid_out("key", arrays["key"].values, layout, kv_heads)
     v = laid_out("value", arrays["value"].values, layout, kv_heads)
+    for name, array, count in (("query", q, heads), ("key", k, kv_heads)):
+        if count is not None and array.shape[1] != count:
+            raise BadArrays(
+                f"{name} has {array.shape[1]} heads, read as {layout!r}, and {count} are told"
+            )
     _check(layout, q, k, v)
-    shape = Shape(
-        batch=q.shape[0],
-        query_length=q.shape[2],
-        key_length=k.shape[2],
-        heads=q.shape[1],
-        kv_heads=k.shape[1],
-        head_size=q.shape[3],
-        value_head_size=v.shape[3],
-        query_width=q.shape[1] * q.shape[3],
-        key_width=k.shape[1] * k.shape[3],
-        value_width=v.shape[1] * v.shape[3],
-        output_width=q.shape[1] * v.shape[3],
-        bias=False,
-    )
+    shape = Shape.of_heads(q.shape, v.shape)
     dtype, notes = _dtype(given, arrays)
     rounded = dtype_of(dtype).round
     for name, heads_of in (("query", q), ("key", k), ("value", v)):
@@ -361,10 +375,16 @@ def _readings(given: Given, arrays: Mapping[str, Numbers], layout: str) -> Itera
         if "output" in arrays
         else iter([(np.zeros((shape.batch, shape.query_length, shape.output_width)), layout)])
     )
+    turned: list[tuple[dict[str, Any], tuple[Phrase, ...]]] = [({}, ())]
+    if open_rotation:
+        turned = [
+            ({"rotary": None}, (Phrase("reading.rotated"),)),
+            ({}, (Phrase("reading.not-rotated"),)),
+        ]
     for output, placed in outputs:
-        for mask, means in _masks(given, shape):
+        for (mask, means), (rotary, rotated) in itertools.product(_masks(given, shape), turned):
             for causal, aligned in _causal(given, shape):
-                extra = dict(mask)
+                extra = {**mask, **rotary}
                 if "attn_bias" in extra and "attn_bias" in base:
                     extra["attn_bias"] = extra["attn_bias"] + base["attn_bias"]
                 problem = Problem(
@@ -380,7 +400,7 @@ def _readings(given: Given, arrays: Mapping[str, Numbers], layout: str) -> Itera
                     _answer(given, output, placed, layout, shape),
                     _log_sum_exp(given, shape),
                     layout,
-                    (*means, *aligned, *_placed(placed, layout)),
+                    (*means, *aligned, *rotated, *_placed(placed, layout)),
                     tuple(notes),
                 )
 

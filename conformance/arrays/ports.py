@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, si
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
-from conformance.definition.dtypes import Array, IntArray
-from conformance.definition.problem import NO_WINDOW, Norm, Positions, Problem, Rotary
+from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.definition.problem import NO_WINDOW, Norm, Positions, Problem, Rotary, Shape
 from conformance.records.findings import NOTHING, Part, Phrase
 
 BASES = (10000.0, 100000.0, 500000.0, 1000000.0)
@@ -253,6 +254,7 @@ def of_log_sum_exp(problem: Problem, right: Stages, want: Array) -> Iterator[tup
     """
     peak = right.logits.max(axis=-1)
     yield Phrase("lse.base-2"), want / np.log(2)
+    yield Phrase("lse.natural-taken-for-base-2"), want * np.log(2)
     yield Phrase("lse.without-maximum"), want - np.where(np.isfinite(peak), peak, 0.0)
     yield Phrase("lse.maximum-only"), peak
     yield Phrase("lse.without-logarithm"), np.exp(want)
@@ -294,15 +296,8 @@ def part(problem: Problem, entry: int, group: int) -> Problem:
         return array[:, heads] if array.shape[1] > 1 else array
 
     own = slice(group, group + 1)
-    small = replace(
-        shape,
-        batch=1,
-        heads=shape.group,
-        kv_heads=1,
-        query_width=shape.group * size,
-        key_width=size,
-        value_width=value,
-        output_width=shape.group * value,
+    small = Shape.of_heads(
+        (1, shape.group, shape.query_length, size), (1, 1, shape.key_length, value)
     )
     changes = {name: cut(getattr(problem, name)) for name in ("mask", "attn_bias")}
     for name in ("sinks", "slopes"):
@@ -325,6 +320,50 @@ def part(problem: Problem, entry: int, group: int) -> Problem:
         cotangent=columns(problem.cotangent, heads, value),
         **changes,
     )
+
+
+def rows_of(problem: Problem, rows: IntArray) -> Problem:
+    """Return the problem of some queries, which keep their positions.
+
+    The problem must be on projected heads.
+    """
+    shape = problem.shape
+    changes: dict[str, Any] = {
+        name: None if array is None else array[:, :, rows] if array.shape[2] > 1 else array
+        for name, array in (("mask", problem.mask), ("attn_bias", problem.attn_bias))
+    }
+    if problem.query_lengths is not None:
+        used = (rows < problem.query_lengths[:, None])[:, None, :, None]
+        mask = changes["mask"]
+        changes |= {"query_lengths": None, "mask": used if mask is None else used & mask}
+    if problem.segments is not None:
+        changes["segments"] = replace(problem.segments, query=problem.segments.query[:, rows])
+    return problem.replace(
+        shape=replace(shape, query_length=len(rows)),
+        query=problem.query[:, rows],
+        cotangent=problem.cotangent[:, rows],
+        positions=Positions(
+            query=problem.position_of_queries[:, rows], key=np.array(problem.position_of_keys)
+        ),
+        **changes,
+    )
+
+
+def cut(problem: Problem, array: np.ndarray, entry: int, group: int) -> np.ndarray:
+    """Return the part of an array like the output that belongs to the heads of a `part`."""
+    width = problem.shape.group * problem.shape.value_head_size
+    return array[entry : entry + 1, :, group * width : (group + 1) * width]
+
+
+def empty(problem: Problem) -> BoolArray:
+    """Return a mask `[batch heads query]`, True for queries that see no key."""
+    return np.asarray(~problem.allowed_in_full().any(axis=-1))
+
+
+def unseen(problem: Problem) -> BoolArray:
+    """Return a mask like the output, True for queries that see no key, whose output is open."""
+    rows = np.repeat(empty(problem)[..., None], problem.shape.value_head_size, axis=-1)
+    return merged(rows)
 
 
 ACROSS = (

@@ -201,21 +201,22 @@ def coarse(
     name: str,
     evidence: Evidence,
     dtype: str,
-    again: Again,
+    again: Again | None,
     certain: BoolArray | None = None,
 ) -> Phrase:
     """Return the cause that an array is only as accurate as a narrower dtype, or an empty phrase.
 
     The error must be finite, occur in most rows, and be as large as rounding in the narrower dtype.
-    It must also change with tiny changes of the inputs: an error that does not change is a
-    systematic mistake, however small. Elements without noise must be exact. For arrays with fewer
-    than two axes or fewer than 16 elements, the result is an empty phrase.
+    It must also change with tiny changes of the inputs, if that can be seen: an error that does not
+    change is a systematic mistake, however small. Elements without noise must be exact. For arrays
+    with fewer than two axes or fewer than 16 elements, the result is an empty phrase.
 
     Args:
         name: the name of the array.
         evidence: the array that was returned, and the expected one.
         dtype: the dtype of the problem.
-        again: a function that returns the errors, by array, for perturbed inputs.
+        again: a function that returns the errors, by array, for perturbed inputs; None if nobody
+            can be asked.
         certain: a mask over all axes but the last, True for rows that may be exact and do not
             count when rows with errors are counted; None if there are no such rows.
     """
@@ -227,26 +228,41 @@ def coarse(
     if (np.abs(got - want)[exact] > evidence.underflow).any():
         return NOTHING
     ratio = ratios(got, want, evidence.noise, evidence.underflow)
-    off = np.abs(ratio) > 2.0
-    told = ~exact.all(axis=-1) if certain is None else ~(exact.all(axis=-1) | certain)
-    rows = off[told]
-    if (
-        not rows.size
-        or rows.mean() < SPREAD
-        or (rows.mean(axis=-1) >= SPREAD / 2).mean() < 1 - SPREAD / 4
-    ):
+    open_rows = exact.all(axis=-1) if certain is None else exact.all(axis=-1) | certain
+    if not is_rounding(ratio, open_rows):
         return NOTHING
-    for bits, mistake in CLASSES.items():
+    for bits in CLASSES:
         if bits >= own:
             continue
         coarser = ratio / 2.0 ** (own - bits)
         if np.abs(coarser).max() > LIMIT:
             continue
         rms = float(np.sqrt(np.mean(coarser**2)))
-        if rms < LEAST or _correlation(got - want, again(bits).get(name)) > ALIKE:
+        if rms < LEAST:
             return NOTHING
-        return Phrase("accuracy.tf32" if dtype == "float32" and bits == TF32_BITS else mistake)
+        if again is not None and _correlation(got - want, again(bits).get(name)) > ALIKE:
+            return NOTHING
+        return accuracy(dtype, bits)
     return NOTHING
+
+
+def accuracy(dtype: str, bits: int) -> Phrase:
+    """Return the cause that an array in a dtype has no more than so many significand bits."""
+    tf32 = dtype == "float32" and bits == TF32_BITS
+    return Phrase("accuracy.tf32" if tf32 else CLASSES[bits])
+
+
+def is_rounding(ratio: Array, certain: BoolArray) -> bool:
+    """Return whether errors are in as many places as those of rounding to a narrower dtype.
+
+    `ratio` holds the errors relative to σ; rows that are `certain` do not count.
+    """
+    rows = (np.abs(ratio) > 2.0)[~certain]
+    return bool(
+        rows.size
+        and rows.mean() >= SPREAD
+        and (rows.mean(axis=-1) >= SPREAD / 2).mean() >= 1 - SPREAD / 4
+    )
 
 
 def _rms(values: Array) -> float:

@@ -63,6 +63,13 @@ def add_parser(commands: Commands) -> None:
     diagnose.add_argument("--dtype", help="in which it was computed (default: that of the output)")
     diagnose.add_argument("--accuracy", help="a class that it promises: A0, A, B, C or TF32")
     diagnose.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the model's config.json, which says what arrays and options do not",
+    )
+    diagnose.add_argument("--layer", type=int, default=0, help="its number in the configuration")
+    diagnose.add_argument(
         "--suggest",
         type=Path,
         metavar="FILE",
@@ -82,9 +89,10 @@ CODES = {
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    from conformance.arrays import files
+    from conformance.arrays import configuration, files
     from conformance.arrays.between import against
     from conformance.arrays.diagnosis import diagnose
+    from conformance.words import say
 
     said = {
         name: value for name in files.OPTIONS if (value := getattr(options, name, None)) is not None
@@ -96,6 +104,12 @@ def _diagnose(options: argparse.Namespace) -> int:
 
         print(f"written: {suggest(options.suggest, arrays, told)}")
         if not options.files:
+            return ExitCode.OK
+    if options.config is not None:
+        told |= {"config": options.config, "layer": options.layer}
+        if not options.files:
+            for phrase in configuration.told(options.config, options.layer)[1]:
+                print(say(phrase))
             return ExitCode.OK
     if not options.files:
         raise ConformanceError("name a dump, or --suggest FILE to write one")

@@ -72,15 +72,22 @@ class Store:
             WrongTensors: if `config.json` cannot be read.
         """
         path = (self.path if self.path.is_dir() else self.path.parent) / "config.json"
-        if not path.is_file():
-            return None
-        config = _json(path)
-        text = config.get("text_config")
-        return {**config, **text} if isinstance(text, dict) else config
+        return configuration(path) if path.is_file() else None
 
     def read(self, name: str) -> Tensor:
         """Return the tensor with this name."""
         return self.files[name].read(name)
+
+
+def configuration(path: Path) -> dict[str, Any]:
+    """Return a model's configuration, that of its text model if it has one.
+
+    Raises:
+        WrongTensors: if the file cannot be read.
+    """
+    config = _json(path)
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
 
 
 def opened(path: Path) -> Store:
@@ -323,26 +330,11 @@ def meaning_of(
                 "it beside the weights, or give --scale"
             )
         return replace(given, added=bias)
-    kinds = config.get("layer_types") or ()
-    kind = kinds[attention.layer] if attention.layer < len(kinds) else ""
-    turns = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    turns = turns.get(kind, turns) if isinstance(turns, dict) else {}
-    base = turns.get("rope_theta", config.get("rope_theta"))
-    if kind == "sliding_attention" and "rope_local_base_freq" in config:
-        base = config["rope_local_base_freq"]
-    part = turns.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    size, told = None, []
-    if part is not None and part != 1:
-        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        size = int(head * part)
-    scaling = turns.get("rope_type", turns.get("type", "default"))
-    if scaling not in ("default", None):
-        told.append(f"frequencies of rotary embeddings are scaled: {scaling}")
-    window = config.get("sliding_window")
-    windowed = kind == "sliding_attention" or (
-        not kinds and config.get("use_sliding_window", True) and config["model_type"] == "mistral"
-    )
-    if window and windowed:
+    turned, window = rotation(config, attention.layer), window_of(config, attention.layer)
+    told = []
+    if turned.scaling:
+        told.append(f"frequencies of rotary embeddings are scaled: {turned.scaling}")
+    if window:
         told.append(f"a window of {window} keys, the query's own and those before it")
     scale = given.scale
     try:
@@ -353,15 +345,61 @@ def meaning_of(
             f"config.json does not tell the scale of the logits ({error}); give --scale"
         ) from error
     return Meaning(
-        rotary_size=size if given.rotary_size is None else given.rotary_size,
+        rotary_size=turned.size if given.rotary_size is None else given.rotary_size,
         rotary_pairs=given.rotary_pairs,
-        base=base,
+        base=turned.base,
         epsilon=config.get("rms_norm_eps"),
         scale=scale,
         soft_cap=config.get("attn_logit_softcapping"),
         added=bias,
         told=tuple(told),
     )
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What a configuration says of the rotary embedding of a layer.
+
+    `base` is None if there is none, `size` None if whole heads turn, and `scaling` the way in which
+    frequencies are scaled, or "".
+    """
+
+    base: float | None
+    size: int | None
+    scaling: str
+
+
+def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
+    """Return what a configuration says of the rotary embedding of a layer."""
+    kind = _kind(config, layer)
+    turns = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    turns = turns.get(kind, turns) if isinstance(turns, dict) else {}
+    base = turns.get("rope_theta", config.get("rope_theta"))
+    if kind == "sliding_attention" and "rope_local_base_freq" in config:
+        base = config["rope_local_base_freq"]
+    part = turns.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    size = None
+    if part is not None and part != 1:
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        size = int(head * part)
+    scaling = turns.get("rope_type", turns.get("type", "default"))
+    return Rotation(base, size, "" if scaling in ("default", None) else scaling)
+
+
+def window_of(config: Mapping[str, Any], layer: int) -> int | None:
+    """Return how many keys a query of a layer sees, its own included; None if all before it."""
+    kind = _kind(config, layer)
+    windowed = kind == "sliding_attention" or (
+        not kind
+        and config.get("use_sliding_window", True)
+        and config.get("model_type") == "mistral"
+    )
+    return (config.get("sliding_window") or None) if windowed else None
+
+
+def _kind(config: Mapping[str, Any], layer: int) -> str:
+    kinds = config.get("layer_types") or ()
+    return kinds[layer] if layer < len(kinds) else ""
 
 
 def named_model(store: Store) -> str:

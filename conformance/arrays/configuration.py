@@ -1,0 +1,87 @@
+"""Read what a model's configuration says of its attention, in the words of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conformance.adapter.loading import checkpoints, load
+from conformance.porting.checkpoints import configuration, counts, rotation, window_of
+from conformance.records.findings import Phrase
+
+INTERLEAVED = ("codegen", "cohere", "cohere2", "ernie4_5", "glm", "glm4", "gptj", "llama4_text")
+"""Kinds of models whose rotary embeddings turn neighbouring components; others turn halves."""
+
+NORMED = ("gemma3", "gemma3_text", "olmo2", "olmo3", "qwen3", "qwen3_moe", "qwen3_next")
+"""Kinds of models that always norm queries and keys."""
+
+
+def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, Any], list[Phrase]]:
+    """Return arguments of `conformance.diagnose`, and what a port of this layer must be told.
+
+    Args:
+        config: a configuration, or its file.
+        layer: the number of the layer, from 0.
+
+    Raises:
+        ConformanceError: if the file cannot be read.
+    """
+    if not isinstance(config, Mapping):
+        config = configuration(Path(config))
+    found: dict[str, Any] = {}
+    said: list[Phrase] = []
+    kind = str(config.get("model_type", ""))
+    sizes = counts(config, {})
+    heads = sizes.get("heads")
+    size = config.get("head_dim")
+    if heads:
+        kv_heads = sizes.get("kv_heads", heads)
+        width = config.get("hidden_size") or config.get("n_embd") or 0
+        size = size or config.get("d_kv") or width // heads
+        found |= {"heads": heads, "kv_heads": kv_heads}
+        about = {"heads": heads, "kv_heads": kv_heads, "size": size}
+        said.append(Phrase("config.heads", {**about}))
+    if any(str(it).endswith(("ForCausalLM", "LMHeadModel")) for it in _listed(config)):
+        found["causal"] = True
+        said.append(Phrase("config.causal"))
+    if scale := _scale(config, kind, layer):
+        found["scale"] = scale
+        said.append(Phrase("config.scale", {"scale": float(f"{scale:.6g}")}))
+    if cap := config.get("attn_logit_softcapping"):
+        found["soft_cap"] = float(cap)
+        said.append(Phrase("config.soft-cap", {"cap": float(cap)}))
+    if window := window_of(config, layer):
+        found["window"] = window
+        said.append(Phrase("config.window", {"size": window}))
+    turned, plain = rotation(config, layer), config.get("no_rope_layers")
+    turns = not plain or layer >= len(plain) or plain[layer]
+    if turned.base is not None and turns:
+        pairs = "interleaved" if kind in INTERLEAVED else "halves"
+        rotary = {"base": float(turned.base), "pairs": pairs, "size": turned.size or size}
+        said.append(Phrase("config.rotary", {**rotary}))
+        if turned.scaling:
+            said.append(Phrase("config.frequencies", {"how": turned.scaling}))
+        elif rotary["size"]:
+            found["rotary"] = rotary
+    if kind in NORMED or config.get("use_qk_norm") or config.get("qk_layernorm"):
+        said.append(Phrase("config.norm"))
+    if kind == "gpt_oss":
+        said.append(Phrase("config.sinks"))
+    return found, said
+
+
+def _listed(config: Mapping[str, Any]) -> list[Any]:
+    return list(config.get("architectures") or ())
+
+
+def _scale(config: Mapping[str, Any], kind: str, layer: int) -> float | None:
+    """Return the scale of the logits; None if it is the default."""
+    if "attention_multiplier" in config:
+        return float(config["attention_multiplier"])
+    known = checkpoints()
+    checkpoint = getattr(load(known[kind].value), "checkpoint", None) if kind in known else None
+    if checkpoint is not None and checkpoint.scale is not None:
+        return float(checkpoint.scale(config, layer))
+    scalar = config.get("query_pre_attn_scalar")
+    return None if scalar is None else float(scalar) ** -0.5
