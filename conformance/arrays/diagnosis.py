@@ -407,9 +407,8 @@ class Judged:
         """
         if not search.output.wrong.any():
             return []
-        certain = (self.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
-        accuracy = precision.coarse("output", search.output, self.problem.dtype, None, certain)
-        if accuracy:
+        accuracy = search.accuracy()
+        if accuracy and not search.close:
             return [accuracy]
         for bits in precision.CLASSES:
             if search.close and bits < self.problem.format.significand_bits:
@@ -577,6 +576,11 @@ class Search:
         unseen = ports.unseen(problem)
         self.open = unseen if unseen.any() else None
 
+    def accuracy(self) -> Phrase:
+        """Return the cause that the output is only as accurate as a narrower dtype, if it is."""
+        certain = (self.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
+        return precision.coarse("output", self.output, self.problem.dtype, None, certain)
+
     def with_digits(self, bits: int) -> Search:
         """Return a search among the close mistakes, with the noise of a narrower dtype."""
         narrow = next(it for it in DTYPES.values() if it.significand_bits == bits)
@@ -651,7 +655,7 @@ class Search:
             ]
         if not known or self.problem.dtype in HALF:
             # In half precision, a wrong mistake may fit within the noise, but not as well.
-            known += self._less_simple(whole, small, evidence)
+            known += self._less_simple(whole, small, evidence, only_factors=bool(known))
         return _chosen(known, self.problem.dtype)
 
     def _every(self, maker: Maker) -> Iterator[Hypothesis]:
@@ -744,7 +748,9 @@ class Search:
         if left <= BETTER * before:
             self.close.add(cause)
         near = evidence.near(predicted)
-        explained = near & evidence.wrong
+        # A prediction of huge numbers has so much noise that it is near everything.
+        off, left_off = (np.abs(evidence.got - it) for it in (evidence.want, predicted))
+        explained = near & evidence.wrong & (left_off <= BETTER * off)
         share = float(explained.sum() / evidence.wrong.sum())
         if share < LEAST_SHARE or not near[~evidence.wrong].all():
             return
@@ -757,7 +763,7 @@ class Search:
         del self.partial[MOST_PARTIAL:]
 
     def _less_simple(
-        self, whole: Maker, small: Problem | None, evidence: Evidence
+        self, whole: Maker, small: Problem | None, evidence: Evidence, *, only_factors: bool
     ) -> list[tuple[float, Phrase]]:
         """Return causes that need a search of their own: a factor, or rounding on the way."""
         maker = whole if small is None else Maker(small)
@@ -766,13 +772,16 @@ class Search:
             return known
         for cause in logits.factor_of_logits(maker, evidence):
             known += self._factor(whole, cause)
-        if known or self.problem.dtype in HALF:
+        if known or only_factors:
             return known
         known += [(0.0, cause) for cause in precision.in_tf32(maker, evidence)]
         if known:
             return known
+        coarse = self.accuracy()
+        nearest = math.inf
         for hypothesis in precision.rounded_at_a_stage(maker):
-            if evidence.explained(hypothesis.make().output):
+            predicted = hypothesis.make().output
+            if evidence.explained(predicted):
                 again = next(
                     one
                     for one in precision.rounded_at_a_stage(whole)
@@ -780,6 +789,10 @@ class Search:
                 )
                 if small is None or self.output.explained(again.make().output):
                     return [(0.0, hypothesis.cause)]
+            # A number near the middle between two of the format may be rounded otherwise.
+            left, before = evidence.misfit(predicted), evidence.misfit(evidence.want)
+            if coarse and left <= BETTER * before and left < nearest:
+                known, nearest = [(0.0, hypothesis.cause)], left
         return known
 
     def _factor(self, whole: Maker, cause: Phrase) -> list[tuple[float, Phrase]]:
