@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -763,6 +764,8 @@ def test_a_few_rows_of_a_long_output_are_found():
     output[1, 2, 33:35] = attention(q, k, v, scale=1.0)[1, 2, 33:35]
     found = diagnose(q, k, v, output, layout="batch heads length head")
     assert found.differences[0].where.text == "batch entry 1 (the last), head 2, queries 33 and 34"
+    assert (found.map.entry, found.map.head) == (1, 2)
+    assert [row for row, cells in enumerate(found.map.cells) if max(cells) > 8] == [33, 34]
     assert [it.id for it in found.causes] == ["scale.missing"], str(found)
     with pytest.raises(BadArrays, match="log-sum-exp"):
         diagnose(q, k, v, output, layout="batch heads length head", log_sum_exp=lse(q, k))
@@ -1133,6 +1136,24 @@ def test_the_command_has_an_exit_code_for_each_verdict(tmp_path, capsys):
     assert printed.wanted is not None
     assert printed.wanted.causes[0].id == "scale.missing"
     assert main(["diagnose"]) == ExitCode.USAGE
+
+
+def test_the_worst_head_is_drawn(tmp_path):
+    dump, plot = tmp_path / "dump.npz", tmp_path / "map.svg"
+    output = attention(Q, K, V)
+    output[1, 2, 4:7, 3] += 1
+    np.savez(dump, **of(Q, K, V, output))
+    assert main(["diagnose", str(dump), "--plot", str(plot)]) == ExitCode.DEVIATES
+    drawn = ElementTree.fromstring(plot.read_text())
+    inks = [it.get("fill") for it in drawn.iter("{http://www.w3.org/2000/svg}rect")]
+    assert (inks.count("#c0392b"), len(inks)) == (3, 1 + 12 * 8)
+    # The outline of three cells, one above the other, has eight sides.
+    assert plot.read_text().count("M") == 8
+    found = diagnose(Q, K, V, output)
+    assert (found.map.entry, found.map.head) == (1, 2)
+    assert found._repr_html_().startswith("<pre>deviates: 3 of 768")
+    assert "<svg" in found._repr_html_()
+    assert main(["diagnose", str(dump), "--plot", str(tmp_path / "map.png")]) == ExitCode.USAGE
 
 
 def test_outputs_alone_are_compared(tmp_path, capsys):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.arrays import figure
 from conformance.arrays.diagnosis import Diagnosis, Difference, diagnose, told, where_wrong
 from conformance.arrays.given import (
     AXES_IN_ORDER,
@@ -111,6 +112,7 @@ def against(
         differences=[difference],
         assumed=[*map(told, assumed)],
         notes=[told(Phrase("arrays.noise-of-random-heads"))],
+        map=figure.of_ratios(ratio, BETWEEN_ANSWERS),
     )
 
 

@@ -8,6 +8,7 @@ if it explains every wrong element and leaves every right one. If several do, al
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from conformance.arrays import ports, tiles
+from conformance.arrays import figure, ports, tiles
 from conformance.arrays.given import (
     Given,
     Reading,
@@ -166,6 +167,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         hidden: if nothing deviates, mistakes that would not show in these numbers.
         wanted: the same for the output to which this one was compared, or None.
         place: where in a model this attention is; "" if it was given alone.
+        map: |error| / σ of the output over queries and components of the head that is worst.
     """
 
     verdict: Verdict
@@ -180,6 +182,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
     hidden: list[Told] = []
     wanted: Diagnosis | None = None
     place: str = ""
+    map: figure.Map | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the diagnosis as HTML for a notebook, with the map of the worst head."""
+        drawn = figure.svg(self.map) if self.map else ""
+        return f"<pre>{html.escape(str(self))}</pre>{drawn}"
 
     @property
     def cause(self) -> Told | None:
@@ -486,8 +494,19 @@ class Judged:
             layout=self.reading.layout,
             differences=self.differences(),
             assumed=assumed,
+            map=self._map(),
             **fields,
         )
+
+    def _map(self) -> figure.Map:
+        if self.whole is not None:
+            shape = self.whole.problem.shape
+            return figure.worst(
+                self.screen.cells, (shape.query_length, shape.value_head_size), LIMIT
+            )
+        one = Evidence.of("output", self.answer.output, self.expectation)
+        ratio = np.abs(ratios(one.got, one.want, one.noise, one.underflow))
+        return figure.of_ratios(separate(ratio, self.problem.shape.heads), LIMIT)
 
     def _notes(self) -> list[Told]:
         notes = [told(one) for one in self.reading.notes]

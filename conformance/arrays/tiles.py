@@ -12,11 +12,12 @@ import itertools
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from conformance.arrays import ports
+from conformance.arrays.figure import pooled
 from conformance.arrays.given import MOST_LOGITS, Reading, separate
 from conformance.causes.hypothesis import MOST_ELEMENTS
 from conformance.definition.arithmetic import classes_of
@@ -46,6 +47,7 @@ class Screen:
         squares: the sum of the squares of error / σ.
         count: the number of elements that deviate.
         fits: whether every tile is within its limits.
+        cells: the map of each head, by batch entry and head; see `figure.pooled`.
     """
 
     wrong: BoolArray
@@ -54,6 +56,7 @@ class Screen:
     squares: float = 0.0
     count: int = 0
     fits: bool = True
+    cells: dict[tuple[int, int], Array] = field(default_factory=dict)
 
 
 def screened(problem: Problem, output: Array, accuracy: str) -> Screen:
@@ -94,6 +97,10 @@ def screened(problem: Problem, output: Array, accuracy: str) -> Screen:
                 found.fits = found.fits and fits
                 found.count += int((size > LIMIT).sum())
                 found.wrong[entry, heads, rows[0] : rows[-1] + 1] = (size > LIMIT).any(axis=-1)
+                for head, of_head in enumerate(size, heads.start):
+                    cells = pooled(of_head, rows, shape.query_length)
+                    before = found.cells.get((entry, head), 0.0)
+                    found.cells[entry, head] = np.maximum(before, cells)
                 advance()
     return found
 

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from conformance.commands.shared import Commands, add_format, print_json
+import msgspec
+
+from conformance.commands.shared import Commands, add_format, print_json, replace_file
 from conformance.errors import ConformanceError, ExitCode
 from conformance.text import printable
 
@@ -76,6 +78,12 @@ def add_parser(commands: Commands) -> None:
         help="write a small problem that tells mistakes apart, .npz or "
         ".safetensors, with the output that is wanted",
     )
+    diagnose.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the errors of the worst head over queries and components, as .svg",
+    )
     add_format(diagnose, "diagnose")
     diagnose.set_defaults(action=_diagnose)
 
@@ -89,11 +97,13 @@ CODES = {
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    from conformance.arrays import configuration, files
+    from conformance.arrays import configuration, figure, files
     from conformance.arrays.between import against
     from conformance.arrays.diagnosis import diagnose
     from conformance.words import say
 
+    if options.plot is not None and options.plot.suffix != ".svg":
+        raise ConformanceError(f"{options.plot}: a plot is an .svg file")
     said = {
         name: value for name in files.OPTIONS if (value := getattr(options, name, None)) is not None
     }
@@ -124,8 +134,13 @@ def _diagnose(options: argparse.Namespace) -> int:
             found = diagnose(**{**files.arguments(arrays, told), "wanted": other})
     else:
         found = diagnose(**files.arguments(arrays, told))
+    if options.plot is not None and found.map is not None:
+        replace_file(options.plot, figure.svg(found.map).encode())
     if options.format == "json":
-        print_json(found)
+        drawn_apart: dict[str, Any] = {"map": None}
+        if found.wanted is not None:
+            drawn_apart["wanted"] = msgspec.structs.replace(found.wanted, map=None)
+        print_json(msgspec.structs.replace(found, **drawn_apart))
     else:
         print(printable(str(found)))
     return CODES[found.verdict]
