@@ -153,6 +153,8 @@ def answered(mutant: Mutant, sizes: tuple[int, int, int, int]) -> tuple[Problem,
 ALSO = {
     "last-full-tile-of-128-dropped": "keys.ignored",
     "window-without-first-key": "keys.ignored",
+    "lengths-of-queries-for-keys": "keys.ignored",
+    "segments-positions-go-on": "rotary.queries-from-0",
     "query-scaled-in-place": "scale.of-size",
     "float64-through-float32": "precision.rounded",
 }

@@ -692,8 +692,9 @@ class Search:
     def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
         """Return the output with a mistake, of the whole or of a part; NaN where it is open.
 
-        It is open only for queries that see no key, with the mistake or without it. Everywhere
-        else, a prediction of NaN or ∞ is one: a number is not what the mistake gives.
+        It is open only for queries that see no key with the mistake; without it, too, it is what
+        was returned. Everywhere else, a prediction of NaN or ∞ is one: a number is not what the
+        mistake gives.
         """
         stages = hypothesis.make()
         found, got = stages.output, self.answer.output
@@ -706,7 +707,11 @@ class Search:
         lost = ~np.isfinite(found) & np.isfinite(got)
         if lost.any() and not hypothesis.breaks:
             found = np.where(lost & ~ports.unseen(stages.problem), INFINITE, found)
-        return found if hidden is None else np.where(hidden, np.nan, found)
+        if hidden is None:
+            return found
+        # What is open is right, unless the mistake predicts nothing anywhere else.
+        predicts = bool((np.isfinite(found) & ~hidden).any())
+        return np.where(hidden, got if predicts else np.nan, found)
 
     def _part(self) -> tuple[Problem | None, Evidence]:
         """Return the problem of the part with most wrong numbers; None if the whole is small."""
