@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.adapter.loading import checkpoints, load
 from conformance.porting.checkpoints import configuration, counts, rotation, window_of
-from conformance.records.findings import Phrase
+from conformance.records.findings import Argument, Phrase
 
 INTERLEAVED = ("codegen", "cohere", "cohere2", "ernie4_5", "glm", "glm4", "gptj", "llama4_text")
 """Kinds of models whose rotary embeddings turn neighbouring components; others turn halves."""
@@ -55,14 +55,14 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
         found["window"] = window
         said.append(Phrase("config.window", {"size": window}))
     turned, plain = rotation(config, layer), config.get("no_rope_layers")
-    turns = not plain or layer >= len(plain) or plain[layer]
-    if turned.base is not None and turns:
+    if turned.base is not None and (not plain or layer >= len(plain) or plain[layer]):
         pairs = "interleaved" if kind in INTERLEAVED else "halves"
-        rotary = {"base": float(turned.base), "pairs": pairs, "size": turned.size or size}
-        said.append(Phrase("config.rotary", {**rotary}))
+        turns = turned.size or size or 0
+        rotary: dict[str, Argument] = {"base": float(turned.base), "pairs": pairs, "size": turns}
+        said.append(Phrase("config.rotary", rotary))
         if turned.scaling:
             said.append(Phrase("config.frequencies", {"how": turned.scaling}))
-        elif rotary["size"]:
+        elif turns:
             found["rotary"] = rotary
     if kind in NORMED or config.get("use_qk_norm") or config.get("qk_layernorm"):
         said.append(Phrase("config.norm"))

@@ -345,8 +345,8 @@ class Judged:
         self.whole: Reading | None = None
         if tiles.is_long(reading):
             self.whole = reading
-            rows = tiles.chosen(reading, screen.wrong if screen else None)
-            reading = tiles.thinned(reading, rows)
+            wrong = screen.wrong if screen else None
+            reading = tiles.thinned(reading, tiles.chosen(reading, wrong))
             if screen:
                 self.screen = screen
         self.reading = reading
@@ -685,9 +685,9 @@ class Search:
             return False
         if self._coarser == 1:
             return True
-        known = np.isfinite(predicted) & np.isfinite(evidence.got)
+        lost = ~(np.isfinite(predicted) & np.isfinite(evidence.got))
         left = ratios(evidence.got, predicted, evidence.noise / self._coarser, evidence.underflow)
-        return precision.is_rounding(left, ~known.all(axis=-1))
+        return precision.is_rounding(left, np.asarray(lost.any(axis=-1)))
 
     def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
         """Return the output with a mistake, of the whole or of a part; NaN where it is open.

@@ -55,7 +55,7 @@ def pooled(ratio: Array, rows: np.ndarray, queries: int) -> Array:
     return cells
 
 
-def worst(maps: Mapping[tuple[int, int], Array], shape: tuple[int, ...], limit: float) -> Map:
+def worst(maps: Mapping[tuple[int, int], Array], shape: tuple[int, int], limit: float) -> Map:
     """Return the map of the worst head.
 
     Args:
@@ -73,7 +73,7 @@ def of_ratios(ratio: Array, limit: float) -> Map:
     entry, head = (int(it) for it in np.unravel_index(int(ratio.argmax()), ratio.shape)[:2])
     queries = ratio.shape[2]
     cells = pooled(ratio[entry, head], np.arange(queries), queries)
-    return worst({(entry, head): cells}, ratio.shape[2:], limit)
+    return worst({(entry, head): cells}, (queries, ratio.shape[3]), limit)
 
 
 def svg(of: Map) -> str:

@@ -162,7 +162,7 @@ def _hooked(seen: Seen, called: list[Seen]) -> Iterator[Any]:
 
 
 def _config(model: Any) -> Mapping[str, Any] | None:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     found = config.to_dict() if hasattr(config, "to_dict") else config
     return found if isinstance(found, Mapping) else None
 
@@ -185,8 +185,8 @@ def _judged(seen: Seen, said: dict[str, Any]) -> Diagnosis:
     lacking = {"query", "key", "value", "output"} - arrays.keys()
     if lacking:
         raise BadArrays(f"{seen.name} called no projection of {' and '.join(sorted(lacking))}")
-    told = {**said, "heads": heads, "kv_heads": kv_heads, "layout": "batch length (heads head)"}
-    return diagnose(**arrays, **told)
+    given: dict[str, Any] = {**arrays, **said, "heads": heads, "kv_heads": kv_heads}
+    return diagnose(**given, layout="batch length (heads head)")
 
 
 def _side_by_side(array: Numbers) -> Numbers:
@@ -200,7 +200,7 @@ def _weights_differ(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return False
     for name in ("weight", "bias"):
-        pair = [getattr(it, name, None) for it in (one, other)]
+        pair: list[Any] = [getattr(it, name, None) for it in (one, other)]
         if any(it is None for it in pair):
             continue
         numbers = [Numbers.of(name, it.detach()) for it in pair]
