@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from conformance.arrays.diagnosis import Diagnosis as Diagnosis
     from conformance.arrays.diagnosis import assert_within_noise as assert_within_noise
     from conformance.arrays.diagnosis import diagnose as diagnose
+    from conformance.arrays.layers import diagnose_layer as diagnose_layer
     from conformance.arrays.models import compare_models as compare_models
     from conformance.arrays.noise import noise as noise
     from conformance.definition.geometry import Fixed as Fixed
@@ -70,6 +71,7 @@ _NAMES = {
     "conformance.adapter.world": "Distributed Shard Split World",
     "conformance.arrays.between": "compare",
     "conformance.arrays.diagnosis": "Diagnosis assert_within_noise diagnose",
+    "conformance.arrays.layers": "diagnose_layer",
     "conformance.arrays.models": "compare_models",
     "conformance.arrays.noise": "noise",
     "conformance.definition.geometry": "Fixed Geometry",

@@ -23,6 +23,7 @@ from conformance.arrays.given import (
     readings,
     separate,
 )
+from conformance.arrays.layers import diagnose_layer
 from conformance.arrays.noise import of_log_sum_exp
 from conformance.cases.casefile import Tensor, write
 from conformance.causes.hypothesis import Maker
@@ -920,6 +921,74 @@ def test_kinds_of_configurations(config, layer, wanted):
     if config["model_type"] == "gpt_oss":
         assert {"config.frequencies", "config.sinks"} <= {it.id for it in said}
         assert "rotary" not in options
+
+
+# Layers: input, weights under the names of a library, and output
+
+
+def weights_of(kv_heads=2, seed=3):
+    random = np.random.default_rng(seed)
+    sizes = {"q": (32, 32), "k": (8 * kv_heads, 32), "v": (8 * kv_heads, 32), "o": (32, 32)}
+    return {
+        f"{name}_proj.weight": (random.standard_normal(size) / 6).astype(np.float32)
+        for name, size in sizes.items()
+    }
+
+
+def layer_output(x, weights, *, tile=False, scale=None, turned=False):
+    """A layer of Llama in float32, in which key/value heads may be tiled by mistake."""
+
+    def heads(name):
+        weight = weights[f"{name}_proj.weight"]
+        projected = x @ (weight.T if not turned or name != "k" else weight.reshape(32, -1))
+        return separate(projected, len(weight) // 8)
+
+    q, k, v = (heads(name) for name in "qkv")
+    q, k = rotated(q), rotated(k)
+    k, v = (np.tile(a, (1, 2, 1, 1)) if tile else np.repeat(a, 2, axis=1) for a in (k, v))
+    return merged(attention(q, k, v, causal=0, scale=scale)) @ weights["o_proj.weight"].T
+
+
+X = np.random.default_rng(8).standard_normal((2, 10, 32)).astype(np.float32)
+WEIGHTS = weights_of()
+LAYER = {"config": LLAMA | {"rope_theta": 10000.0}}
+
+
+def test_a_layer_is_judged_by_its_weights():
+    found = diagnose_layer(X, WEIGHTS, layer_output(X, WEIGHTS), **LAYER)
+    assert found.verdict == "noise", str(found)
+    for wrong, cause in (
+        ({"tile": True}, "heads.tiled"),
+        ({"scale": 1.0}, "scale.missing"),
+        ({"scale": 0.2}, "scale.of-size"),
+    ):
+        found = diagnose_layer(X, WEIGHTS, layer_output(X, WEIGHTS, **wrong), **LAYER)
+        assert cause in [it.id for it in found.causes], str(found)
+    without = {n: it for n, it in LAYER["config"].items() if n != "rope_theta"}
+    found = diagnose_layer(X, WEIGHTS, layer_output(X, WEIGHTS), config=without)
+    assert "untold.rotary" in [it.id for it in found.causes], str(found)
+    with pytest.raises(BadArrays, match="weights of none of"):
+        diagnose_layer(X, {"w": X[0]}, X)
+    with pytest.raises(BadArrays, match="x has 16 components"):
+        diagnose_layer(X[..., :16], WEIGHTS, X, **LAYER)
+    with pytest.raises(BadArrays, match="output has shape"):
+        diagnose_layer(X, WEIGHTS, X[:1], **LAYER)
+
+
+def test_a_layer_of_torch_is_told_from_a_file(tmp_path, capsys):
+    random = np.random.default_rng(4)
+    sizes = {"in_proj_weight": (96, 32), "out_proj.weight": (32, 32)}
+    sizes |= {"in_proj_bias": (96,), "out_proj.bias": (32,)}
+    weights = {n: (random.standard_normal(s) / 6).astype(np.float32) for n, s in sizes.items()}
+    packed = X @ weights["in_proj_weight"].T + weights["in_proj_bias"]
+    q, k, v = (separate(part, 4) for part in np.split(packed, 3, axis=-1))
+    for scale, code in ((None, ExitCode.OK), (1.0, ExitCode.DEVIATES)):
+        heads = merged(attention(q, k, v, scale=scale))
+        output = heads @ weights["out_proj.weight"].T + weights["out_proj.bias"]
+        np.savez(tmp_path / "layer.npz", x=X, output=output, **weights)
+        arguments = ["diagnose", str(tmp_path / "layer.npz"), "--of", "torch-mha", "--heads", "4"]
+        assert main(arguments) == code, capsys.readouterr()
+    assert "equals the answer without the scale" in capsys.readouterr().out
 
 
 # Two models

@@ -311,21 +311,27 @@ def of(given: Given) -> Diagnosis:
         raise UnknownName("accuracy", given.accuracy, ("A0", "A", "B", "C", "TF32"))
     if given.output is None:
         raise BadArrays("output is missing; query, key, value and output are needed")
-    judged: list[Judged] = []
-    for _, same in itertools.groupby(readings(given), lambda reading: reading.layout):
+    return judged(readings(given), given)
+
+
+@np.errstate(all="ignore")
+def judged(every: Sequence[Reading], given: Given) -> Diagnosis:
+    """Return the diagnosis of the reading that fits, or else of the one that is explained."""
+    found: list[Judged] = []
+    for _, same in itertools.groupby(every, lambda reading: reading.layout):
         of_layout = [Judged(reading, given) for reading in same]
         fitting = [one for one in of_layout if one.fits]
         if fitting:
             # That another order of axes fits too would be a coincidence.
             return fitting[0].as_noise(fitting[1:])
-        judged += of_layout
-    layouts = [*dict.fromkeys(one.reading.layout for one in judged)]
-    right = {it: max(one.right for one in judged if one.reading.layout == it) for it in layouts}
+        found += of_layout
+    layouts = [*dict.fromkeys(one.reading.layout for one in found)]
+    right = {it: max(one.right for one in found if one.reading.layout == it) for it in layouts}
     best = max(layouts, key=lambda it: right[it])
     if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
         layouts = [best]
     for layout in layouts:
-        explained = [one for one in judged if one.reading.layout == layout and one.causes]
+        explained = [one for one in found if one.reading.layout == layout and one.causes]
         if explained:
             return explained[0].as_deviating(explained[1:])
     if len(layouts) > 1:
@@ -333,7 +339,7 @@ def of(given: Given) -> Diagnosis:
             f"the output deviates, no known mistake explains it, and the axes may be "
             f"{' or '.join(repr(it) for it in layouts)}; tell which: layout= (--layout)"
         )
-    of_best = [one for one in judged if one.reading.layout == best]
+    of_best = [one for one in found if one.reading.layout == best]
     return min(of_best, key=lambda one: one.misfit).with_wrong_rows().as_deviating([])
 
 
@@ -506,7 +512,7 @@ class Judged:
             )
         one = Evidence.of("output", self.answer.output, self.expectation)
         ratio = np.abs(ratios(one.got, one.want, one.noise, one.underflow))
-        return figure.of_ratios(separate(ratio, self.problem.shape.heads), LIMIT)
+        return figure.of_ratios(separate(ratio, ports.apart(self.problem)), LIMIT)
 
     def _notes(self) -> list[Told]:
         notes = [told(one) for one in self.reading.notes]
@@ -529,7 +535,7 @@ class Judged:
         expectation = self.expectation.at_accuracy(reached or self.given.accuracy)
         output = Evidence.of("output", self.answer.output, expectation)
         maker = Maker(self.problem)
-        if math.prod(self.problem.shape.logits) > MOST_ELEMENTS:
+        if math.prod(self.problem.shape.logits) > MOST_ELEMENTS and self.problem.heads_alone:
             small = ports.part(self.problem, 0, 0)
             maker, output = Maker(small), _of_part(self.problem, output, 0, 0)
         found: list[Phrase] = []
@@ -718,7 +724,7 @@ class Search:
         shape = self.problem.shape
         # With many heads, the identities that stand for projections are large, too.
         little = math.prod(shape.logits) <= ELEMENTS * 2 and shape.query_width <= WIDEST
-        if little or (shape.batch == shape.kv_heads == 1):
+        if little or (shape.batch == shape.kv_heads == 1) or not self.problem.heads_alone:
             return None, self.output
         entry, group = self._worst_part
         small = ports.part(self.problem, entry, group)
@@ -744,13 +750,13 @@ class Search:
 
         Every wrong row of a head must be that of the mistake, and all others are right.
         """
-        output, shape = self.output, self.problem.shape
+        output, heads = self.output, ports.apart(self.problem)
         if predicted.shape != output.got.shape or not hypothesis.cause:
             return None
-        wrong = np.asarray(separate(output.wrong, shape.heads).any(axis=-1))
+        wrong = np.asarray(separate(output.wrong, heads).any(axis=-1))
         if wrong.all():
             return None
-        rows = np.repeat(wrong[..., None], shape.value_head_size, axis=-1)
+        rows = np.repeat(wrong[..., None], output.got.shape[-1] // heads, axis=-1)
         mixed = np.where(merged(rows), predicted, output.want)
         if np.isnan(mixed).any() or not output.explained(mixed):
             return None
@@ -778,7 +784,9 @@ class Search:
         share = float(explained.sum() / evidence.wrong.sum())
         if share < LEAST_SHARE or not near[~evidence.wrong].all():
             return
-        heads = evidence.got.shape[-1] // self.problem.shape.value_head_size
+        heads = 1
+        if self.problem.heads_alone:
+            heads = evidence.got.shape[-1] // self.problem.shape.value_head_size
         where = NOTHING
         if self._where is where_wrong:
             where = where_wrong(np.asarray(separate(explained, heads).all(axis=-1)))
@@ -954,7 +962,7 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
     figures = compared.figures
     name, shape = figures.array, reading.problem.shape
     heads = {"gradient.key": shape.kv_heads, "gradient.value": shape.kv_heads}.get(
-        name, shape.heads
+        name, ports.apart(reading.problem)
     )
     wrong, worst, where = evidence.wrong, None, NOTHING
     if not compared.fits:

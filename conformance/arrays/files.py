@@ -25,6 +25,7 @@ MOST_BYTES = 2**31
 """The largest size of a file in bytes."""
 
 NAMES: Mapping[str, str] = {
+    "x": "hidden_states input inputs",
     "query": "q query_states",
     "key": "k key_states",
     "value": "v value_states",
@@ -102,6 +103,19 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
             "query, key, value, output, mask, ... (docs/diagnose.md)"
         )
     return arrays, options
+
+
+def weights(paths: Sequence[Path]) -> dict[str, Numbers]:
+    """Return the arrays in files that have no known name: the weights of a layer, by their own."""
+    known = {other for name, others in NAMES.items() for other in (name, *others.split())}
+    known |= {*OPTIONS, *(name.replace(".", "_") for name in OPTIONS)}
+    return {
+        name: Numbers.of(f"{path}: {name}", array)
+        for path in _files(paths)
+        if path.name != "options.json"
+        for name, array in _contents(path).items()
+        if name.rpartition("/")[2].lower() not in known
+    }
 
 
 def output(path: Path) -> Numbers:
@@ -247,7 +261,8 @@ def arguments(arrays: Mapping[str, Numbers], options: Mapping[str, Any]) -> dict
     Raises:
         BadArrays: if query, key, value or output is missing.
     """
-    missing = [name for name in ("query", "key", "value", "output") if name not in arrays]
+    needed = ("x", "output") if "x" in arrays else ("query", "key", "value", "output")
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise BadArrays(
             f"{', '.join(missing)} missing; there is {', '.join(sorted(arrays)) or 'nothing'}. "

@@ -352,57 +352,83 @@ def _readings(
             )
     _check(layout, q, k, v)
     shape = Shape.of_heads(q.shape, v.shape)
+    outputs = (
+        [*_outputs(arrays["output"].values, layout, shape)]
+        if "output" in arrays
+        else [(np.zeros((shape.batch, shape.query_length, shape.output_width)), layout)]
+    )
+    heads_of = {"query": merged(q), "key": merged(k), "value": merged(v)}
+    every = problems(given, arrays, shape, None, heads_of, open_rotation=open_rotation)
+    for (output, placed), (problem, assumed, notes) in itertools.product(outputs, every):
+        yield Reading(
+            problem.replace(cotangent=_cotangent(given, placed, shape, output.shape)),
+            _answer(given, output, placed, layout, shape),
+            _log_sum_exp(given, shape),
+            layout,
+            (*assumed, *_placed(placed, layout)),
+            tuple(notes),
+        )
+
+
+def problems(
+    given: Given,
+    arrays: Mapping[str, Numbers],
+    shape: Shape,
+    weights: Weights | None,
+    inputs: Mapping[str, Array],
+    *,
+    open_rotation: bool = False,
+) -> Iterator[tuple[Problem, tuple[Phrase, ...], list[Phrase]]]:
+    """Yield every problem that may be meant, what is assumed in it, and notes.
+
+    Args:
+        given: what was given.
+        arrays: the arrays as they are stored.
+        shape: the shape of the problem.
+        weights: the weights of a layer; None if `inputs` are heads.
+        inputs: query, key and value, `[batch length width]`.
+        open_rotation: whether query and key may have been rotated already.
+    """
     dtype, notes = _dtype(given, arrays)
     rounded = dtype_of(dtype).round
-    for name, heads_of in (("query", q), ("key", k), ("value", v)):
-        if not np.array_equal(rounded(heads_of), heads_of):
-            notes.append(Phrase("reading.rounded", {"array": name, "dtype": dtype}))
     base = {
-        "query": rounded(merged(q)),
-        "key": rounded(merged(k)),
-        "value": rounded(merged(v)),
+        **{name: rounded(array) for name, array in inputs.items()},
         "dtype": dtype,
         "scale": given.scale,
         "soft_cap": given.soft_cap,
         "window": _window(given.window),
         **_features(given, shape),
     }
+    for name, array in inputs.items():
+        if not np.array_equal(base[name], array):
+            notes.append(Phrase("reading.rounded", {"array": name, "dtype": dtype}))
     if given.bias is not None:
         bias = _floats("bias", given.bias).values
         base["attn_bias"] = next(iter(_broadcast("bias", bias, shape)))
-    outputs = (
-        _outputs(arrays["output"].values, layout, shape)
-        if "output" in arrays
-        else iter([(np.zeros((shape.batch, shape.query_length, shape.output_width)), layout)])
-    )
     turned: list[tuple[dict[str, Any], tuple[Phrase, ...]]] = [({}, ())]
     if open_rotation:
         turned = [
             ({"rotary": None}, (Phrase("reading.rotated"),)),
             ({}, (Phrase("reading.not-rotated"),)),
         ]
-    for output, placed in outputs:
-        for (mask, means), (rotary, rotated) in itertools.product(_masks(given, shape), turned):
-            for causal, aligned in _causal(given, shape):
-                extra = {**mask, **rotary}
-                if "attn_bias" in extra and "attn_bias" in base:
-                    extra["attn_bias"] = extra["attn_bias"] + base["attn_bias"]
-                problem = Problem(
-                    shape=shape,
-                    weights=identities(shape),
-                    cotangent=_cotangent(given, placed, shape, output.shape),
-                    causal=causal,
-                    heads_alone=True,
-                    **{**base, **extra},
-                )
-                yield Reading(
-                    problem,
-                    _answer(given, output, placed, layout, shape),
-                    _log_sum_exp(given, shape),
-                    layout,
-                    (*means, *aligned, *rotated, *_placed(placed, layout)),
-                    tuple(notes),
-                )
+    if weights is not None:
+        weights = Weights(**{name: rounded(array) for name, array in weights.named().items()})
+    nothing = np.zeros((shape.batch, shape.query_length, shape.output_width))
+    for (mask, means), (rotary, rotated), (causal, aligned) in itertools.product(
+        _masks(given, shape), turned, [*_causal(given, shape)]
+    ):
+        extra = {**mask, **rotary}
+        if "attn_bias" in extra and "attn_bias" in base:
+            extra["attn_bias"] = extra["attn_bias"] + base["attn_bias"]
+        problem = Problem(
+            shape=shape,
+            weights=weights or identities(shape),
+            cotangent=nothing,
+            causal=causal,
+            heads_alone=weights is None,
+            **{**base, **extra},
+        )
+        yield problem, (*means, *aligned, *rotated), notes
 
 
 def merged(heads: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ def _misread(maker: Maker) -> Iterator[Hypothesis]:
 
     if shape.key_length > 1 and shape.head_size > 1:
         yield maker.staged("key.reshaped", score=reshaped)
-    plain = problem.mask is None and problem.attn_bias is None
+    plain = problem.mask is None and problem.attn_bias is None and problem.heads_alone
     if plain and shape.heads > 1 and shape.group == 1 and shape.query_length == shape.key_length:
         swapped = problem.features in ((), ("soft cap",))
         if swapped and shape.query_length != 1:
@@ -192,7 +192,7 @@ def permuted(problem: Problem, evidence: Evidence) -> Phrase:
     """
     shape = problem.shape
     sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    if not np.isfinite(evidence.got).all():
+    if not np.isfinite(evidence.got).all() or not problem.heads_alone:
         return NOTHING
     got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
     for name, axis in (("heads", 2), ("batch", 0), ("queries", 1)):
@@ -217,7 +217,7 @@ def factors(problem: Problem, evidence: Evidence) -> Phrase:
     """
     shape = problem.shape
     sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    if not np.isfinite(evidence.got).all():
+    if not np.isfinite(evidence.got).all() or not problem.heads_alone:
         return NOTHING
     got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
     wrong = evidence.wrong.reshape(sizes)
@@ -362,8 +362,17 @@ def empty(problem: Problem) -> BoolArray:
 
 def unseen(problem: Problem) -> BoolArray:
     """Return a mask like the output, True for queries that see no key, whose output is open."""
-    rows = np.repeat(empty(problem)[..., None], problem.shape.value_head_size, axis=-1)
-    return merged(rows)
+    rows = empty(problem)
+    if not problem.heads_alone:
+        # The output projection joins the heads.
+        rows = rows.any(axis=1, keepdims=True)
+    width = problem.shape.output_width // rows.shape[1]
+    return merged(np.repeat(rows[..., None], width, axis=-1))
+
+
+def apart(problem: Problem) -> int:
+    """Return how many heads are side by side in the output: 1 if a projection joins them."""
+    return problem.shape.heads if problem.heads_alone else 1
 
 
 ACROSS = (

@@ -36,6 +36,9 @@ MOST_OF_TILE = 2**22
 FEWEST = 8
 """The fewest rows of each head on which mistakes are tried."""
 
+MOST_TRIED = 2**21
+"""The most logits, of all heads, on which mistakes are tried, if there are more than these rows."""
+
 
 @dataclass
 class Screen:
@@ -132,7 +135,9 @@ def _judged(
 def chosen(reading: Reading, wrong: BoolArray | None = None) -> IntArray:
     """Return the rows on which mistakes are tried: mostly wrong ones, if it is known which are."""
     shape = reading.problem.shape
-    count = max(FEWEST, MOST_ELEMENTS // (shape.group * shape.key_length))
+    of_part = MOST_ELEMENTS // (shape.group * shape.key_length)
+    of_all = MOST_TRIED // (shape.batch * shape.heads * shape.key_length)
+    count = max(FEWEST, min(of_part, of_all))
 
     def spread(of: IntArray, number: int) -> IntArray:
         return of[np.unique(np.linspace(0, len(of) - 1, min(number, len(of))).astype(np.int64))]

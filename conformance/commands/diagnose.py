@@ -70,6 +70,13 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE",
         help="the model's config.json, which says what arrays and options do not",
     )
+    diagnose.add_argument(
+        "--of",
+        default="",
+        metavar="NAME",
+        help="whose names the weights of a layer have, with its input x in place of query, key "
+        "and value: an implementation, or a kind of models, such as llama (default: what fits)",
+    )
     diagnose.add_argument("--layer", type=int, default=0, help="its number in the configuration")
     diagnose.add_argument(
         "--suggest",
@@ -100,6 +107,7 @@ def _diagnose(options: argparse.Namespace) -> int:
     from conformance.arrays import configuration, figure, files
     from conformance.arrays.between import against
     from conformance.arrays.diagnosis import diagnose
+    from conformance.arrays.layers import diagnose_layer
     from conformance.words import say
 
     if options.plot is not None and options.plot.suffix != ".svg":
@@ -132,6 +140,9 @@ def _diagnose(options: argparse.Namespace) -> int:
             found = against(arrays["output"], other, **kept)
         else:
             found = diagnose(**{**files.arguments(arrays, told), "wanted": other})
+    elif "x" in arrays:
+        weights = files.weights(options.files)
+        found = diagnose_layer(weights=weights, of=options.of, **files.arguments(arrays, told))
     else:
         found = diagnose(**files.arguments(arrays, told))
     if options.plot is not None and found.map is not None:

@@ -318,6 +318,11 @@ def _of_model(kind: str) -> Layer:
     return found
 
 
+def layer_of(spec: str) -> Layer:
+    """Return the layer of an implementation, or of models of a `model_type`."""
+    return _of_model(spec) if spec in checkpoints() else layer(spec)
+
+
 def _parts(
     store: Store,
     whose: Layer,
@@ -463,7 +468,7 @@ def _converted(
     weights = {name: tensor for name, tensor in tensors.items() if name not in own}
     zeros = _absent(weights, source, given)
     weights |= zeros
-    table = _read(weights, source, given)
+    table = table_of(weights, source, given)
     shape = table.shape
     names = [name for row in table.rows for name in row.names]
     sizes = {name: getattr(shape, name) for name in SIZES}
@@ -508,7 +513,7 @@ def _absent(
     if not there or not missing:
         return {}
     bare = {name: it for name, it in tensors.items() if name not in {it.native for it in biases}}
-    sizes = {size: getattr(_read(bare, source, given).shape, size) for size in SIZES}
+    sizes = {size: getattr(table_of(bare, source, given).shape, size) for size in SIZES}
     first = tensors[there[0]]
     return {
         row.native: Tensor(first.dtype, np.zeros(native_shape(row, sizes), first.bits.dtype))
@@ -1134,7 +1139,9 @@ class _Reading:
         return []
 
 
-def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]) -> ParameterTable:
+def table_of(
+    tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
+) -> ParameterTable:
     """Return the source's table for the shape that the tensors imply.
 
     `given` holds the sizes that the user gave. Raise `Untranslatable` if a size is unknown, and

@@ -1,0 +1,146 @@
+"""Judge a whole layer by its input, its weights under the names of a library, and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.adapter.features import HeadNorm, Sinks
+from conformance.adapter.loading import checkpoints
+from conformance.adapter.native import Layer
+from conformance.arrays import configuration
+from conformance.arrays.diagnosis import Diagnosis, judged
+from conformance.arrays.given import Given, Numbers, Reading, problems
+from conformance.cases.casefile import Tensor
+from conformance.definition.problem import Answer, Norm, Shape, Weights
+from conformance.errors import BadArrays, ConformanceError
+from conformance.porting.checkpoints import contents
+from conformance.porting.conversion import layer_of, table_of
+from conformance.records.findings import Phrase
+
+
+def diagnose_layer(
+    x: Any,
+    weights: Mapping[str, Any],
+    output: Any,
+    *,
+    of: str = "",
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    config: Any = None,
+    layer: int = 0,
+    **options: Any,
+) -> Diagnosis:
+    """Say whether the output of a self-attention layer is noise apart, and which mistake it shows.
+
+    Args:
+        x: the input, `[batch length width]`.
+        weights: its weights by the names that the library has for them, without what stands before
+            them in a model, such as "q_proj.weight".
+        output: the output, after the output projection.
+        of: whose names these are: an implementation, such as "torch-mha", or a kind of models, such
+            as "llama"; "" for the kind of the configuration, or else any kind of models that fits.
+        heads: the number of query heads, if weights and configuration do not say it.
+        kv_heads: the number of key/value heads, in that case.
+        config: the model's configuration, or its file, as for `conformance.diagnose`.
+        layer: the number of the layer in the configuration.
+        options: the other arguments of `conformance.diagnose`: masks, causal, scale, rotary, ...
+
+    Raises:
+        ConformanceError: if the weights are not those of such a layer, or arrays contradict them.
+    """
+    told: dict[str, Any] = {}
+    said: list[Phrase] = []
+    if config is not None:
+        told, said = configuration.told(config, layer)
+    sizes = {n: told.pop(n) for n in ("heads", "kv_heads") if n in told}
+    sizes |= {n: it for n, it in (("heads", heads), ("kv_heads", kv_heads)) if it is not None}
+    told |= {name: it for name, it in options.items() if it is not None}
+    numbers = {name: Numbers.of(name, array) for name, array in weights.items()}
+    kinds = [of] if of else [*checkpoints()]
+    if not of and isinstance(config, Mapping) and config.get("model_type") in kinds:
+        kinds = [config["model_type"]]
+    shape, named, features = _read(numbers, kinds, sizes, layer)
+    given = Given(query=x, key=x, value=x, output=output, **told, **features)
+    inputs, got = (Numbers.of(name, it) for name, it in (("x", x), ("output", output)))
+    batch, length, width = (1,) * (3 - inputs.values.ndim) + inputs.values.shape
+    if width != shape.query_width:
+        raise BadArrays(f"x has {width} components, and the weights take {shape.query_width}")
+    shape = replace(shape, batch=batch, query_length=length, key_length=length, sharing="self")
+    values = inputs.values.reshape(batch, length, width)
+    wanted = (batch, length, shape.output_width)
+    if got.values.size != np.prod(wanted):
+        raise BadArrays(f"output has shape {list(got.values.shape)}, wanted {list(wanted)}")
+    answer = Answer(got.values.reshape(wanted))
+    found = [
+        Reading(problem, answer, None, "batch length width", (*assumed, *said), tuple(notes))
+        for problem, assumed, notes in problems(
+            given,
+            {"query": inputs, "key": inputs, "value": inputs, "output": got},
+            shape,
+            Weights(**named),
+            {"query": values, "key": values, "value": values},
+        )
+    ]
+    return judged(found, given)
+
+
+def _native(given: Mapping[str, Numbers], layer: Layer, number: int) -> Mapping[str, Numbers]:
+    """Return tensors by the names of the layer's parameters, if they have those of files."""
+    checkpoint = layer.checkpoint
+    if checkpoint is None:
+        return given
+    place = checkpoint.places[0].format(layer=number)
+    for before in ("", place):
+        named = {f"{before}{name}": it for name, it in given.items()}
+        every = contents(named, checkpoint).attentions
+        chosen = [it for it in every if it.layer == number] or list(every)
+        if len(chosen) == 1:
+            return {native: named[file] for native, file in chosen[0].tensors.items()}
+    return given
+
+
+def _read(
+    numbers: Mapping[str, Numbers], kinds: list[str], sizes: Mapping[str, int], number: int
+) -> tuple[Shape, dict[str, Any], dict[str, Any]]:
+    """Return the shape, the canonical weights and the features that native tensors hold."""
+    reasons: list[ConformanceError] = []
+    given = numbers
+    for kind in kinds:
+        layer = layer_of(kind)
+        numbers = _native(given, layer, number)
+        features: dict[str, Any] = {}
+        used: set[str] = set()
+        for feature in layer.features:
+            if isinstance(feature, HeadNorm) and {feature.query, feature.key} <= numbers.keys():
+                gains = {
+                    side: numbers[name].values + feature.offset
+                    for side, name in (("query", feature.query), ("key", feature.key))
+                }
+                epsilon = feature.epsilon if isinstance(feature.epsilon, float) else 1e-6
+                features["norm"] = Norm(**gains, epsilon=epsilon)
+                used |= {feature.query, feature.key}
+            if isinstance(feature, Sinks) and feature.name in numbers:
+                features["sinks"] = numbers[feature.name].values
+                used.add(feature.name)
+        tensors = {n: Tensor.of(n, it.values) for n, it in numbers.items() if n not in used}
+        try:
+            table = table_of(tensors, layer, sizes)
+        except ConformanceError as reason:
+            reasons.append(reason)
+            continue
+        named = {
+            name: array
+            for row in table.rows
+            for name, array in row.to_canonical(tensors[row.native].values, table.shape).items()
+        }
+        return table.shape, named, features
+    if len(reasons) == 1:
+        raise reasons[0]
+    raise BadArrays(
+        f"{', '.join(sorted(numbers)[:4])}, ... are the weights of none of {', '.join(kinds)}; say "
+        "whose they are, and how many heads there are: --of, --heads"
+    )
