@@ -1167,7 +1167,7 @@ def test_files_that_are_no_dumps(tmp_path, capsys):
     damaged = tmp_path / "damaged.npz"
     damaged.write_bytes(b"PK\x03\x04 no archive")
     foreign = tmp_path / "foreign.npz"
-    np.savez(foreign, x=Q, y=K)
+    np.savez(foreign, a=Q, b=K)
     cut = tmp_path / "cut.npy"
     np.save(cut, Q)
     cut.write_bytes(cut.read_bytes()[:100])
@@ -1177,7 +1177,7 @@ def test_files_that_are_no_dumps(tmp_path, capsys):
         (objects, "Python objects"),
         (pickled, "not opened"),
         (damaged, "cannot be read"),
-        (foreign, "x, y"),
+        (foreign, "a, b"),
         (cut, "cannot be read"),
         (unreadable, "safetensors"),
         (tmp_path / "gone.npz", "cannot be read"),

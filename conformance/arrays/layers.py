@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from conformance.arrays.given import Given, Numbers, Reading, problems
 from conformance.cases.casefile import Tensor
 from conformance.definition.problem import Answer, Norm, Shape, Weights
 from conformance.errors import BadArrays, ConformanceError
+from conformance.porting.checkpoints import configuration as read_configuration
 from conformance.porting.checkpoints import contents
 from conformance.porting.conversion import layer_of, table_of
 from conformance.records.findings import Phrase
@@ -55,13 +57,15 @@ def diagnose_layer(
     told: dict[str, Any] = {}
     said: list[Phrase] = []
     if config is not None:
+        if not isinstance(config, Mapping):
+            config = read_configuration(Path(config))
         told, said = configuration.told(config, layer)
-    sizes = {n: told.pop(n) for n in ("heads", "kv_heads") if n in told}
+    sizes: dict[str, int] = {n: told.pop(n) for n in ("heads", "kv_heads") if n in told}
     sizes |= {n: it for n, it in (("heads", heads), ("kv_heads", kv_heads)) if it is not None}
     told |= {name: it for name, it in options.items() if it is not None}
     numbers = {name: Numbers.of(name, array) for name, array in weights.items()}
     kinds = [of] if of else [*checkpoints()]
-    if not of and isinstance(config, Mapping) and config.get("model_type") in kinds:
+    if not of and config and config.get("model_type") in kinds:
         kinds = [config["model_type"]]
     shape, named, features = _read(numbers, kinds, sizes, layer)
     given = Given(query=x, key=x, value=x, output=output, **told, **features)

@@ -365,7 +365,7 @@ def unseen(problem: Problem) -> BoolArray:
     rows = empty(problem)
     if not problem.heads_alone:
         # The output projection joins the heads.
-        rows = rows.any(axis=1, keepdims=True)
+        rows = np.asarray(rows.any(axis=1, keepdims=True))
     width = problem.shape.output_width // rows.shape[1]
     return merged(np.repeat(rows[..., None], width, axis=-1))
 
