@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.definition.arithmetic import Exact
+from conformance.definition.arithmetic import Exact, is_identity
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.problem import Problem
 
@@ -130,7 +130,15 @@ class Stages:
 
     def project(self, name: str, values: Array) -> Array:
         """Return the projection of an input, including its bias, `[b length h d]`."""
-        return self.shifted(name, self.product("ble,ehd->blhd", values, self.own[name]))
+        weight = self.own[name]
+        if self.problem.heads_alone and "product" not in vars(self) and not is_identity(weight):
+            # With many heads, products with zeros and ones would take longer than the attention.
+            flat = weight.reshape(len(weight), -1)
+            at, columns = flat.argmax(axis=0), np.arange(flat.shape[1])
+            if np.count_nonzero(flat) == len(columns) and (flat[at, columns] == 1).all():
+                taken: Array = values[..., at].reshape(*values.shape[:2], *weight.shape[1:])
+                return self.shifted(name, taken)
+        return self.shifted(name, self.product("ble,ehd->blhd", values, weight))
 
     def shifted(self, name: str, projected: Array) -> Array:
         """Return a projection with its bias added, if the layer has biases."""
@@ -143,7 +151,8 @@ class Stages:
 
     def repeat(self, heads: Array, name: str) -> Array:
         """Return key or value heads, each repeated for all query heads that share it."""
-        return np.repeat(heads, self.shape.group, axis=1)
+        group = self.shape.group
+        return heads if group == 1 else np.repeat(heads, group, axis=1)
 
     def score(self, q: Array, k: Array) -> Array:
         """Return the dot-product or additive scores, `[b h q k]`."""
