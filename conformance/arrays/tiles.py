@@ -36,7 +36,7 @@ MOST_OF_TILE = 2**22
 FEWEST = 8
 """The fewest rows of each head on which mistakes are tried."""
 
-MOST_TRIED = 2**21
+MOST_TRIED = 2**20
 """The most logits, of all heads, on which mistakes are tried, if there are more than these rows."""
 
 
