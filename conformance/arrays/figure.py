@@ -13,7 +13,8 @@ from conformance.definition.dtypes import Array
 MOST = 64
 """The most cells of a map along each axis; a cell shows the largest of its numbers."""
 
-CELL = 7
+CELL, WIDEST = 7, 640
+FONTS = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 WRONG, RIGHT = "#c0392b", "#2f6db5"
 
 
@@ -102,10 +103,11 @@ def svg(of: Map) -> str:
         f"{of.queries} queries down, {of.components} components across; "
         f"red is beyond {of.limit:g}σ"
     )
+    width = max(width, WIDEST) + 4
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="-2 -20 {max(width, 480) + 4} '
-        f'{height + 24}" width="{max(width, 480) + 4}" height="{height + 24}" '
-        f'font-family="sans-serif" font-size="11"><title>{html.escape(title)}</title>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="-2 -20 {width} {height + 24}" '
+        f'width="{width}" height="{height + 24}" font-family="{FONTS}" font-size="11">'
+        f"<title>{html.escape(title)}</title>"
         f'<rect x="-2" y="-20" width="100%" height="100%" fill="#ffffff"/>'
         f'<text y="-7" fill="#1d2126">{html.escape(title)}</text>'
         f'<g shape-rendering="crispEdges">{"".join(body)}</g>'
