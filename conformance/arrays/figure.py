@@ -103,10 +103,10 @@ def svg(of: Map) -> str:
         f"{of.queries} queries down, {of.components} components across; "
         f"red is beyond {of.limit:g}σ"
     )
-    width = max(width, WIDEST) + 4
+    width, height = max(width, WIDEST) + 4, height + 24
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="-2 -20 {width} {height + 24}" '
-        f'width="{width}" height="{height + 24}" font-family="{FONTS}" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="-2 -20 {width} {height}" '
+        f'width="{width}" height="{height}" font-family="{FONTS}" font-size="11">'
         f"<title>{html.escape(title)}</title>"
         f'<rect x="-2" y="-20" width="100%" height="100%" fill="#ffffff"/>'
         f'<text y="-7" fill="#1d2126">{html.escape(title)}</text>'
