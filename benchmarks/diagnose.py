@@ -157,6 +157,7 @@ ALSO = {
     "segments-positions-go-on": "rotary.queries-from-0",
     "query-scaled-in-place": "scale.of-size",
     "float64-through-float32": "precision.rounded",
+    "norm-in-float16": "accuracy.tf32",
 }
 """Other names that say the same of the random problem, in which the mutants' own sizes and masks
 are not there."""

@@ -656,8 +656,12 @@ class Search:
             other = named.get((hypothesis.cause, number))
             if other is not None and not hypothesis.cause.id.startswith(ports.ACROSS):
                 predicted = self._predicted(other, self._worst_part)
-                if not self._explains(evidence, predicted, other) and not _rows_explained(
-                    evidence, predicted
+                # A mistake that shows nothing to this part may show something to others.
+                shows = bool(np.isfinite(predicted).any())
+                if (
+                    shows
+                    and not self._explains(evidence, predicted, other)
+                    and not _rows_explained(evidence, predicted)
                 ):
                     self._note(hypothesis.cause, evidence, predicted)
                     continue
