@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import msgspec
@@ -36,7 +37,7 @@ from test_docs import ROOT, anchors
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records import long
-from conformance.records.findings import Finding
+from conformance.records.findings import Finding, Phrase
 from conformance.records.record import (
     EXPLORATION,
     Exploration,
@@ -52,7 +53,7 @@ from conformance.reports.gate.baseline import KINDS, read_baselines
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.publishing import Wanted, read, render
-from conformance.reports.publishing.pages import sort
+from conformance.reports.publishing.pages import Known, sort
 from conformance.reports.wording import UNSORTED
 from conformance.reports.writing import build
 
@@ -95,6 +96,15 @@ def test_the_pages_are_those_that_the_records_make(published):
         assert path.read_text(encoding="utf-8") == content, f"{path.name}: mha-conformance publish"
     kept = {*PUBLISHED.glob("*.md"), *PUBLISHED.rglob("*.svg"), *WANTED.pages.glob("*.md")}
     assert kept == set(made)
+
+
+@pytest.mark.parametrize(("times", "told"), [(4, True), (2, True), (1, False), (0, False)])
+def test_a_cause_is_told_where_it_is_that_of_half_of_the_findings(times, told):
+    cause = Phrase("scale.ignored")
+    causes = [cause] * times + [Phrase("")] * (4 - times)
+    members = [SimpleNamespace(finding=SimpleNamespace(cause=one)) for one in causes]
+    known = Known(None, SimpleNamespace(members=members))
+    assert known.cause == (cause if told else Phrase(""))
 
 
 def test_every_deviation_is_sorted(published):

@@ -89,9 +89,10 @@ class Known:
 
     @property
     def cause(self) -> Phrase:
-        """The most frequent cause of its findings, or `NOTHING` if none of them has a cause."""
+        """The most frequent cause of its findings, or `NOTHING` if it is not that of half of them."""
         causes = Counter(one.finding.cause for one in self.group.members if one.finding.cause)
-        return causes.most_common(1)[0][0] if causes else NOTHING
+        ((cause, times),) = causes.most_common(1) or [(NOTHING, 0)]
+        return cause if 2 * times >= len(self.group.members) else NOTHING
 
     @property
     def made_by(self) -> str:
