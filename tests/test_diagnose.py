@@ -1351,3 +1351,40 @@ def test_identities_take_no_memory():
         assert np.array_equal(
             weight.reshape(32, 32) if weight.shape[0] == 32 else weight.reshape(-1, 32), np.eye(32)
         )
+
+
+def attends(query, key, value, seen, scale):
+    """Attention in float32 over the keys that are seen."""
+    logits = np.where(seen, query @ key.swapaxes(-1, -2) * np.float32(scale), -np.inf)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return (powers / powers.sum(axis=-1, keepdims=True) @ value).astype(np.float32)
+
+
+@pytest.mark.parametrize("beyond", [1, -1])
+def test_a_mistake_in_a_causal_mask_that_is_not_told_is_named(beyond):
+    random = np.random.default_rng(7)
+    heads = [random.standard_normal((2, 4, 10, 16)).astype(np.float32) for _ in range(3)]
+    seen = np.tri(10, k=beyond, dtype=bool)
+    seen[0, 0] = True
+    found = diagnose(*heads, attends(*heads, seen, 0.25))
+    assert found.verdict == "deviates"
+    assert "off by one" in found.cause.text
+    assert "reading.causal-not-told" in {one.id for one in found.assumed}
+    # A right causal answer is not said to be causal by mistake in another way.
+    right = diagnose(*heads, attends(*heads, np.tri(10, dtype=bool), 0.25), causal=True)
+    assert right.verdict == "noise"
+
+
+@pytest.mark.parametrize("scale", [1e300, float("nan"), float("inf"), 0.0])
+def test_a_scale_that_is_none_is_refused(scale):
+    random = np.random.default_rng(7)
+    heads = [random.standard_normal((1, 2, 5, 8)).astype(np.float32) for _ in range(3)]
+    with pytest.raises(BadArrays, match="it is a finite number other than 0"):
+        diagnose(*heads, heads[2], scale=scale)
+
+
+def test_no_file_is_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["diagnose", ""])
+    assert "it is empty; name a dump, or a folder" in capsys.readouterr().err

@@ -526,3 +526,8 @@ def test_a_property_that_is_cached_is_not_attached_to_an_array():
     assert "is_fully_replicated" in array.__dict__
     array.mask = None
     assert framework("numpy").attached(array) == {"mask": "NoneType"}
+
+
+def test_a_folder_is_no_adapter(tmp_path):
+    with pytest.raises(NotAnAdapter, match="is a folder; name a file in it"):
+        load(str(tmp_path))

@@ -138,6 +138,8 @@ def located(spec: str) -> Any:
         module = _guarded(lambda: _from_path(Path(place), spec), spec)
     elif attribute:
         module = _guarded(lambda: _from_module(place, spec), spec)
+    elif Path(place).is_dir():
+        raise NotAnAdapter(f"{spec} is a folder; name a file in it and an adapter: FILE.py:NAME")
     else:
         raise UnknownName("implementation", spec, registered())
     if not attribute:

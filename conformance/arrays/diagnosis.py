@@ -311,7 +311,30 @@ def of(given: Given) -> Diagnosis:
         raise UnknownName("accuracy", given.accuracy, ("A0", "A", "B", "C", "TF32"))
     if given.output is None:
         raise BadArrays("output is missing; query, key, value and output are needed")
-    return judged(readings(given), given)
+    try:
+        found = judged(readings(given), given)
+    except Ambiguous:
+        if (causal := _if_causal(given)) is None:
+            raise
+        return causal
+    unexplained = found.verdict == "deviates" and not found.causes
+    return (_if_causal(given) if unexplained else None) or found
+
+
+def _if_causal(given: Given) -> Diagnosis | None:
+    """Return the diagnosis of what was given if it is causal, or None if that explains nothing.
+
+    A mistake in a causal mask shows only beside one, and whoever dumps arrays may not tell it.
+    """
+    if given.causal is not None:
+        return None
+    causal = replace(given, causal=True)
+    try:
+        found = judged(readings(causal), causal)
+    except BadArrays:
+        return None
+    assumed = [*found.assumed, told(Phrase("reading.causal-not-told"))]
+    return msgspec.structs.replace(found, assumed=assumed) if found.causes else None
 
 
 @np.errstate(all="ignore")
@@ -1096,9 +1119,10 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         if len(found.causes) > 1:
             yield _row("cause", "these numbers do not tell apart:")
         for cause in found.causes:
-            yield _row("cause" if len(found.causes) == 1 else "", cause.text)
+            one = len(found.causes) == 1
+            yield _row("cause" if one else "", cause.text if one else f"- {cause.text}")
             if cause.advice:
-                yield _row("change" if len(found.causes) == 1 else "", cause.advice)
+                yield _row("change" if one else "", cause.advice if one else f"  {cause.advice}")
         alone = any(note.id == "arrays.noise-of-random-heads" for note in found.notes)
         if not found.causes and not alone:
             yield _row("cause", "no known mistake explains every wrong element")

@@ -389,6 +389,8 @@ def problems(
         inputs: query, key and value, `[batch length width]`.
         open_rotation: whether query and key may have been rotated already.
     """
+    if given.scale is not None and not 1e-12 < abs(given.scale) < 1e12:
+        raise BadArrays(f"scale is {given.scale}; it is a finite number other than 0")
     dtype, notes = _dtype(given, arrays)
     rounded = dtype_of(dtype).round
     base = {

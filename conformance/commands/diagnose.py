@@ -13,6 +13,14 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.text import printable
 
 
+def _named(text: str) -> Path:
+    """Return the path of a file, as an argument of a command line names it."""
+    if not text:
+        # The path would be that of the working directory.
+        raise argparse.ArgumentTypeError("it is empty; name a dump, or a folder")
+    return Path(text)
+
+
 def add_parser(commands: Commands) -> None:
     """Add the parser of this command to `commands`."""
     diagnose = commands.add_parser(
@@ -23,7 +31,9 @@ def add_parser(commands: Commands) -> None:
         "torch.save, or folders of these; arrays are recognised by name: query, key, value, "
         "output, mask, bias, sinks, weights, log_sum_exp, ... (docs/diagnose.md).",
     )
-    diagnose.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a dump, or a folder")
+    diagnose.add_argument(
+        "files", nargs="*", type=_named, metavar="FILE", help="a dump, or a folder"
+    )
     diagnose.add_argument(
         "--against",
         type=Path,

@@ -89,7 +89,7 @@ class Known:
 
     @property
     def cause(self) -> Phrase:
-        """The most frequent cause of its findings, or `NOTHING` if it is not that of half of them."""
+        """The most frequent cause of its findings; `NOTHING` if fewer than half of them have it."""
         causes = Counter(one.finding.cause for one in self.group.members if one.finding.cause)
         ((cause, times),) = causes.most_common(1) or [(NOTHING, 0)]
         return cause if 2 * times >= len(self.group.members) else NOTHING
