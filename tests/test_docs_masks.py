@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
 import re
 
 import pages
@@ -53,6 +55,13 @@ def test_every_mode_is_explained():
     page = (pages.DOCS / "masks.md").read_text(encoding="utf-8")
     tables, _, told = page.partition("## What are the modes in brackets?")
     shown = 0
+    # A page shows what was measured, which a new mode may not have been yet.
+    measured = {
+        (own["name"], mode)
+        for file in PUBLISHED.glob("*.json.gz")
+        for own in json.loads(gzip.decompress(file.read_bytes()))["header"]["implementations"]
+        for mode in own["modes"]
+    }
     for adapter in map(load, registered()):
         for mode in adapter.modes:
             assert mode.about or mode is DEFAULT_MODE, (adapter.name, mode.name)
@@ -63,7 +72,8 @@ def test_every_mode_is_explained():
         if re.search(rf"(?<![\w-]){re.escape(adapter.title.partition(' (')[0])}(?![\w-])", tables):
             shown += 1
             for mode in adapter.modes:
-                assert f"`{mode.name}`" in told, (adapter.name, mode.name)
+                known = (adapter.name, mode.name) in measured
+                assert not known or f"`{mode.name}`" in told, (adapter.name, mode.name)
     assert shown >= 6
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Phrase
-from conformance.running.examine import counted, everything, worst
+from conformance.running.examine import DECLARE, counted, everything, worst
 
 OUTPUT = "output.equals-definition"
 DECLARED = "observed.fully-masked-row"
@@ -59,8 +59,15 @@ def test_reasons_are_counted():
     unsupported = Finding(OUTPUT, "unsupported", "no causal flag")
     lost = Finding("run", "crashed", "it died")
     found = (unsupported, lost, unsupported)
-    assert told(*found) == ["mine: 2 unsupported, 1 crashed", "  not verified, 1 item: it died"]
-    assert told(*found, reasons=True)[-1] == "  unsupported, 2 items: no causal flag"
+    assert told(*found) == [
+        "mine: 2 unsupported, 1 crashed",
+        "  unsupported, 2 items: no causal flag",
+        DECLARE,
+        "  not verified, 1 item: it died",
+    ]
+    conforms = [Finding(OUTPUT, "conforms")] * 6
+    assert not any("no causal flag" in line for line in told(*found, *conforms))
+    assert told(*found, *conforms, reasons=True)[-1] == "  unsupported, 2 items: no causal flag"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from conformance.records.findings import Verdict, item_id, without_outcome
 from conformance.records.header import Implementation
 from conformance.records.record import encode_line
 from conformance.running.provenance import describe
-from conformance.running.selection import core_dtypes
+from conformance.running.selection import CORE_DTYPES, core_dtypes
 from conformance.running.session import Examiner, Inquiry, Item, Row, Session, plan
 from conformance.text import message
 
@@ -248,10 +248,12 @@ class Desk:
         asked: dict[str, list[str]] = {}
         refused: set[str] = set()
         cases = [self._case(name, file) for name, file in request.cases.items()]
-        # Level "core" has more dtypes for an implementation in which something is fixed, and others
-        # for one that lacks some.
-        own = DTYPES if adapter.fixed is not None else core_dtypes(adapter)
-        dtypes = [*dict.fromkeys((*request.dtypes, *own))]
+        dtypes = request.dtypes
+        if tuple(dtypes) == CORE_DTYPES:
+            # There are others for an implementation that lacks some, and more where something is
+            # fixed.
+            own = DTYPES if adapter.fixed is not None else core_dtypes(adapter)
+            dtypes = [*dict.fromkeys((*dtypes, *own))]
         for item in plan([adapter], cases, dtypes, device):
             key = plan_key(item.asked.id, item.dtype)
             asked.setdefault(key, []).append(item.mode.name)
