@@ -1119,10 +1119,10 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         if len(found.causes) > 1:
             yield _row("cause", "these numbers do not tell apart:")
         for cause in found.causes:
-            one = len(found.causes) == 1
-            yield _row("cause" if one else "", cause.text if one else f"- {cause.text}")
+            only = len(found.causes) == 1
+            yield _row("cause" if only else "", cause.text if only else f"- {cause.text}")
             if cause.advice:
-                yield _row("change" if one else "", cause.advice if one else f"  {cause.advice}")
+                yield _row("change" if only else "", cause.advice if only else f"  {cause.advice}")
         alone = any(note.id == "arrays.noise-of-random-heads" for note in found.notes)
         if not found.causes and not alone:
             yield _row("cause", "no known mistake explains every wrong element")
