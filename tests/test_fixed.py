@@ -121,6 +121,7 @@ def test_a_mistake_in_what_is_fixed_is_noticed_and_named(name):
     assert any(cause in text for text in causes), causes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["shares heads the other way", "sees the next key"])
 def test_the_first_items_notice_it(name):
     pytest.importorskip("torch")
@@ -143,7 +144,7 @@ def test_a_name_says_what_is_fixed(name):
         assert Fixed.parse(text) is None
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", FIXED)
 def test_every_case_is_posed_as_it_is_fixed(name):
     fixed = FIXED[name]
@@ -161,7 +162,7 @@ def test_every_case_is_posed_as_it_is_fixed(name):
                 assert case.causal or case.scale is not None or case.features
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", FIXED)
 def test_every_input_binds_as_it_is_fixed(name):
     """As in `tests/test_cases_bind.py`, for cases that such an implementation is asked."""
@@ -226,7 +227,7 @@ def test_experiments_say_why_they_have_nothing_to_ask():
     assert "always causal" in result.findings[0].detail
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_mistake_is_found_by_exploring_and_the_script_shows_it(tmp_path, capsys, seed):
     pytest.importorskip("torch")
