@@ -6,15 +6,23 @@ import math
 import shutil
 from contextlib import contextmanager
 
+import msgspec
 import numpy as np
 import pytest
 from mutants.miniatures import Correct, attention
 
 from conformance import Mode, Unavailable, Unsupported, attention_function
-from conformance.adapter.base import Call
+from conformance.adapter.base import DEFAULT_MODE, Adapter, Call
 from conformance.cases.catalogue import find_cases
+from conformance.errors import DeviceLost
+from conformance.experiments import experiment
 from conformance.frameworks.base import Request
 from conformance.frameworks.numpy_bridge import NumPy
+from conformance.records.record import decode_line
+from conformance.running.isolation import Limits, StandIn, supervise
+from conformance.running.isolation_child import Declared, Desk, Examine, Examined
+from conformance.running.provenance import describe
+from conformance.running.session import Inquiry, Item, Session
 
 TRAIN, EVAL = Mode("train", {"train": True}), Mode("eval", {"train": False})
 (CASE,) = find_cases("plain/no-mask/self")
@@ -245,3 +253,58 @@ def test_frameworks_without_strides_say_so():
 
     with pytest.raises(Unsupported, match="arrays of numpy have no strides"):
         Still().strided(np.ones(3), "gaps", "cpu")
+
+
+# Processes of their own, as seen from within
+
+
+@attention_function("numpy")
+def leaves(query, key, value):
+    """End the process."""
+    raise SystemExit(3)
+
+
+@attention_function("numpy")
+def loses_its_device(query, key, value):
+    """Fail as a call does whose device is lost."""
+    raise DeviceLost("the device is lost")
+
+
+def test_an_exit_is_the_verdict_of_its_item():
+    leaves.name = "leaves"
+    answer = Desk(leaves, "", "cpu", lambda line: None).answer(
+        Examine("plain/no-mask/cross", "float32", "default")
+    )
+    assert isinstance(answer, Examined)
+    assert decode_line(answer.line)[0].verdict == "error"
+
+
+def test_a_lost_device_is_noted_by_the_session():
+    where = ("float32", "cpu", DEFAULT_MODE)
+    for row in (
+        Item(loses_its_device, CASE, *where),
+        Inquiry(loses_its_device, experiment("sizes"), *where),
+    ):
+        session = Session()
+        assert session.ask(row)[0].verdict == "crashed"
+        assert session.lost_device
+
+
+def test_a_supervisor_is_replaced_if_the_limits_are_others():
+    spec = f"{__file__}:leaves"
+    first = supervise(spec, "cpu", Limits())
+    assert supervise(spec, "cpu", Limits()) is first
+    other = supervise(spec, "cpu", Limits(item=1.0))
+    assert other is not first
+    other.close()
+
+
+def test_what_is_isolated_and_not_installed_has_no_device():
+    described = describe([(leaves, "")], "cpu")[0]
+    absent = msgspec.structs.replace(described, unavailable="no such package")
+    with pytest.raises(Unavailable, match="no such package"):
+        StandIn(Declared(implementation=absent, modes={"default": False})).device_model("cpu")
+
+
+def test_an_adapter_has_no_versions_unless_it_says_so():
+    assert Adapter.versions(leaves) == Adapter.toolkit(leaves) == {}

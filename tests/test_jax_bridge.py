@@ -5,6 +5,15 @@ import pytest
 
 pytest.importorskip("jax")
 
+import jax
+
+from conformance import attention_function
+from conformance.adapter.loading import load
+from conformance.cases.catalogue import case_of
+from conformance.cli import main
+from conformance.commands import probe
+from conformance.errors import ExitCode
+from conformance.explore.trial import Trial, deviations
 from conformance.frameworks import jax_bridge
 from conformance.frameworks.base import Request
 
@@ -53,3 +62,23 @@ def test_mappings_are_counted_or_said_to_be_none(monkeypatch):
     assert jax_bridge._mapped() >= 0
     monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(FileNotFoundError))
     assert jax_bridge._mapped() == 0
+
+
+def test_experiments_of_a_framework_that_compiles_run_in_two_processes(monkeypatch, capfd):
+    monkeypatch.setattr(probe, "WORTH_IT", 1)
+    names = ["--experiment", "sizes", "--experiment", "input-layouts", "--experiment", "dropout"]
+    assert main(["probe", "jax-sdpa", *names]) == ExitCode.OK
+    assert "Sizes" in capfd.readouterr().out
+    # What each of the processes does.
+    result = probe._inquire("jax-sdpa", (), "dropout", load("jax-sdpa").modes[0].name, "cpu")
+    assert result.case == "probe/dropout"
+
+
+def test_what_is_wrong_only_without_optimisation_is_no_deviation():
+    @attention_function("jax")
+    def twice(query, key, value):
+        weights = jax.nn.softmax(query @ key.mT * query.shape[-1] ** -0.5)
+        return 2 * (weights @ value)
+
+    problem = case_of("plain/no-mask/cross").problem("float32")
+    assert deviations(twice, Trial(problem, twice.modes[0]))
