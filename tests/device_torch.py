@@ -230,6 +230,17 @@ def test_verdicts_are_those_of_the_cpu_at_night(name, modes, cases):
     compare(name, modes, cases)
 
 
+def test_lengths_lie_on_the_device_at_night():
+    pytest.importorskip("transformers")
+    problem = case_of("feature/rotary/self").problem("float32")
+    problem = problem.replace(causal="top-left", key_lengths=np.array([7, 4]))
+    adapter = load("llama-model-eager")
+    call = Call(adapter.modes[0], device="gpu")
+    assert "lengths=int64[2]" in adapter.masks.spell(problem).label
+    got = adapter.run(problem, call).output
+    np.testing.assert_allclose(got, expect(problem).arrays["output"], atol=1e-5)
+
+
 def compare(name, modes, cases):
     """Assert that an implementation gets the same verdicts on the device as on the CPU."""
     found = {}

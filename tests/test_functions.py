@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from contextlib import contextmanager
 
 import msgspec
@@ -275,6 +276,14 @@ def test_an_exit_is_the_verdict_of_its_item():
     answer = Desk(leaves, "", "cpu", lambda line: None).answer(
         Examine("plain/no-mask/cross", "float32", "default")
     )
+    assert isinstance(answer, Examined)
+    assert decode_line(answer.line)[0].verdict == "error"
+
+
+def test_an_exit_beside_the_call_is_the_verdict_of_its_item(monkeypatch):
+    desk = Desk(leaves, "", "cpu", lambda line: None)
+    monkeypatch.setattr(desk, "_examine", lambda request: sys.exit(3))
+    answer = desk.answer(Examine("plain/no-mask/cross", "float32", "default"))
     assert isinstance(answer, Examined)
     assert decode_line(answer.line)[0].verdict == "error"
 
