@@ -325,15 +325,10 @@ class OnnxRuntimeAttention(_Attention):
         "InferenceSession(model.SerializeToString()).run(None, given)[0]",
     )
     # There is no matrix product of bfloat16. float64 has no kernel, but is computed by ONNX's
-    # definition of the operator, which is wrong for axes of size 1 in version 1.23.
-    dtypes = (*(("float64",) if since("onnxruntime", "1.24") else ()), "float32", "float16")
+    # definition of the operator.
+    dtypes = ("float64", "float32", "float16")
     fully_masked_row = "zeros"
     opsets: ClassVar = {23: "1.23", 24: "1.24"}
-
-    def check_inputs(self, given: Natives) -> None:
-        grouped = given["Q"].shape[1] > given["K"].shape[1]
-        if grouped and "attn_mask" in given and not since("onnxruntime", "1.25"):
-            raise Unsupported("a mask beside fewer key/value heads: since onnxruntime 1.25")
 
 
 ADAPTERS = {
