@@ -18,7 +18,6 @@ ROOT = CORE.parent
 FOLDERS = {
     "conformance": CORE,
     "conformance.adapters": ROOT / "adapters",
-    "conformance.reports": ROOT / "reports",
 }
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "tensorflow", "keras"}
 

@@ -30,11 +30,6 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_startup(**_: Any) -> None:
-    """Lay the rooms of the package together, so that the reference finds their docstrings."""
-    runpy.run_path(str(ROOT / "tests" / "typed.py"))["lay_links"]()
-
-
 def on_files(files: Any, *, config: Any) -> Any:
     """Add a page for each file that is linked and is none, with its figures, and the changes."""
     for uri, content in ANSWERS["pages"](ROOT).items():

@@ -81,8 +81,7 @@ class Mutant:
 
 def file_of(module: str) -> Path:
     """Return the file of a module of the suite."""
-    path = module.replace("conformance.reports", "reports").replace(".", "/")
-    folder = TESTS.parent / path
+    folder = TESTS.parent / module.replace(".", "/")
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
