@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from conformance.experiments import TOPICS
-from conformance.records import schema1
 from conformance.records.findings import (
+    NOTHING,
     CaseResult,
     Entry,
     Figures,
@@ -35,6 +35,245 @@ from conformance.reports import model as data
 from conformance.reports.page.html import render_html as rendered
 from conformance.reports.writing import build
 from conformance.running.provenance import requirements
+
+SUBJECTS = {
+    "NaN in a blocked key (mask, bool)": Phrase(
+        "leak",
+        {
+            "number": Phrase("number.nan"),
+            "input": Phrase("input.key"),
+            "argument": "mask",
+            "form": Phrase("form.bool"),
+        },
+    ),
+    "attn_mask, bool": Phrase(
+        "mask.meaning", {"argument": "attn_mask", "form": Phrase("form.bool")}
+    ),
+    "attn_mask, float32 0/1": Phrase(
+        "mask.meaning",
+        {"argument": "attn_mask", "form": Phrase("form.zero-one", {"dtype": "float32"})},
+    ),
+    "flag alone, equal lengths": Phrase(
+        "causal.alone", {"flag": "flag", "lengths": Phrase("lengths.equal")}
+    ),
+    "flag alone, fewer queries than keys": Phrase(
+        "causal.alone", {"flag": "flag", "lengths": Phrase("lengths.fewer-queries")}
+    ),
+    "flag with attn_mask causal, equal lengths": Phrase(
+        "causal.with-triangle",
+        {
+            "flag": "flag",
+            "argument": "attn_mask",
+            "triangle": Phrase("causal.square"),
+            "lengths": Phrase("lengths.equal"),
+        },
+    ),
+    "flag with attn_mask, equal lengths": Phrase(
+        "causal.beside",
+        {"flag": "flag", "argument": "attn_mask", "lengths": Phrase("lengths.equal")},
+    ),
+    "flag with padding, equal lengths": Phrase(
+        "causal.beside", {"flag": "flag", "argument": "padding", "lengths": Phrase("lengths.equal")}
+    ),
+    "key_mask, bool": Phrase("mask.meaning", {"argument": "key_mask", "form": Phrase("form.bool")}),
+    "mask, 1 = blocked": Phrase(
+        "same-mask", {"argument": "mask", "written": Phrase("written.one-blocks")}
+    ),
+    "mask, 1 = may attend": Phrase(
+        "same-mask", {"argument": "mask", "written": Phrase("written.one-attends")}
+    ),
+    "mask, bool": Phrase("mask.meaning", {"argument": "mask", "form": Phrase("form.bool")}),
+    "mask, bool: gradients": Phrase(
+        "fully-masked.gradients", {"argument": "mask", "form": Phrase("form.bool")}
+    ),
+    "mask, bool: output": Phrase(
+        "fully-masked.output", {"argument": "mask", "form": Phrase("form.bool")}
+    ),
+    "mask, float32 0/1": Phrase(
+        "mask.meaning", {"argument": "mask", "form": Phrase("form.zero-one", {"dtype": "float32"})}
+    ),
+    "mask, float32 0/−1e9: output": Phrase(
+        "fully-masked.output",
+        {
+            "argument": "mask",
+            "form": Phrase("form.zero-large", {"dtype": "float32", "large": "1e9"}),
+        },
+    ),
+    "mask, float32 0/−inf": Phrase(
+        "mask.meaning",
+        {"argument": "mask", "form": Phrase("form.zero-infinite", {"dtype": "float32"})},
+    ),
+    "mask: shapes it refuses": Phrase("shapes.refused", {"argument": "mask"}),
+    "mask: shapes it takes": Phrase("shapes.taken", {"argument": "mask"}),
+    "returned weights": Phrase("weights.returned"),
+    "returned weights are those": Phrase("dropout.returned"),
+}
+VALUES = {
+    "100% on blocked keys": Phrase("same-mask.attends-future", {"percent": 100}),
+    "99% on blocked keys": Phrase("same-mask.attends-future", {"percent": 99}),
+    "NaN": Phrase("row.nan"),
+    "NaN: keys": Phrase("gradients.nan", {"places": [Phrase("place.keys")]}),
+    "[batch, key]": Phrase("shapes", {"shapes": ["batch key"]}),
+    "[key] [batch, key]": Phrase("shapes", {"shapes": ["key", "batch key"]}),
+    "[key] [query]": Phrase("shapes", {"shapes": ["key", "query"]}),
+    "[query]": Phrase("shapes", {"shapes": ["query"]}),
+    "added": Phrase("mask.added"),
+    "after dropout": Phrase("dropout.after"),
+    "as if unmasked": Phrase("row.unmasked"),
+    "as meant": Phrase("same-mask.as-meant"),
+    "attends": Phrase("mask.attends"),
+    "blocks": Phrase("mask.blocks"),
+    "both": Phrase("combined.both"),
+    "causal": Phrase("causal.square"),
+    "finite": Phrase("gradients.finite"),
+    "flag only": Phrase("combined.only", {"argument": "flag"}),
+    "hidden": Phrase("leak.hidden"),
+    "ignored": Phrase("mask.ignored"),
+    "mean of the values": Phrase("row.mean-of-values"),
+    "none": Phrase("weights.none"),
+    "per head": Phrase("weights.per-head"),
+    "reaches gradients of parameters": Phrase(
+        "leak.reaches", {"places": [Phrase("place.gradients", {"of": "parameters"})]}
+    ),
+    "reaches the output, gradients of key": Phrase(
+        "leak.reaches",
+        {"places": [Phrase("place.output"), Phrase("place.gradients", {"of": "key"})]},
+    ),
+    "refused": Phrase("refused"),
+    "top-left": Phrase("causal.top-left"),
+}
+OBSERVED = {
+    "mask[0/1]=attends": Phrase(
+        "mask.meanings",
+        {
+            "meanings": [
+                Phrase(
+                    "mask.means",
+                    {
+                        "argument": "mask",
+                        "form": Phrase("form.zero-one"),
+                        "meaning": Phrase("mask.attends"),
+                    },
+                )
+            ]
+        },
+    ),
+    "mask[0/1]=blocks": Phrase(
+        "mask.meanings",
+        {
+            "meanings": [
+                Phrase(
+                    "mask.means",
+                    {
+                        "argument": "mask",
+                        "form": Phrase("form.zero-one"),
+                        "meaning": Phrase("mask.blocks"),
+                    },
+                )
+            ]
+        },
+    ),
+    "mask[bool]=attends": Phrase(
+        "mask.meanings",
+        {
+            "meanings": [
+                Phrase(
+                    "mask.means",
+                    {
+                        "argument": "mask",
+                        "form": Phrase("form.bool"),
+                        "meaning": Phrase("mask.attends"),
+                    },
+                )
+            ]
+        },
+    ),
+    "mask[bool]=blocks": Phrase(
+        "mask.meanings",
+        {
+            "meanings": [
+                Phrase(
+                    "mask.means",
+                    {
+                        "argument": "mask",
+                        "form": Phrase("form.bool"),
+                        "meaning": Phrase("mask.blocks"),
+                    },
+                )
+            ]
+        },
+    ),
+    "mask[bool]=blocks other[0/1]=attends": Phrase(
+        "mask.meanings",
+        {
+            "meanings": [
+                Phrase(
+                    "mask.means",
+                    {
+                        "argument": "mask",
+                        "form": Phrase("form.bool"),
+                        "meaning": Phrase("mask.blocks"),
+                    },
+                ),
+                Phrase(
+                    "mask.means",
+                    {
+                        "argument": "other",
+                        "form": Phrase("form.zero-one"),
+                        "meaning": Phrase("mask.attends"),
+                    },
+                ),
+            ]
+        },
+    ),
+    "mask[bool]=ignored": Phrase(
+        "mask.meanings",
+        {
+            "meanings": [
+                Phrase(
+                    "mask.means",
+                    {
+                        "argument": "mask",
+                        "form": Phrase("form.bool"),
+                        "meaning": Phrase("mask.ignored"),
+                    },
+                )
+            ]
+        },
+    ),
+    "nan": Phrase("fully-masked.query", {"row": Phrase("row.nan")}),
+    "nan; NaN in gradients of query, key": Phrase(
+        "fully-masked.query",
+        {
+            "row": Phrase("row.nan"),
+            "beside": Phrase(
+                "beside",
+                {"parts": [Phrase("beside.nan-in-gradients", {"arrays": ["query", "key"]})]},
+            ),
+        },
+    ),
+    "nan; gradients finite": Phrase(
+        "fully-masked.query",
+        {
+            "row": Phrase("row.nan"),
+            "beside": Phrase(
+                "beside",
+                {"parts": [Phrase("beside.gradients", {"value": Phrase("gradients.finite")})]},
+            ),
+        },
+    ),
+    "output bias; gradients finite": Phrase(
+        "fully-masked.query",
+        {
+            "row": Phrase("row.output-bias"),
+            "beside": Phrase(
+                "beside",
+                {"parts": [Phrase("beside.gradients", {"value": Phrase("gradients.finite")})]},
+            ),
+        },
+    ),
+    "zeros": Phrase("fully-masked.query", {"row": Phrase("row.zeros")}),
+}
 
 OUTPUT = "output.equals-definition"
 GRADIENT = "gradient.inputs-equal-definition"
@@ -138,9 +377,27 @@ def save(folder: Path, own: Record, file: str = "") -> Path:
     return path
 
 
-def observed(requirement: str, value: str, **where: str) -> CaseResult:
-    phrase = schema1.parsed(value, f"observed {requirement}")
-    return result(Finding(requirement, "conforms", value=phrase), **where)
+def phrased(table: dict[str, Phrase], text: str | Phrase) -> Phrase:
+    """The phrase that a table has for a text; what nobody says stands for itself."""
+    if isinstance(text, Phrase):
+        return text
+    return table.get(text) or (Phrase("text", {"text": text}) if text else NOTHING)
+
+
+def meaning(text: str) -> Phrase:
+    """What a mask means, in words of somebody else."""
+    about = {"argument": "mask", "form": Phrase("form.bool"), "meaning": phrased({}, text)}
+    return Phrase("mask.meanings", {"meanings": [Phrase("mask.means", about)]})
+
+
+def beside(text: str) -> Phrase:
+    """A fully masked query, with something beside it in words of somebody else."""
+    parts = Phrase("beside", {"parts": [phrased({}, text)]})
+    return Phrase("fully-masked.query", {"row": Phrase("row.nan"), "beside": parts})
+
+
+def observed(requirement: str, value: str | Phrase, **where: str) -> CaseResult:
+    return result(Finding(requirement, "conforms", value=phrased(OBSERVED, value)), **where)
 
 
 def entry(
@@ -153,9 +410,9 @@ def entry(
     agrees: bool = True,
     code: str = "",
 ) -> Entry:
-    """An entry by its texts, as those of schema 1 are read."""
-    about = schema1.parsed(subject, f"subject {experiment}")
-    seen, said = (schema1.value(experiment, text, about.id) for text in (value, declared))
+    """An entry by what the tables above say for its phrases."""
+    about = phrased(SUBJECTS, subject)
+    seen, said = (phrased(VALUES, text) for text in (value, declared))
     return Entry(about, seen, evidence, said, agrees, code)
 
 
@@ -184,8 +441,8 @@ def full() -> tuple[data.Loaded, list[str], list[str]]:
             result(Finding(OUTPUT, "error", detail=NASTY), name=name, case=f"a/{NASTY}/self"),
             result(Finding(OUTPUT, "crashed", detail=NASTY), name=name, dtype="float64"),
             result(Finding(OUTPUT, "unsupported", detail=NASTY), name=name, case="a/b/self"),
-            observed(POLARITY, f"mask[bool]={NASTY}", name=name, case="a/c/self"),
-            observed(MASKED, f"nan; {NASTY}", name=name, case="edge/a/self"),
+            observed(POLARITY, meaning(NASTY), name=name, case="a/c/self"),
+            observed(MASKED, beside(NASTY), name=name, case="edge/a/self"),
             observed("observed.causal-alignment", NASTY, name=name, case="a/d/self"),
             observed("observed.returned-weights", NASTY, name=name, case="a/e/self"),
         ]

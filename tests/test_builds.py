@@ -50,7 +50,7 @@ KNOWN = """
 implementation = "mine"
 verdict = "deviates"
 requirement = ["output.*", "mask.*"]
-cause = "mask inverted"
+cause = "mask.inverted"
 reason = "Until the next release."
 """
 

@@ -6,16 +6,28 @@ import json
 
 import msgspec
 import pytest
-from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, entry, figures, good, record, result, save
+from records import (
+    GRADIENT,
+    MASKED,
+    NASTY,
+    OBSERVED,
+    OUTPUT,
+    bad,
+    entry,
+    figures,
+    good,
+    record,
+    result,
+    save,
+)
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.records import schema1
 from conformance.records.findings import RUN, Finding, Phrase
 from conformance.records.header import CaseInfo
 from conformance.reports.changes import compare, load_side
 
-NAN, ZEROS = (schema1.parsed(text, f"observed {MASKED}") for text in ("nan", "zeros"))
+NAN, ZEROS = (OBSERVED[text] for text in ("nan", "zeros"))
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")
 NOT_RUN = Finding(RUN, "not-run", detail="the run ended")

@@ -30,7 +30,6 @@ from conformance.records.findings import (
 )
 from conformance.records.header import (
     SCHEMA,
-    CausalInfo,
     Header,
     Implementation,
     MaskInfo,
@@ -728,75 +727,6 @@ def test_results_are_immutable():
         result().case = "other"
     with pytest.raises((AttributeError, dataclasses.FrozenInstanceError)):
         HEADER.planned = 0
-
-
-# Records of schema 1
-
-SCHEMA_1 = {
-    "header": {
-        "schema": "mha-conformance/record/1",
-        "name": "r",
-        "provenance": {
-            "suite": "0", "catalogue": "c", "created": "2026-01-01T00:00:00+00:00", "run": "run",
-            "python": "3", "platform": "p", "device": "cpu", "device_model": "cpu",
-            "packages": {"numpy": "2"}, "command": "run",
-        },
-        "implementations": [
-            {
-                "name": "a", "title": "A", "documentation": "", "framework": "numpy",
-                "spec": "a.py:A", "versions": {}, "modes": ["default"], "dtypes": ["float32"],
-                "masks": [{"name": "mask", "axes": ["key"], "true": "attends", "number": None}],
-                "causal": "is_causal (equal lengths only, with attn_mask)",
-            }
-        ],
-        "planned": 1,
-    },
-    "complete": True,
-    "results": [
-        {
-            "implementation": "a", "case": "x/y/z", "dtype": "float32", "device": "cpu",
-            "mode": "default",
-            "findings": [{"requirement": "output.equals-definition", "verdict": "conforms"}],
-        }
-    ],
-}  # fmt: skip
-
-
-def test_a_record_of_schema_1_is_read_as_one_of_today(path):
-    path.write_text(json.dumps(SCHEMA_1))
-    header = read(path).header
-    assert header.schema == SCHEMA
-    assert header.implementations[0].causal == CausalInfo("is_causal", needs="attn_mask")
-    asked = header.requirement("output.equals-definition")
-    assert asked is not None
-    assert (asked.level, asked.chapter) == ("must", "output")
-    assert header.question("probe/masks").startswith("What does each mask argument do")
-    assert header.requirement("no.such-requirement") is None
-    assert header.question("x/y/z") == ""
-
-
-def test_a_journal_of_schema_1_is_read_and_not_continued(path):
-    beside = journal_path(path)
-    lines = [SCHEMA_1["header"], {"result": SCHEMA_1["results"][0]}]
-    beside.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [item.case for item in read(beside).results] == ["x/y/z"]
-    with pytest.raises(BrokenRecord, match="this suite writes"):
-        read_journal(beside, resumes=True)
-
-
-@pytest.mark.parametrize("gone", ["implementations", "provenance", "planned"])
-def test_a_damaged_record_of_schema_1(path, gone):
-    header = {name: value for name, value in SCHEMA_1["header"].items() if name != gone}
-    path.write_text(json.dumps(SCHEMA_1 | {"header": header}))
-    assert "is damaged" in broken(path)
-
-
-@FUZZ
-@given(JSON)
-def test_random_json_of_schema_1(path, value):
-    head = SCHEMA_1["header"] | {"implementations": value}
-    survives(path, json.dumps({"header": head, "results": value}).encode())
-    survives(path, json.dumps(head).encode() + b"\n" + json.dumps(value).encode() + b"\n")
 
 
 def test_how_long_an_item_took_is_kept_and_makes_no_result_another():

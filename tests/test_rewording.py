@@ -19,8 +19,7 @@ from conformance import words
 from conformance.cases.catalogue import find_cases
 from conformance.records.findings import Phrase
 from conformance.records.record import Record, read
-from conformance.records.schema1 import old_cause, old_wording
-from conformance.reports.gate.baseline import baseline_of, read_baseline
+from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.judging import judge
 from conformance.reports.gate.updating import propose
 from conformance.reports.page.markdown import render_markdown
@@ -39,14 +38,6 @@ JUDGED = {
     "x-transformers": "x-transformers",
 }
 """Published records that deviate for a cause that their baseline names."""
-
-QUOTED = {
-    "precision.products-kept-in-float16": "the products of query and key kept in float16",
-    "causal.not-applied": "the causal flag ignored",
-    "causal.aligned": "the causal mask aligned top-left",
-    "mask.applied-to-queries-too": "the mask applied to queries as to keys",
-}
-"""What baselines quoted of wording, before causes had ids."""
 
 CASES = "mask/shared/*", "plain/no-mask/self", "causal/bottom-right/cross"
 
@@ -159,20 +150,6 @@ def test_a_gate_judges_the_same(reword, name):
     assert judgement(sentences_replaced(own), baseline) == before
 
 
-@pytest.mark.parametrize("name", ["keras-ops-jax", "onnxruntime", "torch-kernels"])
-def test_an_entry_that_quotes_old_wording_still_holds(reword, name):
-    own, baseline = published(name), read_baseline(BASELINES / f"{JUDGED[name]}.toml")
-    before = judgement(own, baseline)
-    text = re.sub(r"^arguments = .*\n", "", baseline.text, flags=re.MULTILINE)
-    for cause, quoted in QUOTED.items():
-        text = text.replace(f'cause = "{cause}"', f'cause = "{quoted}"')
-    assert text != baseline.text
-    reword()
-    quoting = judgement(own, baseline_of(baseline.path, text))
-    del quoting["proposed"], before["proposed"]
-    assert quoting == before
-
-
 # Pages
 
 
@@ -209,23 +186,6 @@ def test_published_pages_have_the_same_structure(reword, tmp_path):
 
 
 # Words
-
-
-def test_every_cause_of_schema_1_is_read_and_worded_as_it_was():
-    for text in (
-        "equals the answer with the mask ignored, in batch entry 1 (the last), queries 2 to 5 only",
-        "in mode eval: is only as accurate as float32",
-        "with bias=float[batch key], is_causal: the gradient of the additive bias is doubled",
-        "the gradients of the query and the key bias are rounded to bfloat16",
-        "the gradient of the query is doubled; the gradient of the key is negated",
-        "the scale is 1.01 times what it should be",
-        "is wrong in just the rows in which exp leaves its range without the row's maximum "
-        "subtracted, or with another number than that",
-    ):
-        cause = old_cause(text)
-        assert cause.id in words.causes(), text
-        assert words.say(cause) == old_wording(cause) == text
-    assert old_cause("something new") == Phrase("text", {"text": "something new"})
 
 
 def test_no_id_has_two_meanings():

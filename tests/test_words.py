@@ -1,4 +1,4 @@
-"""What findings say has one wording, and the records of schema 1 said it in the same words."""
+"""What findings say has one wording."""
 
 from __future__ import annotations
 
@@ -13,27 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conformance.records import schema1
 from conformance.records.findings import NOTHING, Phrase
 from conformance.records.record import read
 from conformance.words import advice, causes, say, tables, worded, wordings
 
 PUBLISHED = Path(__file__).parent.parent / "reports" / "published" / "records"
 RECORDS = sorted(PUBLISHED.glob("*.json.gz"))
-
-SENTENCES = Path(__file__).with_name("schema1_sentences.json")
-
-
-class Sentence(msgspec.Struct):
-    """What a record of schema 1 says in a table, and the phrase that it stands for."""
-
-    table: str
-    sentence: str
-    phrase: Phrase
-    experiment: str = ""
-    requirement: str = ""
-    about: str = ""
-
 
 pytestmark = pytest.mark.skipif(not RECORDS, reason="needs a checkout")
 
@@ -67,31 +52,11 @@ def test_all_that_published_records_say_has_a_wording():
     known = {name for phrase in sentences for name in ids(phrase)}
     assert len(known) > 100
     assert known <= wordings().keys()
-    assert "text" not in known, "a sentence of schema 1 that no template fits"
+    assert "text" not in known, "a text in place of a phrase"
 
 
 def test_an_entry_of_a_card_and_a_cause_have_different_ids():
     assert not tables()["entries"].keys() & tables()["causes"].keys()
-
-
-def test_the_sentences_of_schema_1_are_read_as_what_they_say():
-    # The sentences are fixed, as their reader is: what is published today says more than schema 1.
-    known = msgspec.json.decode(SENTENCES.read_bytes(), type=list[Sentence])
-    assert {row.table for row in known} == {"subject", "value", "observed"}
-    for row in known:
-        read_again = {
-            "subject": lambda row: schema1.parsed(row.sentence, f"subject {row.experiment}"),
-            "value": lambda row: schema1.value(row.experiment, row.sentence, row.about),
-            "observed": lambda row: schema1.parsed(row.sentence, f"observed {row.requirement}"),
-        }[row.table]
-        assert read_again(row) == row.phrase
-
-
-def test_a_sentence_that_no_template_fits_stays_as_it_is():
-    for text in ("what nobody wrote", "mask, bool", "<b>", "NaN: nowhere"):
-        phrase = schema1.value("leaks", text, "leak")
-        assert phrase == Phrase("text", {"text": text})
-        assert say(phrase) == text
 
 
 def test_a_phrase_is_printed_with_its_text_and_read_back():
@@ -125,13 +90,12 @@ def test_help_reads_no_wording():
     code = """
 import conformance
 from conformance import cli, words
-from conformance.records import record, schema1
+from conformance.records import record
 try:
     cli.main(["--help"])
 except SystemExit:
     pass
 assert not words.tables.cache_info().currsize
-assert not schema1._frozen.cache_info().currsize
 assert words.tables()["entries"]
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -28,7 +28,6 @@ import msgspec
 import numpy as np
 
 from conformance.errors import BrokenRecord, ConformanceError
-from conformance.records import schema1
 from conformance.records.findings import CaseResult
 from conformance.records.header import SCHEMA, Header
 from conformance.records.numbers import Array
@@ -68,12 +67,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     arrays: dict[str, tuple[list[int], str]] = {}
 
 
-_UNREADABLE = (
-    *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError),
-    *(KeyError, TypeError, AttributeError),
-)
-"""The exceptions that a damaged file may raise; those in the second line are
-raised by the conversion of records of schema 1."""
+_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""The exceptions that a damaged file may raise."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -106,14 +101,14 @@ def encode_line(result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
     return _encoded(Line(result, packed))
 
 
-def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, dict[str, Array]]:
+def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
     """Return the result in a journal line, and its arrays by name.
 
     Raises:
-        BrokenRecord: the line is damaged or does not have the schema `schema`.
+        BrokenRecord: the line is damaged.
     """
     try:
-        item = _decode(line, Line, schema)
+        item = msgspec.json.decode(line, type=Line)
         return item.result, {
             name: np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
             for name, (shape, packed) in item.arrays.items()
@@ -280,32 +275,27 @@ def read_document(path: Path, kind: type[T], schema: str, most: int, called: str
         raise BrokenRecord(f"{path} is no {called}: {error}") from error
 
 
-def read_journal(
-    path: Path, *, resumes: bool = False
-) -> tuple[Header, list[CaseResult], dict[str, Array]]:
+def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]]:
     """Return the header, results and arrays in a journal, ignoring a truncated last line.
 
     Raises:
-        BrokenRecord: the journal cannot be read, or a line other than a truncated last one is
-            damaged; or the journal does not have the current schema and `resumes` is true, because
-            the run is to be continued.
+        BrokenRecord: the journal cannot be read, has another schema, or a line other than a
+            truncated last one is damaged.
     """
     content = _bounded(path)
     lines = content.splitlines()
     cut_off = not content.endswith(b"\n")
     first = lines[0] if lines else b""
     try:
-        schema = _schema(path, msgspec.json.decode(first, type=_SchemaOnly))
-        header = _decode(first, Header, schema)
+        _check_schema(path, msgspec.json.decode(first, type=_SchemaOnly))
+        header = msgspec.json.decode(first, type=Header)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
-    if resumes and schema != SCHEMA:
-        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite writes {SCHEMA!r}")
     results: list[CaseResult] = []
     arrays: dict[str, Array] = {}
     for number, line in enumerate(lines[1:], start=2):
         try:
-            result, exchanged = decode_line(line, schema)
+            result, exchanged = decode_line(line)
         except BrokenRecord as error:
             if cut_off and number == len(lines):
                 break
@@ -326,11 +316,11 @@ def read(path: Path) -> Record:
         return _checked(path, Record(header, False, results))
     text = _text(path)
     try:
-        schema = _schema(path, msgspec.json.decode(text, type=_Envelope).header)
+        _check_schema(path, msgspec.json.decode(text, type=_Envelope).header)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no record of this suite, or cut off ({error})") from error
     try:
-        record = _decode(text, Record, schema)
+        record = msgspec.json.decode(text, type=Record)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: is damaged ({error}); run again") from error
     return _checked(path, record)
@@ -393,25 +383,11 @@ class _Envelope(msgspec.Struct):
     header: _SchemaOnly
 
 
-_UPGRADES: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    Line: schema1.upgrade_line,
-    Header: schema1.upgrade_header,
-    Record: schema1.upgrade_record,
-}
-
-
-def _schema(path: Path, document: _SchemaOnly) -> str:
-    schema = document.schema
-    if schema not in (SCHEMA, schema1.SCHEMA_1):
-        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite reads {SCHEMA!r}; run again")
-    return schema
-
-
-def _decode(text: bytes | str, kind: type[T], schema: str) -> T:
-    """Return the document of the type `kind` in a text, converted if its schema is schema 1."""
-    if schema == SCHEMA:
-        return msgspec.json.decode(text, type=kind)
-    return msgspec.convert(_UPGRADES[kind](msgspec.json.decode(text)), kind)
+def _check_schema(path: Path, document: _SchemaOnly) -> None:
+    if document.schema != SCHEMA:
+        raise BrokenRecord(
+            f"{path}: has schema {document.schema!r}, this suite reads {SCHEMA!r}; run again"
+        )
 
 
 def size_of(path: Path) -> int:

@@ -238,7 +238,7 @@ def _read(file: Path) -> tuple[Header, dict[str, tuple[CaseResult, dict[str, Arr
         BrokenRecord: the file cannot be read, or is a journal without results.
     """
     if file.suffix == ".journal":
-        header, results, stored = read_journal(file, resumes=True)
+        header, results, stored = read_journal(file)
         if not results:
             raise BrokenRecord(f"{file.name}: nothing was measured")
     else:

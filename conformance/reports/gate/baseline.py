@@ -21,9 +21,8 @@ arguments of this cause that have to match:
 Tables [verified.NAME] count what was verified, and tables [pinned.NAME] store conventions; see
 `conformance.reports.gate.coverage`.
 
-An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. A `cause`
-that is not an id is matched as a part of the cause's wording. Patterns are shell patterns; a
-pattern that begins with "!" excludes names.
+An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. Patterns
+are shell patterns; a pattern that begins with "!" excludes names.
 
 Conditions look like environment markers (PEP 508), and versions are compared by `packaging`. The
 markers of `packaging` itself are not used, because they accept only variables of an installation,
@@ -53,9 +52,8 @@ from conformance.records.findings import Argument, Phrase
 from conformance.records.header import KnownDeviation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import size_of
-from conformance.records.schema1 import old_wording
 from conformance.reports.gate.coverage import Counts, Pins, read_counts, read_pins
-from conformance.words import causes, say
+from conformance.words import causes
 
 PLACES = ("implementation", "requirement", "case", "mode")
 """The keys that say what an entry applies to; their values are patterns."""
@@ -83,10 +81,6 @@ _TYPES = {
     "within": "within is a number of σ, such as 1e9",
 } | {place: f"{place} is a pattern or a list of patterns, each of them text" for place in PLACES}
 """What the value of a key must be, for keys that do not take text."""
-
-_ID = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)+")
-"""The form of a cause's id, as opposed to a part of its wording."""
-
 
 _OPEN = re.compile(r"\[[^]]*$")
 """A bracket of a pattern without an end, which matches only itself, and no name has one."""
@@ -220,7 +214,7 @@ def _checked(name: str, operator: str, node: ast.expr) -> str:
 class Entry(KnownDeviation, frozen=True):
     """One known deviation.
 
-    `cause` is the id of each finding's cause, or a part of its wording; see `agrees_on_cause`.
+    `cause` is the id of each finding's cause; see `agrees_on_cause`.
     The entry claims the findings that its patterns and its condition match. If `strict` is true,
     all of them must deviate as described; otherwise, at least one.
 
@@ -312,13 +306,8 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re
 
 
 def agrees_on_cause(entry: Entry, cause: Phrase) -> bool:
-    """Return whether a finding's cause is the one that an entry names; True if it names none.
-
-    An entry that quotes the wording of a cause also matches the wording of older versions.
-    """
-    if not _ID.fullmatch(entry.cause):
-        return entry.cause in say(cause) or entry.cause in old_wording(cause)
-    return cause.id == entry.cause and _has(cause, entry.arguments)
+    """Return whether a finding's cause is the one that an entry names; True if it names none."""
+    return not entry.cause or (cause.id == entry.cause and _has(cause, entry.arguments))
 
 
 def _has(phrase: Phrase, wanted: Mapping[str, Any]) -> bool:
@@ -480,10 +469,10 @@ def _finds_everything(patterns: tuple[str, ...]) -> bool:
 
 def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
     """Return a validated entry; raises `BrokenBaseline` if it is invalid or excuses too much."""
-    is_error, names_cause = known.verdict == "error", _ID.fullmatch(known.cause) is not None
+    is_error = known.verdict == "error"
     given = f"verdict {known.verdict!r}" if known.verdict else "no verdict"
     similar = ""
-    if is_unknown := names_cause and known.cause not in causes():
+    if is_unknown := known.cause not in ("", *causes()):
         near = difflib.get_close_matches(known.cause, causes(), n=1)
         similar = f"; did you mean {near[0]}?" if near else ""
     faults = (
@@ -513,7 +502,7 @@ def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
         (is_error and known.cause, 'cause is for verdict = "deviates"; of an error, say raises'),
         (is_unknown, f"there is no cause {known.cause!r}{similar}"),
         (
-            known.arguments and not names_cause,
+            known.arguments and not known.cause,
             'arguments are those of a cause: say its id, cause = "mask.inverted"',
         ),
         (
