@@ -8,6 +8,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import NoReturn
 
 from conformance.commands import (
     convert,
@@ -163,8 +164,17 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like those of the suite."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a line that says what is wrong and where help is, and exit."""
+        line = f"mha-conformance: {printable(message)}; {self.prog} --help says what there is\n"
+        self.exit(ExitCode.USAGE, line)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="mha-conformance",
         description="Does this attention compute the same as that one, and where do they differ?",
         epilog=_epilog(),

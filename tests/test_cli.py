@@ -287,6 +287,12 @@ def test_nothing_verified_is_3(arguments, told):
     assert told in done.stdout
 
 
+def test_errors_verify_nothing():
+    arguments = ["--dtype", "float32", "--case", "mask/per-batch/self"]
+    done = mha("run", mini("Puzzled"), *arguments, expect=ExitCode.NOTHING_VERIFIED)
+    assert "Puzzled: 1 error" in done.stdout
+
+
 def test_a_device_that_is_not_there(tmp_path):
     arguments = ["--dtype", "float32", "--case", "mask/per-batch/self", "--device", "gpu"]
     arguments += ["--record", "r.json"]
@@ -501,7 +507,8 @@ def test_wrong_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == ExitCode.USAGE
-    assert "usage: mha-conformance" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"mha-conformance: .*; mha-conformance.* --help says what there is", line)
 
 
 def test_without_a_command_there_is_help(capsys):
