@@ -28,15 +28,19 @@ from conformance.records.record import (
     read,
     read_arrays,
     save,
+    with_inputs,
 )
 from conformance.requirements import REQUIREMENTS
 from conformance.running import provenance
+from conformance.running.inputs import digest
 from conformance.running.merging import Lock, as_measured, earlier, join, unchanged
 from conformance.running.provenance import describe, environment, header_of
 from conformance.running.selection import parse_shard, part
 from conformance.running.session import Examiner, inquiries, kept, places, plan
 
 DTYPES = ["float32", "bfloat16"]
+READ = {name: digest(name) for name in ("package numpy", "variable NOBODY_READS_THIS")}
+"""What every implementation of these records has read."""
 
 
 def planned(adapter, cases, dtypes=DTYPES):
@@ -59,7 +63,7 @@ def record(path, adapter, items, asked=(), selection="", change=lambda header: h
     for item in every:
         result, arrays = examiner.examine(item)
         results.append(result)
-        journal.add(encode_line(result, arrays))
+        journal.add(encode_line(result, arrays, READ))
     journal.close()
     return finish(path, (), [item.id for item in every], kept(results, placed))
 
@@ -287,7 +291,7 @@ def test_each_outcome_says_when_it_was_measured(made):
     assert {*found.days.values()} == {day}
     # And keeps it when it is taken over once more.
     path = made.path.with_name("later.json")
-    journal = Journal(path, later, found.lines.values())
+    journal = Journal(path, with_inputs(later, found.inputs), found.lines.values())
     journal.close()
     finish(path)
     again = earlier([path], header(made.adapter, made.items, made.asked), every, {})

@@ -127,6 +127,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
             framework knows them; else {}.
         settings: the settings of its framework that decide how precisely it computes, such as
             whether TF32 is allowed, by name.
+        inputs: the files, packages and environment variables that it read while it ran, such as
+            "file kernel.py", with their digests; {} if they are unknown.
     """
 
     name: str
@@ -156,6 +158,7 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     features: list[FeatureInfo] | None = None
     toolkit: dict[str, str] = {}
     settings: dict[str, str] = {}
+    inputs: dict[str, str] = {}
 
 
 class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,9 +19,10 @@ import re
 import stat
 import tempfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, TypeVar
 
 import msgspec
@@ -61,10 +62,18 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """A journal line: the result of an item, and arrays by name as (shape, float64 in base64)."""
+    """A journal line: the result of an item, and arrays by name as (shape, float64 in base64).
+
+    Attributes:
+        inputs: what the process of the item's implementation had read for the first time, with
+            digests, as in `Implementation.inputs`.
+        shared: whether that process has other implementations too, which share what it read.
+    """
 
     result: CaseResult
     arrays: dict[str, tuple[list[int], str]] = {}
+    inputs: dict[str, str] = {}
+    shared: bool = False
 
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
@@ -91,14 +100,23 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-def encode_line(result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
-    """Return the journal line for a result and its arrays by name, without the newline."""
+def encode_line(
+    result: CaseResult,
+    arrays: Mapping[str, Array],
+    inputs: Mapping[str, str] = MappingProxyType({}),
+    *,
+    shared: bool = False,
+) -> bytes:
+    """Return the journal line for a result and its arrays by name, without the newline.
+
+    `inputs` and `shared` are as in `Line`.
+    """
     wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
     packed = {
         name: (list(array.shape), base64.b64encode(array.tobytes()).decode())
         for name, array in wide.items()
     }
-    return _encoded(Line(result, packed))
+    return _encoded(Line(result, packed, dict(inputs), shared))
 
 
 def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
@@ -278,6 +296,8 @@ def read_document(path: Path, kind: type[T], schema: str, most: int, called: str
 def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]]:
     """Return the header, results and arrays in a journal, ignoring a truncated last line.
 
+    The header has what the lines say of inputs.
+
     Raises:
         BrokenRecord: the journal cannot be read, has another schema, or a line other than a
             truncated last one is damaged.
@@ -293,16 +313,44 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
         raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
     results: list[CaseResult] = []
     arrays: dict[str, Array] = {}
+    read: list[Line] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
             result, exchanged = decode_line(line)
+            if b'"inputs":' in line or b'"shared":' in line:
+                read.append(msgspec.json.decode(line, type=Line))
         except BrokenRecord as error:
             if cut_off and number == len(lines):
                 break
             raise BrokenRecord(f"{path}, line {number}: {error}") from error
         results.append(result)
         arrays |= {f"{result.id}|{name}": array for name, array in exchanged.items()}
-    return header, results, arrays
+    return with_inputs(header, _read_by(read)), results, arrays
+
+
+def _read_by(lines: Sequence[Line]) -> dict[str, dict[str, str]]:
+    """Return for each implementation what the lines of a journal say that it read."""
+    together = {line.result.implementation for line in lines if line.shared}
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for line in lines:
+        for name in together if line.shared else {line.result.implementation}:
+            found[name] = joined_inputs(found[name], line.inputs)
+    return found
+
+
+def joined_inputs(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs of both, with a digest that no file has where the two differ."""
+    changed = {name for name in one.keys() & other.keys() if one[name] != other[name]}
+    return dict(sorted({**one, **other, **dict.fromkeys(changed, "changed")}.items()))
+
+
+def with_inputs(header: Header, read: Mapping[str, Mapping[str, str]]) -> Header:
+    """Return a header in which implementations have these inputs too, given by name."""
+    implementations = [
+        msgspec.structs.replace(one, inputs=joined_inputs(one.inputs, read.get(one.name, {})))
+        for one in header.implementations
+    ]
+    return msgspec.structs.replace(header, implementations=implementations)
 
 
 def read(path: Path) -> Record:

@@ -39,11 +39,13 @@ from conformance.records.record import (
     Record,
     check_writable,
     encode_line,
+    joined_inputs,
     read,
     read_arrays,
     read_journal,
     write,
 )
+from conformance.running import inputs
 from conformance.running.provenance import (
     BASE_PACKAGES,
     CAUSES,
@@ -159,11 +161,13 @@ class Earlier:
             was measured, unless the new run began on the same day.
         days: the day on which each item was measured, by item id.
         problems: an explanation for each file that could not be used.
+        inputs: what each implementation had read when its results were measured, by name.
     """
 
     lines: dict[str, bytes] = field(default_factory=dict)
     days: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def earlier(
@@ -186,6 +190,7 @@ def earlier(
     results: dict[str, CaseResult] = {}
     days: dict[str, str] = {}
     arrays: dict[str, dict[str, Array]] = {}
+    read: dict[str, dict[str, str]] = defaultdict(dict)
     for file in files:
         try:
             before, measured = _read(file)
@@ -193,9 +198,11 @@ def earlier(
             problems.append(f"{error}; not used")
             continue
         holds = _holds(before, header)
+        declared = {one.name: one for one in before.implementations}
         for name, (result, own) in measured.items():
             if name in items and name not in results and holds(result, items[name]):
                 results[name], arrays[name] = result, own
+                read[result.implementation] |= declared[result.implementation].inputs
                 days[name] = result.measured or before.provenance.created[:10]
     # The new record needs the arrays of some items.
     for name, result in list(results.items()):
@@ -209,7 +216,7 @@ def earlier(
         name: encode_line(_measured(result, days[name], header), arrays[name])
         for name, result in results.items()
     }
-    return Earlier(lines, {name: days[name] for name in lines}, problems)
+    return Earlier(lines, {name: days[name] for name in lines}, problems, read)
 
 
 def _measured(result: CaseResult, day: str, header: Header) -> CaseResult:
@@ -267,6 +274,7 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
         for each in now.implementations
         if each.digest and declared.get(each.name) == _without_words(each)
     }
+    alike &= {each.name for each in before.implementations if inputs.stand(each.inputs)}
 
     def holds(result: CaseResult, row: Row) -> bool:
         if not same or result.implementation not in alike or result.verdict in NOT_VERIFIED:
@@ -285,9 +293,9 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
 
 
 def _without_words(declared: Implementation) -> Implementation:
-    """Return an adapter's declaration without descriptive texts, on which no result depends."""
+    """Return an adapter's declaration without inputs, and texts on which no result depends."""
     words = {"spec": "", "title": "", "documentation": "", "about": "", "example": ""}
-    return msgspec.structs.replace(declared, mode_notes={}, **words)
+    return msgspec.structs.replace(declared, mode_notes={}, inputs={}, **words)
 
 
 def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Record | None:
@@ -331,11 +339,13 @@ def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Re
 
 
 def _stands(one: Implementation) -> bool:
-    """Return whether an adapter's code, documentation and package versions are as in `one`.
+    """Return whether an adapter's code, inputs, documentation and versions are as in `one`.
 
     `one` is the declaration in an earlier record. Return False if the adapter's code is unknown.
     """
     if not one.digest or package_versions(tuple(one.versions)) != one.versions:
+        return False
+    if not inputs.stand(one.inputs):
         return False
     words = documentation(one.spec)
     return adapter_digest(one.spec, one.framework) == one.digest and words in ("", one.about)
@@ -429,6 +439,9 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
                 )
         for one in other.implementations:
             before = implementations.setdefault(one.name, one)
+            implementations[one.name] = msgspec.structs.replace(
+                before, inputs=joined_inputs(before.inputs, one.inputs)
+            )
             if (before.digest, before.versions) != (one.digest, one.versions):
                 what = "versions" if before.versions != one.versions else "code"
                 raise ConformanceError(

@@ -571,7 +571,11 @@ def _file(module: str) -> Path | None:
 @cache
 def source(path: Path) -> Source:
     """Return the parsed source of a file, or only a digest of its bytes if it is not Python."""
-    content = path.read_bytes()
+    return parsed(path.read_bytes())
+
+
+def parsed(content: bytes) -> Source:
+    """Return the parsed source that these bytes are, or only their digest if they are none."""
     key = hashlib.sha256(content).hexdigest()
     if key not in _cache():
         _cache()[key] = _read(content)

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from conformance.cases.casefile import load_case
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, without_outcome
 from conformance.records.header import Header
+from conformance.records.numbers import Array
 from conformance.records.record import (
     Journal,
     Record,
@@ -35,8 +36,9 @@ from conformance.records.record import (
     finish,
     journal_path,
     narrowed_path,
+    with_inputs,
 )
-from conformance.running import level_of
+from conformance.running import inputs, level_of
 from conformance.running.examine import (
     Outcome,
     counted,
@@ -147,6 +149,9 @@ class Run:
         level = level_of(level, cases, dtypes, modes, keyword)
         self.selection = Selection(cases, dtypes, modes, level, files)
         self.supervisors: dict[str, Supervisor] = {}
+        self._told: set[str] = set()
+        if self._given is not None:
+            inputs.observe()
         self._declared: dict[str, bytes] = {}
         self.adapters: list[tuple[Adapter, str]] = [
             (self._adapter(spec), spec) for spec in option("--implementation")
@@ -264,9 +269,16 @@ class Run:
                 if os.getpid() != process:
                     # The implementation has forked, and both processes returned here.
                     os._exit(0)
-                return result, encode_line(result, arrays)
+                return result, self._line(result, arrays)
             line = supervisor.examine(row, self._places.get(row.id, -1))
         return decode_line(line)[0], line
+
+    def _line(self, result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
+        """Return the journal line of an item of this process, with what the process has read."""
+        first = result.implementation not in self._told
+        self._told.add(result.implementation)
+        read = inputs.news()
+        return encode_line(result, arrays, read, shared=first or bool(read))
 
     # Implementations in separate processes
 
@@ -399,7 +411,8 @@ class Run:
         if self._journal is None and self._record is not None:
             chosen = {*self.chosen}
             lines = [line for name, line in self._earlier.lines.items() if name in chosen]
-            self._journal = Journal(self._record, self._header(), lines)
+            header = with_inputs(self._header(), self._earlier.inputs)
+            self._journal = Journal(self._record, header, lines)
         return self._journal
 
     # What pytest does around an item

@@ -270,8 +270,11 @@ def keep(records: Sequence[Loaded], folder: Path) -> None:
 
 
 def packed(record: Record) -> bytes:
-    """Return a record in compressed form, without the reference to its file of arrays."""
-    text = msgspec.json.encode(msgspec.structs.replace(record, exchange="", digest=""))
+    """Return a record in compressed form, without what concerns files of this machine alone."""
+    replace = msgspec.structs.replace
+    implementations = [replace(one, inputs={}) for one in record.header.implementations]
+    header = replace(record.header, implementations=implementations)
+    text = msgspec.json.encode(replace(record, header=header, exchange="", digest=""))
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0, filename="") as file:
         file.write(text)
