@@ -400,6 +400,20 @@ def test_sigma_of_small_problems_can_be_estimated_again():
     assert 1.8 < (careful[before > 0] / before[before > 0]).max() < 3
 
 
+def test_sigma_of_weights_beyond_the_range_of_float32_is_not_that_of_its_subnormals():
+    """A key has a weight of 5e-45. Its σ was an eighteenth of that from samples in float64."""
+    grid = Grid(tiles=(128, 128), head_size=128, value_head_size=64)
+    (case,) = find_cases("logits/huge/one-query")
+    problem = heads_alone(replace(case, name=f"{case.name}-1").on(grid).problem("float64"))
+    sigma = expect(problem).sigma["gradient.key"]
+    # Small cotangents have samples in float64, and gradients are proportional to them.
+    small = problem.replace(cotangent=problem.cotangent * 2.0**-60)
+    want = expect(small).sigma["gradient.key"] * 2.0**60
+    assert ((sigma > 0) == (want > 0)).all()
+    ratio = sigma[want > 0] / want[want > 0]
+    assert 0.5 < ratio.min() and ratio.max() < 2
+
+
 def test_numbers_beyond_the_range_of_float32_have_noise_too():
     """Squares of the smallest ones are 0 in float32."""
     problem = case_of(LARGE_CASES[0]).problem("float64")

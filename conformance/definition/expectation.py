@@ -256,7 +256,7 @@ def _squares_of_large(
     Samples are computed one at a time, in float32 if possible.
     """
     reach = _reach(problem)
-    wide = _wide(problem) if reach == 1 else np.float64
+    wide = _wide(problem, exact["weights"]) if reach == 1 else np.float64
     arrays = {name: getattr(problem, name) for name in ARRAY_NAMES if name != "mask"}
     given = {name: a.astype(wide) for name, a in arrays.items() if a is not None}
     narrow = problem.with_weights(
@@ -309,11 +309,14 @@ def _features_as(problem: Problem, wide: type[np.floating]) -> dict[str, Any]:
     return found
 
 
-def _wide(problem: Problem) -> type[np.floating]:
+def _wide(problem: Problem, weights: Array) -> type[np.floating]:
     """Return the format for samples of a large problem: float32 if its range suffices, or float64.
 
-    Squares and products of several numbers have to be within this range.
+    Squares and products of several numbers have to be within this range. In float64, those of the
+    attention weights have to be too: a key's gradient may have nothing but a small weight.
     """
+    if problem.dtype == "float64" and weights.min(where=weights > 0, initial=1.0) < 2.0**-63:
+        return np.float64
     arrays = [getattr(problem, name) for name in ARRAY_NAMES if name != "mask"]
     arrays += [one for one in problem.weights.named().values() if not is_identity(one)]
     for array in arrays:
