@@ -260,15 +260,15 @@ class Noisy(Exact):
         return self._accumulated(axes, np.einsum(axes, values), squares, terms, kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights with each row scaled by 1 + u·|log_total|·ξ, with random ξ in [-1, 1].
+        """Return the weights with each row scaled by exp(u·|log_total|·ξ), random ξ in [-1, 1].
 
         This is the error of rounding the logarithm of the normaliser, with the roundoff u. Fused
         kernels keep only this logarithm for the backward pass, and recompute the weights from it.
         This error becomes their largest one when logits are about 100 or, for weights near 1,
-        already when they are about 8.
+        already when they are about 8. `_growth` says what becomes of large exponents.
         """
         error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
-        return weights * (1.0 + error * self._uniform(error.shape))
+        return weights * (1.0 + _growth(error * self._uniform(error.shape)))
 
     def reordered(self, axes: str, left: Array, right: Array) -> Array | float:
         """Return the difference of two sums of the same terms that round differently.
@@ -441,8 +441,12 @@ class Amplified(Exact):
         return self._accumulated(exact, lambda: self._spread(axes, exact, values), terms, kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights with each row scaled by 1 + u·|log_total|·ξ, as `Noisy` does."""
-        return weights * (1 + self._times_noise(log_total, self._roundoff["accumulator"]))
+        """Return the weights with each row scaled by exp(u·|log_total|·ξ), as `Noisy` does.
+
+        The exponent is not amplified, but its effect is, so that this stays proportional.
+        """
+        error = self._times_noise(log_total, self._roundoff["accumulator"] / self.factor)
+        return weights * (1 + _growth(error) * self.factor)
 
     def _truncated(self, values: Array) -> Array:
         """Return operands with the noise of cutting off digits, as `Noisy` does."""
@@ -628,6 +632,16 @@ def _plan(axes: str, *dimensions: int) -> _Plan:
         columns=[axis for axis in right if axis not in left],
         lone=[place for place, axis in enumerate(left) if axis not in right],
     )
+
+
+def _growth(exponents: Array) -> Array:
+    """Return exp(x) - 1 for exponents x up to 1, and beyond that its tangent, e·x - 1.
+
+    In half precision, a log-normaliser of some hundred is off by 1. Where it is off by some
+    hundred, the power would overflow, and an infinite σ would accept any answer.
+    """
+    near = np.expm1(np.minimum(exponents, 1.0))
+    return np.where(exponents > 1.0, math.e * exponents - 1.0, near)
 
 
 def _column(per_sample: Array, dimensions: int) -> Array:
