@@ -27,7 +27,7 @@ from mutants.honest import (
 from mutants.run import Examiner
 from mutants.zoo import SMALL
 
-from conformance import MaskArgument
+from conformance import MaskArgument, RotaryBase, attention_function, examine
 from conformance.adapter.base import Call
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
@@ -639,3 +639,65 @@ def test_a_wrong_name_fails_the_command(monkeypatch):
     monkeypatch.setitem(CAUSES, "scale-missing", Phrase("something.else"))
     arguments = ["--causes", "--mutant", "scale-missing"]
     assert main(arguments) == ExitCode.DEVIATES
+
+
+# Mistakes of whole programs, whose backward pass is torch's
+
+
+def of_torch(change, *, backward=False, features=(), **declared):
+    """A function with a change, or with the right output and the gradients of the change."""
+    torch = pytest.importorskip("torch")
+
+    def turned(x, size, partner):
+        at = torch.arange(size // 2)
+        angle = torch.arange(x.shape[2])[:, None] * 50.0 ** (-2.0 * at / size)
+        cos, sin, other = angle.cos().to(x.dtype), angle.sin().to(x.dtype), at + partner
+        y = x.clone()
+        y[..., at] = x[..., at] * cos - x[..., other] * sin
+        y[..., other] = x[..., at] * sin + x[..., other] * cos
+        return y
+
+    def computed(query, key, value, size, **change):
+        if size:
+            partner = query.shape[-1] // 2 if "whole" in change else size // 2
+            query, key = (turned(x, size, partner) for x in (query, key))
+            if "detached" in change:
+                query, key = (
+                    torch.cat([x[..., :size], x[..., size:].detach()], -1) for x in (query, key)
+                )
+        scale = query.shape[1 if "by_heads" in change else -1] ** -0.5
+        logits = query @ key.mT * scale
+        if "causal" in change:
+            future = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+            logits = logits.masked_fill(future, -torch.inf)
+        return logits.softmax(-1) @ value
+
+    def attend(query, key, value, base=None, size=None):
+        right = computed(query, key, value, size)
+        wrong = computed(query, key, value, size, **{change: True})
+        return wrong + (right - wrong).detach() if backward else wrong
+
+    return attention_function("torch", features=features, **declared)(attend)
+
+
+ROTARY = {"features": (RotaryBase("base", "size"),)}
+WHOLE = {
+    "causal.unasked": ("plain/no-mask/cross", "causal", {}),
+    "backward.weights-causal-unasked": ("plain/no-mask/cross", "causal", {"backward": True}),
+    "scale.by-number-of-heads": ("plain/no-mask/cross", "by_heads", {}),
+    "rotary.partners-in-whole-head": ("feature/rotary-partial-halves/self", "whole", ROTARY),
+    "backward.rotary-rest-dropped": (
+        "feature/rotary-partial-halves/self",
+        "detached",
+        {"backward": True, **ROTARY},
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", WHOLE)
+def test_a_mistake_of_a_whole_program_is_named(cause):
+    name, change, declared = WHOLE[cause]
+    outcome = examine(of_torch(change, **declared), cases=name, dtypes="float32")
+    found = [one for result in outcome.results for one in result.findings]
+    of = [one for one in found if one.requirement.startswith(("output.", "gradient."))]
+    assert {one.cause.id for one in of if one.verdict == "deviates"} == {cause}

@@ -470,6 +470,15 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
                 Stages.rotated(a, s, np.roll(x, -step, axis=-1)), step, axis=-1
             ),
         )
+        if rotary.pairs == "halves" and size % 2 == 0:
+            # The halves of the whole head, of which only the first angles are not 0.
+            of_head = replace(rotary, size=size)
+            angles = np.zeros(size // 2)
+            angles[: rotary.size // 2] = maker.right.frequencies()
+            yield Hypothesis(
+                Phrase("rotary.partners-in-whole-head"),
+                lambda: Stages(problem.replace(rotary=of_head), frequencies=lambda a: angles),
+            )
 
     def back(a: Stages, side: str, x: Array) -> Array:
         sign = -1 if side == "key" else 1

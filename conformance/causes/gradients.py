@@ -16,7 +16,7 @@ from conformance.causes.logits import best_factor
 from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
-from conformance.definition.problem import NO_WINDOW
+from conformance.definition.problem import NO_WINDOW, Causal
 from conformance.records.findings import NOTHING, Phrase
 
 Arrays = dict[str, Array]
@@ -204,6 +204,13 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     if problem.allowed is not None:
         shown = right.softmax(right.shown)
         yield from _recomputed(maker, "backward.weights-without-mask", lambda a: shown)
+    if problem.causal is None:
+        square = shape.query_length == shape.key_length
+        alignments: tuple[Causal, ...] = ("top-left",) if square else ("top-left", "bottom-right")
+        for alignment in alignments:
+            masked = maker.asked("", causal=alignment).make().weights
+            cause = "backward.weights-causal-unasked"
+            yield from _recomputed(maker, cause, lambda a, weights=masked: weights)
     if problem.attn_bias is not None:
         plain = right.softmax(right.hide(right.sloped(right.capped(right.scaled(right.scores)))))
         yield from _recomputed(maker, "backward.weights-without-bias", lambda a: plain)
@@ -451,6 +458,13 @@ def _of_rotary(maker: Maker) -> Iterator[Hypothesis]:
     for side in ("key", "query"):
         skipping = but_for(side, Stages.d_rotated)
         yield maker.staged("backward.rotary-missing-in", {"of": side}, d_rotated=skipping)
+    assert problem.rotary is not None
+    if problem.rotary.size < problem.shape.head_size:
+        rest = np.arange(problem.shape.head_size) >= problem.rotary.size
+        yield maker.staged(
+            "backward.rotary-rest-dropped",
+            d_rotated=lambda a, side, g: np.where(rest, 0.0, Stages.d_rotated(a, side, g)),
+        )
     index = np.broadcast_to(
         np.arange(problem.shape.query_length), problem.position_of_queries.shape
     )

@@ -20,6 +20,7 @@ from conformance.causes.hypothesis import (
 )
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, Array, BoolArray
+from conformance.definition.problem import Causal
 from conformance.records.findings import NOTHING, Phrase
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
@@ -49,6 +50,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         yield from _causal(maker)
     if problem.attn_bias is not None:
         yield from _bias(maker, problem.attn_bias)
+    yield from _causal_unasked(maker)
     if problem.allowed is not None:
         yield from _applied(maker)
         yield from _axes(maker)
@@ -201,6 +203,17 @@ def _causal(maker: Maker) -> Iterator[Hypothesis]:
             yield seen("causal.by-tile", tri(0) | same_tile, {"size": size})
 
 
+def _causal_unasked(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which a causal mask is applied although the problem has none."""
+    problem, shape = maker.problem, maker.problem.shape
+    if problem.causal is not None:
+        return
+    square = shape.query_length == shape.key_length
+    alignments: tuple[Causal, ...] = ("top-left",) if square else ("top-left", "bottom-right")
+    for alignment in alignments:
+        yield maker.asked("causal.unasked", {"alignment": alignment}, causal=alignment)
+
+
 def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
     problem, scale = maker.problem, maker.problem.logit_scale
     yield maker.asked("bias.not-applied", attn_bias=None)
@@ -232,6 +245,7 @@ def _scale(maker: Maker) -> Iterator[Hypothesis]:
         ("scale.by-root-of-width", 1.0 / math.sqrt(width)),
         ("scale.by-width", 1.0 / width),
         ("scale.by-value-head-size", 1.0 / math.sqrt(shape.value_head_size)),
+        ("scale.by-number-of-heads", 1.0 / math.sqrt(shape.heads)),
         ("scale.applied-twice", scale * scale),
         ("scale.default-on-top", scale / math.sqrt(size)),
         ("scale.inverted", 1.0 / scale if scale else 0.0),
