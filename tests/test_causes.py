@@ -701,3 +701,20 @@ def test_a_mistake_of_a_whole_program_is_named(cause):
     found = [one for result in outcome.results for one in result.findings]
     of = [one for one in found if one.requirement.startswith(("output.", "gradient."))]
     assert {one.cause.id for one in of if one.verdict == "deviates"} == {cause}
+
+
+@pytest.mark.parametrize("number", [-23.0, -30.0, -50.0])
+def test_a_finite_number_is_named_that_only_gradients_of_blocked_keys_show(number):
+    pytest.importorskip("torch")
+
+    def attend(query, key, value, mask=None):
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        logits = logits if mask is None else logits.masked_fill(~mask, number)
+        return logits.softmax(-1) @ value
+
+    mask = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
+    finite = attention_function("torch", mask)(attend)
+    outcome = examine(finite, cases="mask/key-padding/cross", dtypes="float32")
+    found = [one for result in outcome.results for one in result.findings]
+    causes = {one.cause for one in found if one.verdict == "deviates" and one.cause}
+    assert causes == {Phrase("mask.blocked-set", {"number": number})}

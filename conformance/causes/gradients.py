@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.causes.features import but_for
 from conformance.causes.handing import PARTS, all_nan, names_of
-from conformance.causes.hypothesis import Best, Evidence, Hypothesis, Maker, significant
+from conformance.causes.hypothesis import BETTER, Best, Evidence, Hypothesis, Maker, significant
 from conformance.causes.logits import best_factor
 from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
@@ -22,6 +22,9 @@ from conformance.records.findings import NOTHING, Phrase
 Arrays = dict[str, Array]
 
 TILES = (8, 16, 32, 64, 128)
+
+LOW = 40.0
+"""A finite number for blocked logits, so low that gradients are proportional to their weights."""
 
 
 def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Best) -> None:
@@ -39,6 +42,8 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
     if all_nan(maker, wrong.values()) and best.add(0.0, Phrase("backward.unused-memory-read")):
         return
     if best.add(0.0, _of_masked_queries(maker, evidence)):
+        return
+    if best.add(0.0, _of_finite_logits(maker, evidence)):
         return
     for hypothesis in filter(lambda one: best.tries(one.cause), hypotheses(maker)):
         found = hypothesis.make().gradients
@@ -88,6 +93,42 @@ def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase
         if not one.near(found[name])[~np.isnan(one.got)].all():
             return NOTHING
     return spoilt.cause
+
+
+def _of_finite_logits(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase:
+    """Return a cause if blocked logits are finite, but too low to be noticed in the output.
+
+    Keys that all queries block then get gradients that should be 0. These are proportional to their
+    weights, so one number for the blocked logits predicts those for every other number. Everything
+    else must be right; otherwise, the result is an empty phrase.
+    """
+    allowed = maker.right.allowed
+    zeros = {name: (one.want == 0) & (one.noise == 0) for name, one in evidence.items()}
+    if any((one.wrong & ~zeros[name]).any() for name, one in evidence.items()):
+        return NOTHING
+    got = np.concatenate([one.got[zeros[name]] for name, one in evidence.items()])
+    if not got.any() or not np.isfinite(got).all():
+        return NOTHING
+
+    def not_passed_on(a: Stages, d: Array) -> Array:
+        return Stages.d_scaled(a, np.where(allowed, d, 0.0))
+
+    replaced: Change = lambda a, x: np.where(allowed, x, -LOW)  # noqa: E731
+    lowered: Change = lambda a, x: np.where(allowed, x, x - LOW)  # noqa: E731
+    for cause, about, sign, stages in (
+        ("mask.blocked-set", "number", 1.0, {"hide": replaced, "d_scaled": not_passed_on}),
+        ("mask.blocked-lowered", "by", -1.0, {"hide": lowered}),
+    ):
+        gradients = maker.staged(cause, **stages).make().gradients
+        if not evidence.keys() <= gradients.keys():
+            continue
+        found = np.concatenate([gradients[name][at] for name, at in zeros.items()])
+        factor = best_factor(got, found)
+        left = ((got - factor * found) ** 2).sum()
+        if factor > 0 and left <= BETTER**2 * (got**2).sum():
+            number = sign * (math.log(factor) - LOW)
+            return Phrase(cause, {about: significant(number, 3)})
+    return NOTHING
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
