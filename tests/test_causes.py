@@ -670,6 +670,15 @@ def of_torch(change, *, backward=False, features=(), **declared):
         if "causal" in change:
             future = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
             logits = logits.masked_fill(future, -torch.inf)
+        if "base_2" in change:
+            half = -(-logits.shape[-1] // 2)
+            parts = logits.split(half, -1)
+            sums = torch.stack([part.logsumexp(-1, keepdim=True) for part in parts])
+            shares = torch.exp2(sums - sums.amax(0))
+            of = [part.softmax(-1) for part in parts]
+            shares = shares / shares.sum(0)
+            logits = torch.cat([w * s for w, s in zip(of, shares, strict=True)], -1)
+            return logits @ value
         return logits.softmax(-1) @ value
 
     def attend(query, key, value, base=None, size=None):
@@ -685,6 +694,7 @@ WHOLE = {
     "causal.unasked": ("plain/no-mask/cross", "causal", {}),
     "backward.weights-causal-unasked": ("plain/no-mask/cross", "causal", {"backward": True}),
     "scale.by-number-of-heads": ("plain/no-mask/cross", "by_heads", {}),
+    "tiles.merged-in-base-2": ("plain/no-mask/long", "base_2", {}),
     "rotary.partners-in-whole-head": ("feature/rotary-partial-halves/self", "whole", ROTARY),
     "backward.rotary-rest-dropped": (
         "feature/rotary-partial-halves/self",

@@ -232,10 +232,26 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
     for size in sizes:
         for cause, softmax in _rescaled(size).items():
             yield maker.staged(cause, {"size": size}, softmax=softmax)
+    for size in sorted({*sizes, *(-(-keys // parts) for parts in (2, 4, 8))} - {1, keys}):
+        merged = _merged_in_base_2(size)
+        yield maker.staged("tiles.merged-in-base-2", {"size": size}, softmax=merged)
     for first, end in _single_tiles(keys):
         for cause, softmax in _rescaled_but_for(first, end).items():
             span = indices("key", range(first, end), keys)
             yield maker.staged(cause, {"keys": span}, softmax=softmax)
+
+
+def _merged_in_base_2(size: int) -> Change:
+    """Return a softmax stage that merges splits of `size` keys by powers of 2 of natural sums."""
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        starts = np.arange(0, logits.shape[-1], size)
+        sums = np.add.reduceat(_exponentials(logits), starts, axis=-1)
+        shares = np.where(sums > 0, sums, 1.0) ** (np.log(2.0) - 1.0)
+        changed = _exponentials(logits) * np.repeat(shares, size, axis=-1)[..., : logits.shape[-1]]
+        return changed / np.maximum(changed.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
+
+    return softmax
 
 
 def _quotient(powers: Array, summed: Array) -> Array:
