@@ -944,7 +944,7 @@ def layer_output(x, weights, *, tile=False, scale=None, turned=False):
     def heads(name):
         weight = weights[f"{name}_proj.weight"]
         projected = x @ (weight.T if not turned or name != "k" else weight.reshape(32, -1))
-        return separate(projected, len(weight) // 8)
+        return separate(projected + weights.get(f"{name}_proj.bias", 0), len(weight) // 8)
 
     q, k, v = (heads(name) for name in "qkv")
     q, k = rotated(q), rotated(k)
@@ -955,6 +955,20 @@ def layer_output(x, weights, *, tile=False, scale=None, turned=False):
 X = np.random.default_rng(8).standard_normal((2, 10, 32)).astype(np.float32)
 WEIGHTS = weights_of()
 LAYER = {"config": LLAMA | {"rope_theta": 10000.0}}
+
+
+def test_a_layer_may_lack_the_bias_of_its_output():
+    random = np.random.default_rng(4)
+    sizes = {"q": 32, "k": 16, "v": 16}
+    biases = {
+        f"{n}_proj.bias": random.standard_normal(size).astype(np.float32)
+        for n, size in sizes.items()
+    }
+    weights, config = WEIGHTS | biases, LAYER["config"] | {"model_type": "qwen2"}
+    found = diagnose_layer(X, weights, layer_output(X, weights), config=config)
+    assert found.verdict == "noise", str(found)
+    found = diagnose_layer(X, weights, layer_output(X, weights, scale=1.0), config=config)
+    assert "scale.missing" in [it.id for it in found.causes], str(found)
 
 
 def test_a_layer_is_judged_by_its_weights():

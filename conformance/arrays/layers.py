@@ -20,7 +20,7 @@ from conformance.definition.problem import Answer, Norm, Shape, Weights
 from conformance.errors import BadArrays, ConformanceError
 from conformance.porting.checkpoints import configuration as read_configuration
 from conformance.porting.checkpoints import contents
-from conformance.porting.conversion import layer_of, table_of
+from conformance.porting.conversion import absent, layer_of, table_of
 from conformance.records.findings import Phrase
 
 
@@ -132,6 +132,7 @@ def _read(
                 used.add(feature.name)
         tensors = {n: Tensor.of(n, it.values) for n, it in numbers.items() if n not in used}
         try:
+            tensors |= absent(tensors, layer, sizes)
             table = table_of(tensors, layer, sizes)
         except ConformanceError as reason:
             reasons.append(reason)

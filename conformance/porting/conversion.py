@@ -466,7 +466,7 @@ def _converted(
 ) -> Conversion:
     own = _parameters_of_features(source)
     weights = {name: tensor for name, tensor in tensors.items() if name not in own}
-    zeros = _absent(weights, source, given)
+    zeros = absent(weights, source, given)
     weights |= zeros
     table = table_of(weights, source, given)
     shape = table.shape
@@ -499,7 +499,7 @@ def _converted(
     )
 
 
-def _absent(
+def absent(
     tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 ) -> dict[str, Tensor]:
     """Return zeros for the biases that the models of `source` lack beside others that they have."""
