@@ -287,12 +287,6 @@ def test_nothing_verified_is_3(arguments, told):
     assert told in done.stdout
 
 
-def test_errors_verify_nothing():
-    arguments = ["--dtype", "float32", "--case", "mask/per-batch/self"]
-    done = mha("run", mini("Puzzled"), *arguments, expect=ExitCode.NOTHING_VERIFIED)
-    assert "Puzzled: 1 error" in done.stdout
-
-
 def test_a_device_that_is_not_there(tmp_path):
     arguments = ["--dtype", "float32", "--case", "mask/per-batch/self", "--device", "gpu"]
     arguments += ["--record", "r.json"]

@@ -32,7 +32,7 @@ OUTPUT, KEYS, GRADIENT = (
     "gradient.inputs-equal-definition",
 )
 SELF, CROSS, ONE = "plain/no-mask/self", "mask/shared/cross", "plain/no-mask/one-key"
-PRECISION = "is only as accurate as float32"
+PRECISION = "accuracy.float32"
 COARSE, INVERTED = Phrase("accuracy.float32"), Phrase("mask.inverted")
 
 KNOWN = """

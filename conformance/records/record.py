@@ -410,7 +410,7 @@ def read_arrays(path: Path, record: Record) -> dict[str, Array]:
         raise BrokenRecord(f"{path}: names arrays outside its own folder")
     file = path.with_name(record.exchange)
     # The process that wrote the record may have ended before it renamed its arrays.
-    aside = [own for own in (_aside(file),) if own.exists()]
+    aside = [own for own in (_aside(file),) if os.path.exists(own)]
     for own in (*aside, file):
         content = _bounded(own)
         if hashlib.sha256(content).hexdigest() == record.digest:
