@@ -105,7 +105,7 @@ def test_data_files_are_in_the_wheel():
     """What is read beside a module is declared as data of its package."""
     root = Path(__file__).parent.parent
     settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for package, folder in (("conformance", "."), ("conformance.records", "records")):
+    for package, folder in (("conformance", "."), ("conformance.cases", "cases")):
         patterns = settings["package-data"][package]
         data = [*(root / "conformance" / folder).glob("*.toml")]
         data += (root / "conformance" / folder).glob("*.json")
