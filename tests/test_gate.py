@@ -991,7 +991,7 @@ def test_the_worst_comes_first_and_explains_itself(judged):
     assert text.index(GRADIENT) < text.index(OUTPUT)
     for told in (
         "1e+07σ, allowed 8σ",
-        PRECISION,
+        "is only as accurate as float32",
         "mha-conformance run mine.py:mine --case",
         "fixed",
     ):
