@@ -142,137 +142,45 @@ VALUES = {
     "refused": Phrase("refused"),
     "top-left": Phrase("causal.top-left"),
 }
+
+
+def masks(*meanings: tuple[str, str, Phrase]) -> Phrase:
+    """What masks mean: of each the argument, its form, and the meaning."""
+    return Phrase(
+        "mask.meanings",
+        {
+            "meanings": [
+                Phrase("mask.means", {"argument": name, "form": Phrase(form), "meaning": meaning})
+                for name, form, meaning in meanings
+            ]
+        },
+    )
+
+
+def masked_query(row: str, *beside: Phrase) -> Phrase:
+    """What a fully masked query gets, and what was seen beside it."""
+    more = {"beside": Phrase("beside", {"parts": [*beside]})} if beside else {}
+    return Phrase("fully-masked.query", {"row": Phrase(row), **more})
+
+
+FINITE = Phrase("beside.gradients", {"value": Phrase("gradients.finite")})
+BLOCKS, ATTENDS, IGNORED = (Phrase(f"mask.{what}") for what in ("blocks", "attends", "ignored"))
 OBSERVED = {
-    "mask[0/1]=attends": Phrase(
-        "mask.meanings",
-        {
-            "meanings": [
-                Phrase(
-                    "mask.means",
-                    {
-                        "argument": "mask",
-                        "form": Phrase("form.zero-one"),
-                        "meaning": Phrase("mask.attends"),
-                    },
-                )
-            ]
-        },
+    "mask[0/1]=attends": masks(("mask", "form.zero-one", ATTENDS)),
+    "mask[0/1]=blocks": masks(("mask", "form.zero-one", BLOCKS)),
+    "mask[bool]=attends": masks(("mask", "form.bool", ATTENDS)),
+    "mask[bool]=blocks": masks(("mask", "form.bool", BLOCKS)),
+    "mask[bool]=blocks other[0/1]=attends": masks(
+        ("mask", "form.bool", BLOCKS), ("other", "form.zero-one", ATTENDS)
     ),
-    "mask[0/1]=blocks": Phrase(
-        "mask.meanings",
-        {
-            "meanings": [
-                Phrase(
-                    "mask.means",
-                    {
-                        "argument": "mask",
-                        "form": Phrase("form.zero-one"),
-                        "meaning": Phrase("mask.blocks"),
-                    },
-                )
-            ]
-        },
+    "mask[bool]=ignored": masks(("mask", "form.bool", IGNORED)),
+    "nan": masked_query("row.nan"),
+    "nan; NaN in gradients of query, key": masked_query(
+        "row.nan", Phrase("beside.nan-in-gradients", {"arrays": ["query", "key"]})
     ),
-    "mask[bool]=attends": Phrase(
-        "mask.meanings",
-        {
-            "meanings": [
-                Phrase(
-                    "mask.means",
-                    {
-                        "argument": "mask",
-                        "form": Phrase("form.bool"),
-                        "meaning": Phrase("mask.attends"),
-                    },
-                )
-            ]
-        },
-    ),
-    "mask[bool]=blocks": Phrase(
-        "mask.meanings",
-        {
-            "meanings": [
-                Phrase(
-                    "mask.means",
-                    {
-                        "argument": "mask",
-                        "form": Phrase("form.bool"),
-                        "meaning": Phrase("mask.blocks"),
-                    },
-                )
-            ]
-        },
-    ),
-    "mask[bool]=blocks other[0/1]=attends": Phrase(
-        "mask.meanings",
-        {
-            "meanings": [
-                Phrase(
-                    "mask.means",
-                    {
-                        "argument": "mask",
-                        "form": Phrase("form.bool"),
-                        "meaning": Phrase("mask.blocks"),
-                    },
-                ),
-                Phrase(
-                    "mask.means",
-                    {
-                        "argument": "other",
-                        "form": Phrase("form.zero-one"),
-                        "meaning": Phrase("mask.attends"),
-                    },
-                ),
-            ]
-        },
-    ),
-    "mask[bool]=ignored": Phrase(
-        "mask.meanings",
-        {
-            "meanings": [
-                Phrase(
-                    "mask.means",
-                    {
-                        "argument": "mask",
-                        "form": Phrase("form.bool"),
-                        "meaning": Phrase("mask.ignored"),
-                    },
-                )
-            ]
-        },
-    ),
-    "nan": Phrase("fully-masked.query", {"row": Phrase("row.nan")}),
-    "nan; NaN in gradients of query, key": Phrase(
-        "fully-masked.query",
-        {
-            "row": Phrase("row.nan"),
-            "beside": Phrase(
-                "beside",
-                {"parts": [Phrase("beside.nan-in-gradients", {"arrays": ["query", "key"]})]},
-            ),
-        },
-    ),
-    "nan; gradients finite": Phrase(
-        "fully-masked.query",
-        {
-            "row": Phrase("row.nan"),
-            "beside": Phrase(
-                "beside",
-                {"parts": [Phrase("beside.gradients", {"value": Phrase("gradients.finite")})]},
-            ),
-        },
-    ),
-    "output bias; gradients finite": Phrase(
-        "fully-masked.query",
-        {
-            "row": Phrase("row.output-bias"),
-            "beside": Phrase(
-                "beside",
-                {"parts": [Phrase("beside.gradients", {"value": Phrase("gradients.finite")})]},
-            ),
-        },
-    ),
-    "zeros": Phrase("fully-masked.query", {"row": Phrase("row.zeros")}),
+    "nan; gradients finite": masked_query("row.nan", FINITE),
+    "output bias; gradients finite": masked_query("row.output-bias", FINITE),
+    "zeros": masked_query("row.zeros"),
 }
 
 OUTPUT = "output.equals-definition"
@@ -384,18 +292,6 @@ def phrased(table: dict[str, Phrase], text: str | Phrase) -> Phrase:
     return table.get(text) or (Phrase("text", {"text": text}) if text else NOTHING)
 
 
-def meaning(text: str) -> Phrase:
-    """What a mask means, in words of somebody else."""
-    about = {"argument": "mask", "form": Phrase("form.bool"), "meaning": phrased({}, text)}
-    return Phrase("mask.meanings", {"meanings": [Phrase("mask.means", about)]})
-
-
-def beside(text: str) -> Phrase:
-    """A fully masked query, with something beside it in words of somebody else."""
-    parts = Phrase("beside", {"parts": [phrased({}, text)]})
-    return Phrase("fully-masked.query", {"row": Phrase("row.nan"), "beside": parts})
-
-
 def observed(requirement: str, value: str | Phrase, **where: str) -> CaseResult:
     return result(Finding(requirement, "conforms", value=phrased(OBSERVED, value)), **where)
 
@@ -441,8 +337,15 @@ def full() -> tuple[data.Loaded, list[str], list[str]]:
             result(Finding(OUTPUT, "error", detail=NASTY), name=name, case=f"a/{NASTY}/self"),
             result(Finding(OUTPUT, "crashed", detail=NASTY), name=name, dtype="float64"),
             result(Finding(OUTPUT, "unsupported", detail=NASTY), name=name, case="a/b/self"),
-            observed(POLARITY, meaning(NASTY), name=name, case="a/c/self"),
-            observed(MASKED, beside(NASTY), name=name, case="edge/a/self"),
+            observed(
+                POLARITY,
+                masks(("mask", "form.bool", phrased({}, NASTY))),
+                name=name,
+                case="a/c/self",
+            ),
+            observed(
+                MASKED, masked_query("row.nan", phrased({}, NASTY)), name=name, case="edge/a/self"
+            ),
             observed("observed.causal-alignment", NASTY, name=name, case="a/d/self"),
             observed("observed.returned-weights", NASTY, name=name, case="a/e/self"),
         ]

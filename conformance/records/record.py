@@ -41,6 +41,9 @@ MOST_BYTES = 512 * 2**20
 MOST_PLANNED = 10**8
 """The most items that a run may plan; more would take years."""
 
+CHANGED = "changed"
+"""The digest of an input that changed during a run; no file has it."""
+
 PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
 """The names of the arrays stored for drawing attention weights that deviate."""
 
@@ -125,9 +128,15 @@ def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
     Raises:
         BrokenRecord: the line is damaged.
     """
+    item, arrays = _opened(line)
+    return item.result, arrays
+
+
+def _opened(line: bytes | str) -> tuple[Line, dict[str, Array]]:
+    """Return a journal line and its arrays by name; raise `BrokenRecord` if it is damaged."""
     try:
         item = msgspec.json.decode(line, type=Line)
-        return item.result, {
+        return item, {
             name: np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
             for name, (shape, packed) in item.arrays.items()
         }
@@ -311,28 +320,25 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
         header = msgspec.json.decode(first, type=Header)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
-    results: list[CaseResult] = []
+    items: list[Line] = []
     arrays: dict[str, Array] = {}
-    read: list[Line] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            result, exchanged = decode_line(line)
-            if b'"inputs":' in line or b'"shared":' in line:
-                read.append(msgspec.json.decode(line, type=Line))
+            item, exchanged = _opened(line)
         except BrokenRecord as error:
             if cut_off and number == len(lines):
                 break
             raise BrokenRecord(f"{path}, line {number}: {error}") from error
-        results.append(result)
-        arrays |= {f"{result.id}|{name}": array for name, array in exchanged.items()}
-    return with_inputs(header, _read_by(read)), results, arrays
+        items.append(item)
+        arrays |= {f"{item.result.id}|{name}": array for name, array in exchanged.items()}
+    return with_inputs(header, _read_by(items)), [item.result for item in items], arrays
 
 
 def _read_by(lines: Sequence[Line]) -> dict[str, dict[str, str]]:
     """Return for each implementation what the lines of a journal say that it read."""
     together = {line.result.implementation for line in lines if line.shared}
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for line in lines:
+    for line in filter(lambda line: line.inputs, lines):
         for name in together if line.shared else {line.result.implementation}:
             found[name] = joined_inputs(found[name], line.inputs)
     return found
@@ -341,7 +347,7 @@ def _read_by(lines: Sequence[Line]) -> dict[str, dict[str, str]]:
 def joined_inputs(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
     """Return the inputs of both, with a digest that no file has where the two differ."""
     changed = {name for name in one.keys() & other.keys() if one[name] != other[name]}
-    return dict(sorted({**one, **other, **dict.fromkeys(changed, "changed")}.items()))
+    return dict(sorted({**one, **other, **dict.fromkeys(changed, CHANGED)}.items()))
 
 
 def with_inputs(header: Header, read: Mapping[str, Mapping[str, str]]) -> Header:

@@ -21,12 +21,12 @@ import sysconfig
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
-from conformance.running.provenance import parsed
+from conformance.records.record import CHANGED
+from conformance.running.provenance import distributions, parsed
 
 _SUITE = f"{Path(__file__).parent.parent}{os.sep}"
 _SUITE_ADAPTERS = f"{os.sep}adapters{os.sep}"
@@ -38,8 +38,6 @@ _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "rich",
 """Packages that run the suite, so what they read is no input of an implementation."""
 _PLACES = frozenset({"HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "TMPDIR", "TEMP", "TMP"})
 """Variables that say where something is and who runs it; a change of these changes no result."""
-_CHANGED = "changed"
-"""The digest of an input that changed during a run; no file has it."""
 _LARGE = 64 * 2**20
 """The size in bytes above which a file is known by its size and time, not by its content."""
 
@@ -89,9 +87,13 @@ class _Observer:
         self._variables.clear()
         found: dict[str, str] = {}
         for name in names:
-            before, now = self._digests.get(name), digest(name)
-            if before is None or before not in (now, _CHANGED):
-                self._digests[name] = found[name] = now if before is None else _CHANGED
+            before = self._digests.get(name)
+            # Files of a package are opened again and again; a run installs none.
+            if before is not None and name.startswith("package "):
+                continue
+            now = digest(name)
+            if before is None or before not in (now, CHANGED):
+                self._digests[name] = found[name] = now if before is None else CHANGED
         return found
 
 
@@ -146,14 +148,11 @@ def _of_package(name: str) -> str:
     A distribution without such a list is known by its version.
     """
     found = []
-    for distribution in sorted({*_distributions().get(name, [])}):
+    for distribution in sorted({*distributions().get(name, [])}):
         with suppress(metadata.PackageNotFoundError, OSError):
             installed = metadata.distribution(distribution)
             found.append(installed.read_text("RECORD") or installed.version)
     return _hashed("\n".join(found).encode())
-
-
-_distributions = cache(metadata.packages_distributions)
 
 
 def _hashed(content: bytes) -> str:

@@ -268,13 +268,12 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
     pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
     pairs += [(one.packages.get(name), other.packages.get(name)) for name in BASE_PACKAGES]
     same = one.code and all(then == today for then, today in pairs)
-    declared = {each.name: _without_words(each) for each in before.implementations}
+    declared = {each.name: _without_words(each) for each in now.implementations if each.digest}
     alike = {
         each.name
-        for each in now.implementations
-        if each.digest and declared.get(each.name) == _without_words(each)
+        for each in before.implementations
+        if declared.get(each.name) == _without_words(each) and inputs.stand(each.inputs)
     }
-    alike &= {each.name for each in before.implementations if inputs.stand(each.inputs)}
 
     def holds(result: CaseResult, row: Row) -> bool:
         if not same or result.implementation not in alike or result.verdict in NOT_VERIFIED:

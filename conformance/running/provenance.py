@@ -519,7 +519,8 @@ def _beside(path: Path, name: str) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-_distributions = cache(metadata.packages_distributions)
+distributions = cache(metadata.packages_distributions)
+"""Return the names of the distributions that contain each installed package."""
 
 
 def _version(package: str) -> str:
@@ -530,7 +531,7 @@ def _version(package: str) -> str:
     """
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    names = _distributions().get(package, [])
+    names = distributions().get(package, [])
     return ", ".join(sorted(f"{name} {metadata.version(name)}" for name in {*names}))
 
 
