@@ -12,11 +12,11 @@ import numpy as np
 from conformance.causes.features import but_for
 from conformance.causes.handing import PARTS, all_nan, names_of
 from conformance.causes.hypothesis import BETTER, Best, Evidence, Hypothesis, Maker, significant
-from conformance.causes.logits import best_factor
+from conformance.causes.logits import best_factor, unasked_alignments
 from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
-from conformance.definition.problem import NO_WINDOW, Causal
+from conformance.definition.problem import NO_WINDOW
 from conformance.records.findings import NOTHING, Phrase
 
 Arrays = dict[str, Array]
@@ -245,13 +245,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     if problem.allowed is not None:
         shown = right.softmax(right.shown)
         yield from _recomputed(maker, "backward.weights-without-mask", lambda a: shown)
-    if problem.causal is None:
-        square = shape.query_length == shape.key_length
-        alignments: tuple[Causal, ...] = ("top-left",) if square else ("top-left", "bottom-right")
-        for alignment in alignments:
-            masked = maker.asked("", causal=alignment).make().weights
-            cause = "backward.weights-causal-unasked"
-            yield from _recomputed(maker, cause, lambda a, weights=masked: weights)
+    for alignment in unasked_alignments(problem):
+        masked = maker.asked("", causal=alignment).make().weights
+        cause = "backward.weights-causal-unasked"
+        yield from _recomputed(maker, cause, lambda a, weights=masked: weights)
     if problem.attn_bias is not None:
         plain = right.softmax(right.hide(right.sloped(right.capped(right.scaled(right.scores)))))
         yield from _recomputed(maker, "backward.weights-without-bias", lambda a: plain)

@@ -20,7 +20,7 @@ from conformance.causes.hypothesis import (
 )
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, Array, BoolArray
-from conformance.definition.problem import Causal
+from conformance.definition.problem import Causal, Problem
 from conformance.records.findings import NOTHING, Phrase
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
@@ -205,13 +205,17 @@ def _causal(maker: Maker) -> Iterator[Hypothesis]:
 
 def _causal_unasked(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which a causal mask is applied although the problem has none."""
-    problem, shape = maker.problem, maker.problem.shape
-    if problem.causal is not None:
-        return
-    square = shape.query_length == shape.key_length
-    alignments: tuple[Causal, ...] = ("top-left",) if square else ("top-left", "bottom-right")
-    for alignment in alignments:
+    for alignment in unasked_alignments(maker.problem):
         yield maker.asked("causal.unasked", {"alignment": alignment}, causal=alignment)
+
+
+def unasked_alignments(problem: Problem) -> tuple[Causal, ...]:
+    """Return the alignments of causal masks that differ, if the problem has none; else ()."""
+    shape = problem.shape
+    if problem.causal is not None:
+        return ()
+    square = shape.query_length == shape.key_length
+    return ("top-left",) if square else ("top-left", "bottom-right")
 
 
 def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:

@@ -246,9 +246,10 @@ def _merged_in_base_2(size: int) -> Change:
 
     def softmax(a: Stages, logits: Array) -> Array:
         starts = np.arange(0, logits.shape[-1], size)
-        sums = np.add.reduceat(_exponentials(logits), starts, axis=-1)
+        powers = _exponentials(logits)
+        sums = np.add.reduceat(powers, starts, axis=-1)
         shares = np.where(sums > 0, sums, 1.0) ** (np.log(2.0) - 1.0)
-        changed = _exponentials(logits) * np.repeat(shares, size, axis=-1)[..., : logits.shape[-1]]
+        changed = powers * np.repeat(shares, size, axis=-1)[..., : logits.shape[-1]]
         return changed / np.maximum(changed.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
 
     return softmax
