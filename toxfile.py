@@ -125,9 +125,9 @@ class Progress(threading.Thread):
     def far(self, name: str, folder: Path = Path(RECORDS)) -> str:
         """Return how far the commands of an environment are, by the journal of its record."""
         journal = folder / f"{name}.json.journal"
-        # An older one is of a run that was interrupted.
+        # An older one is of a run that was interrupted. Times of files are coarser than the clock.
         with suppress(OSError, ValueError, KeyError):
-            if journal.stat().st_mtime >= self._began:
+            if journal.stat().st_mtime >= self._began - 1:
                 with journal.open("rb") as lines:
                     planned = json.loads(next(lines))["planned"]
                     deviations = [b'"verdict":"deviates"' in line for line in lines]
