@@ -27,7 +27,7 @@ from mutants.honest import (
 from mutants.run import Examiner
 from mutants.zoo import SMALL
 
-from conformance import MaskArgument, RotaryBase, attention_function, examine
+from conformance import Geometry, MaskArgument, RotaryBase, attention_function, examine
 from conformance.adapter.base import Call
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
@@ -711,6 +711,25 @@ def test_a_mistake_of_a_whole_program_is_named(cause):
     found = [one for result in outcome.results for one in result.findings]
     of = [one for one in found if one.requirement.startswith(("output.", "gradient."))]
     assert {one.cause.id for one in of if one.verdict == "deviates"} == {cause}
+
+
+@pytest.mark.parametrize(
+    "name", ["logits/repeated-maxima/cross", "plain/no-mask/cross.d128t128x128"]
+)
+def test_a_softmax_that_leaves_the_range_of_float16_is_named(name):
+    pytest.importorskip("torch")
+
+    def attend(query, key, value):
+        powers = (query @ key.mT * query.shape[-1] ** -0.5).exp()
+        return powers / powers.sum(-1, keepdim=True) @ value
+
+    sizes = Geometry(head_sizes=(128,), tiles=(128, 128)) if "." in name else None
+    one_shot = attention_function("torch", geometry=sizes)(attend)
+    outcome = examine(one_shot, cases=name, dtypes="float16")
+    found = [one for result in outcome.results for one in result.findings]
+    of = [one for one in found if one.requirement.startswith(("output.", "gradient."))]
+    causes = {one.cause.id for one in of if one.verdict == "deviates"}
+    assert causes == {"softmax.maximum-not-subtracted"}
 
 
 @pytest.mark.parametrize("number", [-23.0, -30.0, -50.0])

@@ -451,7 +451,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
             computed.append((hypothesis.cause, stages))
     if best.known:
         return
-    accepted = [cause for cause in breaking if best.accepts(cause)]
+    accepted = [cause for cause in dict.fromkeys(breaking) if best.accepts(cause)]
     if accepted:
         others = len(accepted) - 1
         best.add(0.0, accepted[0].having(others=others) if others else accepted[0])

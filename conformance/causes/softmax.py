@@ -189,29 +189,48 @@ def _maximum(maker: Maker) -> Iterator[Hypothesis]:
         ("softmax.maximum-of-batch-entry", logits.max(axis=(-3, -2, -1), keepdims=True)),
         ("softmax.maximum-of-first-row", peak[:, :, :1]),
     ):
-        yield maker.staged(cause, breaks=True, softmax=_range(subtracted))
+        for kind in _kinds(maker.problem.dtype):
+            yield maker.staged(cause, breaks=True, softmax=_range(subtracted, kind))
     for size in TILES:
         if size < logits.shape[-1]:
-            first, about = _range(_peak(logits[..., :size])), {"size": size}
-            yield maker.staged("softmax.maximum-of-first-tile", about, breaks=True, softmax=first)
+            about, peak = {"size": size}, _peak(logits[..., :size])
+            for kind in _kinds(maker.problem.dtype):
+                first = _range(peak, kind)
+                yield maker.staged(
+                    "softmax.maximum-of-first-tile", about, breaks=True, softmax=first
+                )
 
 
-def _range(peak: Any) -> Change:
+def _kinds(dtype: str) -> list[Any]:
+    """Return the kinds of numbers in which implementations compute the exponentials of a dtype.
+
+    Those of bfloat16 have the range of float32 in either case.
+    """
+    if dtype == "float16":
+        return [np.float32, np.float16]
+    return [np.float64 if dtype == "float64" else np.float32]
+
+
+def _range(peak: Any, kind: Any) -> Change:
     """Return a softmax stage that subtracts `peak`, and overflows as implementations do.
 
-    Numbers have the range of float64 if that is the problem's dtype, and otherwise of float32.
-    Weights are infinite in rows that become wrong, NaN in rows that cannot be predicted, and 0 for
-    fully masked queries.
+    Numbers have the range of `kind`. Weights are infinite in rows that become wrong, NaN in rows
+    that cannot be predicted, and 0 for fully masked queries.
     """
 
     def softmax(a: Stages, logits: Array) -> Array:
-        kind = np.float64 if a.problem.dtype == "float64" else np.float32
-        powers = np.exp((logits - peak).astype(kind)).astype(np.float64)
-        # Subnormal numbers have too few digits to predict the weights.
-        tiny = np.finfo(kind).tiny
-        total = powers.sum(axis=-1, keepdims=True).astype(kind).astype(np.float64)
-        weights = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
-        weights = np.where(np.isfinite(total) & (total > 0), weights, np.inf)
+        limits = np.finfo(kind)
+        exact = np.exp(logits - peak)
+        held = exact.astype(kind)
+        sums = np.where(held > 0, exact, 0.0).sum(axis=-1, keepdims=True)
+        broken = (sums == 0) | (sums > limits.max)
+        # Subnormal numbers have too few digits to predict the weights, and rounding decides whether
+        # a sum near the largest number is still in range.
+        few = sums < limits.tiny / limits.eps
+        near = np.abs(sums / limits.max - 1) < limits.eps**0.5
+        with np.errstate(invalid="ignore", divide="ignore"):
+            weights = np.where(few | near, np.nan, exact / sums)
+        weights = np.where(broken & ~near, np.inf, weights)
         return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
 
     return softmax
