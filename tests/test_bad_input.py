@@ -19,6 +19,7 @@ from conformance.experiments import experiment
 from conformance.frameworks.base import GUARD
 from conformance.records.record import decode_line
 from conformance.requirements.probed import decided
+from conformance.running import isolation
 from conformance.running.isolation import Limits, Supervisor
 from conformance.running.session import Inquiry, Item, Session
 from conformance.words import say
@@ -230,6 +231,22 @@ def test_an_end_costs_one_question(supervisor, name, value, told):
     # Too few values are asked for twice.
     assert list(seen.values()).count(value) == 2
     assert verdict(found) == "deviates"
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_time_in_which_a_process_waits_for_a_processor_does_not_count(
+    supervisor, monkeypatch, sleeps
+):
+    monkeypatch.setattr(isolation, "_activity", lambda *_, **__: (0.0, sleeps))
+    seen = card(supervisor("Hesitates").inquire(inquiry(faulty.Hesitates())))
+    assert (seen[SHORT] == "does not end") == sleeps
+
+
+def test_a_process_that_never_gets_a_processor_is_given_up(supervisor, monkeypatch):
+    monkeypatch.setattr(isolation, "_activity", lambda *_, **__: (0.0, False))
+    monkeypatch.setattr(isolation, "SLOWEST", 2)
+    seen = card(supervisor("Ponders").inquire(inquiry(faulty.Ponders())))
+    assert seen[SHORT] == "does not end"
 
 
 def test_a_process_that_always_ends_is_not_started_forever(supervisor):

@@ -35,6 +35,7 @@ from conformance.judging.sandbox import IsolationMissing, Limits, Lost, Sandbox,
 from conformance.judging.verdict import Marks, scored
 from conformance.records.findings import Figures, Finding
 from conformance.requirements.examination import Memory
+from conformance.running import isolation
 
 TOKEN = "5eed" * 8
 TASK = Task(chapters=("plain", "mask"), dtypes=("float32",), gradients=False)
@@ -573,21 +574,21 @@ def test_a_loaded_machine_is_no_fault_of_a_candidate(boxes):
 
 
 def test_the_clock_of_a_process_stands_still_while_it_waits_for_a_processor(monkeypatch):
-    monkeypatch.setattr(sandbox, "_activity", lambda *_, **__: (0.0, False))
-    clock = sandbox.Clock(1)
+    monkeypatch.setattr(isolation, "_activity", lambda *_, **__: (0.0, False))
+    clock = isolation.Clock(1)
     clock.read(2.0)
-    assert (clock.cpu, clock.asleep) == (0.0, 0.0)
-    assert clock.seconds == 2.0 / sandbox.SLOWEST
+    assert (clock.cpu, clock.asleep, clock.own) == (0.0, 0.0, 0.0)
+    assert clock.seconds == 2.0 / isolation.SLOWEST
 
 
 def test_where_processes_are_hidden_elapsed_time_counts(monkeypatch):
     def hidden(path):
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(sandbox, "_stat", hidden)
-    clock = sandbox.Clock(os.getpid())
+    monkeypatch.setattr(isolation, "stat_of", hidden)
+    clock = isolation.Clock(os.getpid())
     clock.read(2.0)
-    assert clock.seconds == 2.0
+    assert clock.seconds == clock.own == 2.0
 
 
 @pytest.mark.parametrize(("stopped", "found"), [(True, sandbox.SANDBOX_LOST), (False, "")])

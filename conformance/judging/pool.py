@@ -23,10 +23,11 @@ from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
 from conformance.judging.candidate import candidate
 from conformance.judging.judge import LEVELS, Judging, Task
-from conformance.judging.sandbox import LACKS, SLOWEST, Limits, Lost, Sandbox, Worker, check
+from conformance.judging.sandbox import LACKS, Limits, Lost, Sandbox, Worker, check
 from conformance.judging.verdict import Isolation, Trick, Verdict
 from conformance.records.record import size_of
 from conformance.requirements.examination import Memory
+from conformance.running.isolation import SLOWEST
 from conformance.text import message
 
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+(torch|jax)\b", re.MULTILINE)

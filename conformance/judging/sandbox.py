@@ -39,10 +39,10 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import psutil
 
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
+from conformance.running.isolation import SLOWEST, Clock, stat_of
 
 RUNNER = Path(__file__).with_name("runner.py")
 NOBODY = 65534
@@ -61,9 +61,6 @@ MOST_JSON, MOST_ARRAYS = 2**20, 2**28
 
 POLL = 0.1
 """The seconds between two looks at a process from which a message is awaited."""
-SLOWEST = 10
-"""How many times faster than the clock of a process elapsed time may be. A process that waits for a
-disk for ever thus reaches its limits too."""
 
 LACKS: dict[str, tuple[str, ...]] = {
     "bubblewrap": (),
@@ -184,81 +181,9 @@ def _walls(memory: int) -> list[str]:
     return [*walls, "--chdir", "/tmp"]
 
 
-@dataclass
-class Clock:
-    """The clock of a process: its CPU time, and the time during which all its threads sleep.
-
-    The clock stands still while the process waits for a processor or for a disk. But it shows at
-    least the elapsed time divided by `SLOWEST`. Where the system hides what the process does,
-    elapsed time counts as CPU time.
-
-    Attributes:
-        pid: the process; 0 if unknown.
-        descendants: whether the processes that it started count too.
-        cpu: seconds of CPU time of all threads.
-        asleep: seconds during which all threads slept or were stopped.
-        waited: seconds during which a message was awaited from the process.
-    """
-
-    pid: int
-    descendants: bool = False
-    cpu: float = 0.0
-    asleep: float = 0.0
-    waited: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """What the clock shows."""
-        return max(self.cpu + self.asleep, self.waited / SLOWEST)
-
-    def read(self, waited: float = 0.0) -> None:
-        """Read the clock after waiting for a message for so many seconds."""
-        self.waited += waited
-        try:
-            cpu, sleeps = _activity(self.pid, self.descendants, threads=waited > 0)
-        except (OSError, psutil.Error):
-            self.cpu += waited
-            return
-        used = max(0.0, cpu - self.cpu)
-        self.cpu += used
-        if sleeps:
-            self.asleep += max(0.0, waited - used)
-
-
-def _activity(pid: int, descendants: bool, *, threads: bool) -> tuple[float, bool]:
-    """Return the CPU seconds of a process, and whether all its threads sleep or are stopped.
-
-    `descendants` tells whether to include the processes that it started, and `threads` whether to
-    look at threads at all.
-
-    Raises:
-        OSError, psutil.Error: the process has ended, or the system hides it.
-    """
-    below = psutil.Process(pid).children(recursive=True) if descendants else []
-    ticks, states = 0, set()
-    for number in (pid, *(child.pid for child in below)):
-        try:
-            # User and system time, and those of children that have ended.
-            ticks += sum(map(int, _stat(f"/proc/{number}/stat")[11:15]))
-            for thread in os.listdir(f"/proc/{number}/task") if threads else ():
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    states.add(_stat(f"/proc/{number}/task/{thread}/stat")[0])
-        except (FileNotFoundError, ProcessLookupError):
-            if number == pid:
-                raise
-    return ticks / os.sysconf("SC_CLK_TCK"), states.isdisjoint("RD")
-
-
-def _stat(path: str) -> list[str]:
-    """Return the fields of a `stat` file in /proc, beginning with the state of the process."""
-    # The name of the process may contain anything.
-    with open(path, "rb") as file:
-        return file.read().rpartition(b")")[2].decode().split()
-
-
 def _is_stopped(pid: int) -> bool:
     try:
-        return _stat(f"/proc/{pid}/stat")[0] in "Tt"
+        return stat_of(f"/proc/{pid}/stat")[0] in "Tt"
     except OSError:
         # If it has ended, its channel is closed.
         return False

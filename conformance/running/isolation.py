@@ -74,6 +74,9 @@ TICK = 0.05
 """The interval in seconds at which the memory of a busy process is checked."""
 TREE = 20
 """Only every 20th check includes child processes, because listing them takes milliseconds."""
+SLOWEST = 10
+"""How many times faster than the clock of a process elapsed time may be. A process that waits for a
+disk for ever thus reaches its limits too."""
 
 _SUPERVISORS: dict[str, Supervisor] = {}
 
@@ -430,10 +433,14 @@ class Process:
 
         The process is killed if it sends nothing within `seconds`, sends anything other than a
         message of the types `kinds`, or uses too much memory. If it sends nothing, the reason in
-        `Ended` begins with "no answer" and the text `to`, such as "to its import".
+        `Ended` begins with "no answer" and the text `to`, such as "to its import". Time in which
+        it waits for a processor does not count, so a busy machine costs no verdict; but it gets
+        at most `SLOWEST` times the seconds.
         """
         sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
-        now = time.monotonic()
+        clock = Clock(self._process.pid or 0)
+        clock.read()
+        now = read = time.monotonic()
         deadline, look, looks = now + seconds, now + TICK, 0
         while True:
             ready = wait(sources, max(0.0, min(look, deadline) - now))
@@ -454,6 +461,10 @@ class Process:
                 if self._used(looks % TREE == 0) > self._memory:
                     reason = f"used more than {self._memory:g} MiB; the process was killed"
                     return self._kill("crashed", reason)
+            if now >= min(deadline, read + TREE * TICK):
+                clock.read(now - read)
+                left = seconds - max(clock.own, clock.waited / SLOWEST)
+                read, deadline = now, now + max(left, TICK) if left > 0 else now
             if now >= deadline:
                 answer = f"no answer {to}".rstrip()
                 self._ask_where()
@@ -503,6 +514,83 @@ class Process:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join(5)
+
+
+@dataclass
+class Clock:
+    """The clock of a process: its CPU time, and the time during which all its threads sleep.
+
+    The clock stands still while the process waits for a processor or for a disk. But it shows at
+    least the elapsed time divided by `SLOWEST`. Where the system hides what the process does,
+    elapsed time counts as CPU time.
+
+    Attributes:
+        pid: the process; 0 if unknown.
+        descendants: whether the processes that it started count too.
+        cpu: seconds of CPU time of all threads.
+        asleep: seconds during which all threads slept or were stopped.
+        own: the same as elapsed time, of however many threads: seconds in which the process neither
+            waited for a processor nor for a disk.
+        waited: seconds during which a message was awaited from the process.
+    """
+
+    pid: int
+    descendants: bool = False
+    cpu: float = 0.0
+    asleep: float = 0.0
+    own: float = 0.0
+    waited: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the clock shows."""
+        return max(self.cpu + self.asleep, self.waited / SLOWEST)
+
+    def read(self, waited: float = 0.0) -> None:
+        """Read the clock after waiting for a message for so many seconds."""
+        self.waited += waited
+        try:
+            cpu, sleeps = _activity(self.pid, self.descendants, threads=waited > 0)
+        except (OSError, psutil.Error):
+            self.cpu += waited
+            self.own += waited
+            return
+        used = max(0.0, cpu - self.cpu)
+        self.cpu += used
+        if sleeps:
+            self.asleep += max(0.0, waited - used)
+        self.own += waited if sleeps else min(used, waited)
+
+
+def _activity(pid: int, descendants: bool, *, threads: bool) -> tuple[float, bool]:
+    """Return the CPU seconds of a process, and whether all its threads sleep or are stopped.
+
+    `descendants` tells whether to include the processes that it started, and `threads` whether to
+    look at threads at all.
+
+    Raises:
+        OSError, psutil.Error: the process has ended, or the system hides it.
+    """
+    below = psutil.Process(pid).children(recursive=True) if descendants else []
+    ticks, states = 0, set()
+    for number in (pid, *(child.pid for child in below)):
+        try:
+            # User and system time, and those of children that have ended.
+            ticks += sum(map(int, stat_of(f"/proc/{number}/stat")[11:15]))
+            for thread in os.listdir(f"/proc/{number}/task") if threads else ():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    states.add(stat_of(f"/proc/{number}/task/{thread}/stat")[0])
+        except (FileNotFoundError, ProcessLookupError):
+            if number == pid:
+                raise
+    return ticks / os.sysconf("SC_CLK_TCK"), states.isdisjoint("RD")
+
+
+def stat_of(path: str) -> list[str]:
+    """Return the fields of a `stat` file in /proc, beginning with the state of the process."""
+    # The name of the process may contain anything.
+    with open(path, "rb") as file:
+        return file.read().rpartition(b")")[2].decode().split()
 
 
 def _context() -> BaseContext:

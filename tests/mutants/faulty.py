@@ -296,6 +296,11 @@ class Ponders(Ending):
         time.sleep(600)
 
 
+class Hesitates(Ending):
+    def end(self):
+        time.sleep(1.5)
+
+
 class EndsAlways(Correct):
     """Survives nothing but inputs of equal batches and dtypes, all of float32."""
 
