@@ -140,7 +140,7 @@ def measure(
     rows: dict[tuple[str, str, str, str], Row] = defaultdict(Row)
     bench = Workbench()
     for case in cases:
-        for dtype in dtypes:
+        for dtype in filter(case.posed_in, dtypes):
             for adapter in adapters:
                 for mode in adapter.modes:
                     if mode.every_case:
@@ -226,7 +226,7 @@ def _cells(row: Row, *, planted: bool) -> str:
 def _print_widths(cases: Iterable[Case], dtypes: Iterable[str]) -> None:
     wider: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for case in cases:
-        for dtype in dtypes:
+        for dtype in filter(case.posed_in, dtypes):
             noise = expect(case.problem(dtype)).noise
             first = next(iter(noise.values()))
             for label, sigmas in noise.items():
@@ -265,7 +265,7 @@ def _drawn(
         if wanted and case.defined and case.shape.score == "scaled-dot":
             # The numbers of a case are drawn from its name.
             other = replace(case, name=f"{case.name}-{seed}" if seed else case.name).on(grid)
-            for dtype in dtypes:
+            for dtype in filter(case.posed_in, dtypes):
                 yield f"{other.id} {dtype}", other.problem(dtype)
 
 

@@ -31,11 +31,14 @@ from conformance import (
     SoftCap,
     Window,
     attention_function,
+    examine,
 )
 from conformance.adapter.arguments import MaskTable
-from conformance.cases.catalogue import find_cases
+from conformance.adapter.features import parts_of
+from conformance.cases.catalogue import case_of, catalogue, find_cases, posed
 from conformance.definition.problem import Norm, Positions, Rotary, Segments
 from conformance.errors import Unsupported, WrongDeclaration
+from conformance.running.session import plan
 
 torch = pytest.importorskip("torch")
 
@@ -612,3 +615,120 @@ def test_an_adapter_that_translates_problems_itself_names_what_it_knows():
     adapter.check(SELF.replace(window=(1, 1), key_lengths=LENGTHS))
     with pytest.raises(Unsupported, match=r"^no soft cap$"):
         adapter.check(SELF.replace(soft_cap=1.0))
+
+
+# Each form of a declaration is asked of what declares nothing else
+
+
+ALIGNMENTS = (None, "top-left", "bottom-right")
+PAIRS = ("halves", "interleaved")
+FORMS = {
+    **{
+        f"Window {form} {aligned} {'under a flag' if flag else ''}": (
+            Window("window", form, alignment=aligned, needs_causal=flag),
+        )
+        for form in ("left right", "own and before", "before", "each side")
+        for aligned in ALIGNMENTS
+        for flag in (False, True)
+    },
+    "SoftCap": (SoftCap("cap"),),
+    **{
+        f"Sinks {units} {per}": (Sinks("sinks", units, per),)
+        for units in ("natural", "log2")
+        for per in ("head", "layer")
+    },
+    **{
+        f"Alibi {axes} {aligned}": (Alibi("slopes", axes, aligned),)
+        for axes in ("heads", "batch heads")
+        for aligned in ALIGNMENTS
+    },
+    **{
+        f"Lengths {counts} {aligns} {flag} {len(of)}": tuple(
+            Lengths(one, one, counts=counts, aligns=aligns, needs_causal=flag) for one in of
+        )
+        for of in (("keys",), ("keys", "queries"))
+        for counts in ("length", "last index")
+        for aligns in (True, False)
+        for flag in (False, True)
+    },
+    "SegmentIds of both": (SegmentIds("segments", "segments"),),
+    "SegmentIds of each": (SegmentIds("query_segments", "key_segments"),),
+    "PositionIds causal": (PositionIds("at", "key_at", ("causal",)),),
+    "PositionIds rotary": (
+        PositionIds("at", "key_at"),
+        RotaryTables("cos", "sin", alignment="bottom-right"),
+    ),
+    **{
+        f"{type(rotary).__name__} {name} {pairs} {aligned}": (
+            replace(rotary, pairs=pairs, alignment=aligned),
+        )
+        for pairs in PAIRS
+        for aligned in ALIGNMENTS
+        for name, rotary in {
+            "of tables": RotaryTables("cos", "sin"),
+            "of a base": RotaryBase("base"),
+            "of a size": RotaryBase("base", "size"),
+            "of a fixed base": RotaryBase(10000.0, flag="rotates"),
+        }.items()
+    },
+    "HeadNorm": (HeadNorm("query_gain", "key_gain"),),
+    "HeadNorm with a fixed epsilon": (HeadNorm("query_gain", "key_gain", epsilon=1e-6),),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_a_declaration_is_asked_at_core(form):
+    """That the inputs of these cases bind is tested with all others."""
+    features = FORMS[form]
+
+    def nothing(query, key, value):
+        raise NotImplementedError
+
+    flag = CausalFlag("causal", alignment="bottom-right")
+    adapter = attention_function("torch", causal_flag=flag, features=features)(nothing)
+    said = {part for feature in features[:1] for part in feature.says}
+    cases = [case for case in catalogue() if case.core]
+    asked = {
+        item.asked.id
+        for item in plan([adapter], cases, ["float32"], "cpu")
+        if not item.refused and said & {*parts_of(item.asked.problem("float32"))}
+    }
+    assert len(asked) >= 3, asked
+
+
+@pytest.mark.parametrize(
+    ("feature", "number", "name"),
+    [
+        (HeadNorm("q", "k", epsilon=1e-6), 1e-6, "feature/norm/self+epsilon-1e-06"),
+        (RotaryBase(5e5, flag="neighbours"), 5e5, "feature/rotary/self+base-500000"),
+    ],
+)
+def test_a_case_has_the_number_that_a_feature_fixes(feature, number, name):
+    case = case_of(name)
+    problem = case.problem("float32")
+    assert number == (problem.norm.epsilon if problem.norm else problem.rotary.base)
+    (posed_one,) = posed(case_of(name.partition("+")[0]), None, layer=True, numbers=feature.numbers)
+    assert posed_one.id == case.id
+    (plain,) = posed(case_of("plain/no-mask/self"), None, layer=True, numbers=feature.numbers)
+    assert plain.id == "plain/no-mask/self"
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_norm_with_a_fixed_epsilon_is_judged(applied, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"""
+from conformance import HeadNorm, attention_function
+
+def rms(x, gain):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (gain if {applied} else 1)
+
+@attention_function("torch", features=(HeadNorm("q", "k", epsilon=1e-6),))
+def attend(query, key, value, q=None, k=None):
+    if q is not None:
+        query, key = rms(query, q), rms(key, k)
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+"""
+    )
+    outcome = examine(f"{path}:attend", cases="feature/norm", dtypes="float32")
+    assert outcome.counts["conforms" if applied else "deviates"] >= 3

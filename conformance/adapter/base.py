@@ -257,6 +257,11 @@ class Adapter(ABC):
         """The largest page size, in keys, that the features declare; 0 if keys have no pages."""
         return max((paged.size for paged in self.features if isinstance(paged, Pages)), default=0)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that features fix instead of an argument, by fields of `Fixed`."""
+        return {name: n for one in self.features for name, n in one.numbers.items()}
+
     @cached_property
     def masks(self) -> MaskTable:
         """The table of the declared arguments for masks and features.

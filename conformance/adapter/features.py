@@ -161,6 +161,11 @@ class Feature:
     named_by: ClassVar[tuple[str, ...]] = ("name",)
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that are fixed instead of an argument, by fields of `Fixed`."""
+        return {}
+
+    @property
     def covers(self) -> tuple[str, ...]:
         """The parts that the feature can express: those in `says`, and any expressed with them."""
         return self.says
@@ -581,6 +586,10 @@ class RotaryBase(_RotaryEmbedding):
     alignment: Causal | None = None
     named_by: ClassVar[tuple[str, ...]] = ("base", "size", "flag")
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {} if isinstance(self.base, str) else {"base": self.base}
+
     def __post_init__(self) -> None:
         check_choices("rotary", pairs=(self.pairs, get_args(Pairs)))
         check_alignment("rotary", self.alignment)
@@ -618,6 +627,10 @@ class HeadNorm(Feature):
     offset: float = 0.0
     says: ClassVar[tuple[str, ...]] = ("query/key norm",)
     named_by: ClassVar[tuple[str, ...]] = ("query", "key", "epsilon")
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {} if isinstance(self.epsilon, str) else {"norm_epsilon": self.epsilon}
 
     def __post_init__(self) -> None:
         if self.query == self.key:

@@ -78,6 +78,8 @@ class Case:
         fixed: what the implementation does in every call, for which the case is posed; None for a
             case as the catalogue has it.
         tiled: whether the case is about tiles, so that it is used on grids only.
+        wide: whether the case is posed in float32 and float64 only, because its logits are so large
+            that half precision would have no digit of them.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Case:
     grid: Grid | None = None
     fixed: Fixed | None = None
     tiled: bool = False
+    wide: bool = False
 
     @property
     def id(self) -> str:
@@ -130,6 +133,10 @@ class Case:
         """Whether an implementation needs no argument but the inputs to be asked."""
         nothing = self.mask is None and self.bias is None and self.scale is None
         return nothing and not self.features and self.shape.score == "scaled-dot"
+
+    def posed_in(self, dtype: str) -> bool:
+        """Return whether the case is posed in this dtype."""
+        return not self.wide or dtype_of(dtype).significand_bits >= 24
 
     @property
     def beside(self) -> bool:
@@ -212,6 +219,7 @@ def _problem(case: Case, dtype: str) -> Problem:
     fields: dict[str, Any] = {}
     for feature in case.features:
         fields |= feature(shape, causal, random)
+    fields = fields if case.fixed is None else case.fixed.numbers(fields)
     exact = assembled(
         shape, drawn, mask=mask, attn_bias=bias, causal=causal, scale=scale, **fixed | fields
     )

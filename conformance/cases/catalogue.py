@@ -21,7 +21,7 @@ import numpy as np
 from conformance.cases import patterns
 from conformance.cases.case import FAMILIES, KEY_BIAS_IDLE, Case, StoredCase
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
-from conformance.definition.geometry import LARGE, Fixed, Geometry, Grid
+from conformance.definition.geometry import LARGE, Fixed, Geometry, Grid, fixing
 from conformance.definition.problem import ARRAY_NAMES, Causal
 from conformance.errors import UnknownName
 
@@ -63,6 +63,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     scale: float | None = None
     defined: bool = True
     tiled: bool = False
+    wide: bool = False
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,6 +94,7 @@ def _cases(entry: _Entry, groups: Mapping[str, list[str]]) -> Iterator[Case]:
             core=family in entry.core.split(),
             large=family in entry.large.split(),
             tiled=entry.tiled,
+            wide=entry.wide,
             exchanged=family in entry.exchanged.split(),
             maskable=family in entry.maskable.split(),
             features=tuple(getattr(patterns, name) for name in entry.features.split()),
@@ -156,6 +158,7 @@ def posed(
     layer: bool,
     page: int = 0,
     fixed: Fixed | None = None,
+    numbers: Mapping[str, float] | None = None,
 ) -> tuple[Case, ...]:
     """Return the cases that a case turns into for what an implementation supports.
 
@@ -171,7 +174,8 @@ def posed(
     lengths of several pages, with the same exceptions.
 
     If something is fixed for the implementation, cases are posed so, see `Fixed`, but for those
-    from files and those whose numbers would exceed the range of float16.
+    from files and those whose numbers would exceed the range of float16. So are cases with a
+    feature of which a number is fixed.
 
     Args:
         case: a case, on a grid or not.
@@ -179,7 +183,12 @@ def posed(
         layer: whether the implementation is a layer, which has its own projections.
         page: the number of keys in a page; 0 if keys are not in pages.
         fixed: what the implementation declares to be fixed in every call, or None.
+        numbers: the numbers that its features fix, by fields of `Fixed`; see `Adapter.numbers`.
     """
+    if numbers and not isinstance(case, StoredCase):
+        problem = case.problem("float64")
+        has = {"base": problem.rotary is not None, "norm_epsilon": problem.norm is not None}
+        fixed = fixing(fixed, **{name: n for name, n in numbers.items() if has[name]})
     if fixed is not None and case.fixed is None and not isinstance(case, StoredCase):
         made = case.with_fixed(fixed)
         case = made if not made.beside or _fits(made) else case

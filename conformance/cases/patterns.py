@@ -282,6 +282,16 @@ def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
     return bias
 
 
+def bias_lower(shape: Shape, random: np.random.Generator) -> Array:
+    """Return a bias `[batch heads query key]` from N(0, 1), lowered by 60,000, 2,000 or 600.
+
+    This is so for every other query, in turn. In programs, -50,000, -10,000, -1,000 and -300 are in
+    use as the start of a running maximum, and each hides other rows.
+    """
+    bias = random.standard_normal(shape.logits)
+    return bias - np.resize([6e4, 0.0, 2e3, 0.0, 6e2, 0.0], shape.query_length)[:, None]
+
+
 def bias_high_on_padding(shape: Shape, random: np.random.Generator) -> Array:
     """Return a bias `[batch heads query key]` from N(0, 1), plus 200 on the padding.
 
@@ -362,6 +372,37 @@ def low_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     along = np.einsum("ehd,hd->he", keys, heads)
     wanted = np.full(shape.heads, -200.0 / shape.default_scale)
     drawn["key"][-1] += np.linalg.lstsq(along, wanted, rcond=None)[0]
+
+
+def lower_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Shift all logits of each query, in turn, to about -3,000, -400 and -12.
+
+    A running maximum that starts at a finite number, or that is 0 after a tile without a visible
+    key, then hides the rows below it by as much as exp can express. One component of all heads
+    makes the shift, in the middle because the sums that follow it are rounded at its size. Its
+    numbers are powers of 2, 128 in keys.
+    """
+    query, key = "query", "query" if shape.sharing == "self" else "key"
+    largest = min(2.0**15, 2.0 ** np.ceil(np.log2(2000.0 / shape.default_scale)))
+    drawn[query][..., 0] = np.resize(2.0 ** np.array([0.0, -3.0, -8.0]), shape.query_length)
+    drawn[key][..., 1] = 1.0
+    middle = shape.head_size // 2
+    for name, channel, number in (("query", 0, -largest / 128.0), ("key", 1, 128.0)):
+        weights = drawn[f"weights.{name}"]
+        weights[channel] = 0.0
+        weights[:, :, middle] = 0.0
+        weights[channel, :, middle] = number
+        if shape.has_bias(name):
+            drawn[f"weights.{name}_bias"][:, middle] = 0.0
+
+
+def no_loss_on_lowest(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Let the loss not depend on the queries that `bias_lower` lowers by 60,000.
+
+    In float32, one rounding of the log-normaliser of these rows changes their weights by 0.4 %, and
+    backward passes that convert it to base 2 and back round it several times.
+    """
+    drawn["cotangent"][:, ::6] = 0.0
 
 
 def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
@@ -522,6 +563,16 @@ def window_of_one(shape: Shape, causal: Causal | None, random: np.random.Generat
     return {"window": (1, 1)}
 
 
+def window_each_side(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window of as many keys before the query as after it: an eighth of them, at least 3.
+
+    With 3, a window that is one key wider, one narrower, and one that counts the whole window for
+    each side (2 · 3 + 1) or halves it are four different windows.
+    """
+    side = max(3, shape.key_length // 8)
+    return {"window": (side, side)}
+
+
 def window_nothing_before(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
@@ -574,6 +625,11 @@ def sinks(shape: Shape, causal: Causal | None, random: np.random.Generator) -> F
     """
     more = np.log(max(1.0, shape.key_length / 8))
     return {"sinks": more + 0.5 + 2.5 * random.permutation(shape.heads) / max(1, shape.heads - 1)}
+
+
+def sink_of_layer(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return one sink for all heads, as large as the largest logits."""
+    return {"sinks": np.full(shape.heads, 2.0 + np.log(max(1.0, shape.key_length / 8)))}
 
 
 def sinks_far_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
@@ -645,6 +701,15 @@ def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.G
     at = 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1)
     query, key = at[:, tokens - shape.query_length :], at[:, tokens - shape.key_length :]
     return {"positions": Positions(query=query, key=key)}
+
+
+def positions_permuted(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the positions 0, 1, 2, ... of tokens that lie in the arrays in random order.
+
+    The order is another in each batch entry. There must be as many queries as keys.
+    """
+    at = np.stack([random.permutation(shape.key_length) for _ in range(shape.batch)])
+    return {"positions": Positions(query=at, key=at)}
 
 
 def positions_far(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

@@ -171,6 +171,10 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
             yield maker.staged("logits.cut", {"cap": cap}, hide=clipped)
 
 
+STARTS = (-100, -300, -1_000, -10_000, -50_000)
+"""Numbers that stand for -∞ in programs, as the start of a running maximum; 0 has its own cause."""
+
+
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which the softmax subtracts a number other than the row's maximum.
 
@@ -179,26 +183,29 @@ def _maximum(maker: Maker) -> Iterator[Hypothesis]:
     shown, logits = maker.right.shown, maker.right.logits
     if np.abs(shown).max() < 10:
         return
-    peak = _peak(logits)
-    for cause, subtracted in (
-        ("softmax.maximum-not-subtracted", 0.0),
-        ("softmax.maximum-before-mask", shown.max(-1, keepdims=True)),
-        ("softmax.maximum-from-0", np.maximum(peak, 0.0)),
-        ("softmax.maximum-of-all", logits.max()),
-        ("softmax.maximum-of-head", logits.max(axis=(-2, -1), keepdims=True)),
-        ("softmax.maximum-of-batch-entry", logits.max(axis=(-3, -2, -1), keepdims=True)),
-        ("softmax.maximum-of-first-row", peak[:, :, :1]),
-    ):
+    peak, lowest = _peak(logits), float(_peak(logits).min())
+    subtracted: list[tuple[str, About, Any]] = [
+        ("softmax.maximum-not-subtracted", {}, 0.0),
+        ("softmax.maximum-before-mask", {}, shown.max(-1, keepdims=True)),
+        ("softmax.maximum-from-0", {}, np.maximum(peak, 0.0)),
+        *(
+            ("softmax.maximum-from", {"start": start}, np.maximum(peak, start))
+            for start in STARTS
+            if lowest < start
+        ),
+        ("softmax.maximum-of-all", {}, logits.max()),
+        ("softmax.maximum-of-head", {}, logits.max(axis=(-2, -1), keepdims=True)),
+        ("softmax.maximum-of-batch-entry", {}, logits.max(axis=(-3, -2, -1), keepdims=True)),
+        ("softmax.maximum-of-first-row", {}, peak[:, :, :1]),
+        *(
+            ("softmax.maximum-of-first-tile", {"size": size}, _peak(logits[..., :size]))
+            for size in TILES
+            if size < logits.shape[-1]
+        ),
+    ]
+    for cause, about, number in subtracted:
         for kind in _kinds(maker.problem.dtype):
-            yield maker.staged(cause, breaks=True, softmax=_range(subtracted, kind))
-    for size in TILES:
-        if size < logits.shape[-1]:
-            about, peak = {"size": size}, _peak(logits[..., :size])
-            for kind in _kinds(maker.problem.dtype):
-                first = _range(peak, kind)
-                yield maker.staged(
-                    "softmax.maximum-of-first-tile", about, breaks=True, softmax=first
-                )
+            yield maker.staged(cause, about, breaks=True, softmax=_range(number, kind))
 
 
 def _kinds(dtype: str) -> list[Any]:

@@ -317,6 +317,8 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         rotary_size: how many components of a head are rotated; 0 if all are, in which case head
             sizes are even.
         scale: the scale of the logits of every call, such as 1; 0 if it is 1/√head.
+        base: the base of each rotary embedding that a call asks for; 0 if a call says it.
+        norm_epsilon: the ε of each query/key norm that a call asks for; 0 if a call says it.
         sharing: "self" if there is one input, "memory" if key and value are one; "" if there are
             three.
         bias: True if all projections have biases, False if none has, the names of those that have,
@@ -336,6 +338,8 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rotary_pairs: Pairs = "halves"
     rotary_size: int = 0
     scale: float = 0.0
+    base: float = 0.0
+    norm_epsilon: float = 0.0
     sharing: Sharing | Literal[""] = ""
     bias: bool | tuple[str, ...] | None = None
     width: Literal["heads", ""] = ""
@@ -360,7 +364,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise WrongDeclaration(
                 f"Fixed.bias is {self.bias!r}; say True, False, or some of {', '.join(PROJECTIONS)}"
             )
-        for name in ("rotary_base", "rotary_size", "scale"):
+        for name in ("rotary_base", "rotary_size", "scale", "base", "norm_epsilon"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise WrongDeclaration(f"Fixed.{name} is {value!r}; say a number, 0 for none")
@@ -376,7 +380,9 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.rotary_base:
             size = f"-{self.rotary_size}" if self.rotary_size else ""
             parts += [f"rotary-{self.rotary_pairs}-{self.rotary_base:g}{size}"]
-        parts += [f"scale-{self.scale:g}"] if self.scale else []
+        for name in ("scale", "base", "norm_epsilon"):
+            if value := getattr(self, name):
+                parts.append(f"{name.removeprefix('norm_')}-{value:g}")
         parts += [self.sharing] if self.sharing else []
         of = "-".join(self.bias) if isinstance(self.bias, tuple) else ""
         biases = f"biases-{of}" if of else "biases" if self.bias else "no-biases"
@@ -402,6 +408,8 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rotary_pairs=cast("Pairs", has["pairs"] or "halves"),
             rotary_size=int(has["size"] or 0),
             scale=float(has["scale"] or 0),
+            base=float(has["of_each"] or 0),
+            norm_epsilon=float(has["epsilon"] or 0),
             sharing=cast("Sharing", has["sharing"] or ""),
             bias=of or {None: None, "biases": True, "no-biases": False}[has["bias"]],
             width="heads" if has["joined"] else "",
@@ -460,6 +468,15 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fields |= {"causal": self.causal} if self.causal else {}
         return fields | ({"scale": self.scale} if self.scale else {})
 
+    def numbers(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields of `Problem` with the fixed base and ε, where they have one."""
+        found = dict(fields)
+        if self.base and fields.get("rotary") is not None:
+            found["rotary"] = dataclasses.replace(fields["rotary"], base=self.base)
+        if self.norm_epsilon and fields.get("norm") is not None:
+            found["norm"] = dataclasses.replace(fields["norm"], epsilon=self.norm_epsilon)
+        return found
+
     def check(self, problem: Problem) -> None:
         """Raise `Unsupported` if a problem asks for a call without what is done in every call."""
         shape = problem.shape
@@ -479,10 +496,21 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise Unsupported(f"it always has biases{of}" if self.bias else "it has no biases")
 
 
+def fixing(fixed: Fixed | None, *, base: float = 0.0, norm_epsilon: float = 0.0) -> Fixed | None:
+    """Return what is fixed for an implementation, with the numbers that are not 0 fixed too."""
+    if not (base or norm_epsilon):
+        return fixed
+    if fixed is None:
+        return Fixed(base=base, norm_epsilon=norm_epsilon)
+    return msgspec.structs.replace(fixed, base=base, norm_epsilon=norm_epsilon)
+
+
 _FIXED = re.compile(
     r"(?:\+?causal-(?P<causal>top-left|bottom-right))?"
     r"(?:\+?rotary-(?P<pairs>halves|interleaved)-(?P<base>[\d.e+]+?)(?:-(?P<size>\d+))?(?=\+[a-z]|$))?"
     r"(?:\+?scale-(?P<scale>[\d.e+-]+?)(?=\+[a-z]|$))?"
+    r"(?:\+?base-(?P<of_each>[\d.e+-]+?)(?=\+[a-z]|$))?"
+    r"(?:\+?epsilon-(?P<epsilon>[\d.e+-]+?)(?=\+[a-z]|$))?"
     r"(?:\+?(?P<sharing>self|memory|separate))?"
     r"(?:\+?(?P<bias>biases(?:-(?P<of>[a-z-]+))?|no-biases))?"
     r"(?:\+?(?P<joined>joined))?"

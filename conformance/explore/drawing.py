@@ -35,7 +35,7 @@ from conformance.cases.case import (
     rounded,
 )
 from conformance.definition.dtypes import BoolArray
-from conformance.definition.geometry import Fixed, Geometry, Pair
+from conformance.definition.geometry import Fixed, Geometry, Pair, fixing
 from conformance.definition.problem import (
     Causal,
     Problem,
@@ -272,6 +272,7 @@ class Recipe:
         fields: dict[str, Any] = {}
         for name, place in self.features:
             fields |= FEATURES[name][place](shape, causal, random)
+        fields = fields if self.frame.fixed is None else self.frame.fixed.numbers(fields)
         exact = assembled(
             shape,
             drawn,
@@ -331,7 +332,7 @@ class Drawer:
         self._groups = () if self._geometry is None else self._geometry.groups
         self._taken: dict[Recipe, bool] = {}
         every = itertools.product(SCORES, SHARINGS, WIDTHS, (True, False))
-        fixed = adapter.fixed
+        fixed = fixing(adapter.fixed, **adapter.numbers)
         own = "" if fixed is None else fixed.sharing
         frames = [
             Frame(score=s, sharing=w, widths=v, bias=b, fixed=fixed)

@@ -373,6 +373,10 @@ class StandIn(Planned):
     def page(self) -> int:
         return self.declared.page
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        return self.declared.numbers
+
     def planned_modes(self, case: Case, dtype: str) -> Asked:
         if self.declared.ended is not None:
             return Asked(self.modes[:1])

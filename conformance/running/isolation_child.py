@@ -86,6 +86,7 @@ class Declared(msgspec.Struct, frozen=True, tag=True):
     """Whether each mode is `optimised`, by name."""
     geometry: Geometry | None = None
     fixed: Fixed | None = None
+    numbers: dict[str, float] = {}
     page: int = 0
     projections_supplied: bool = False
     device_model: str = ""
@@ -267,6 +268,7 @@ class Desk:
             modes={mode.name: mode.optimised for mode in adapter.modes},
             geometry=adapter.geometry,
             fixed=adapter.fixed,
+            numbers=adapter.numbers,
             page=adapter.page,
             projections_supplied=adapter.projections_supplied,
             device_model=adapter.device_model(device) if reachable else "",

@@ -352,7 +352,12 @@ def dtypes_of(adapter: Adapter, level: str) -> list[str]:
         for case in catalogue()
         if case.core
         for one in posed(
-            case, adapter.geometry, layer=layer, page=adapter.page, fixed=adapter.fixed
+            case,
+            adapter.geometry,
+            layer=layer,
+            page=adapter.page,
+            fixed=adapter.fixed,
+            numbers=adapter.numbers,
         )
     ]
     found = []

@@ -170,7 +170,12 @@ def plan(
         for adapter in adapters:
             layer = not adapter.projections_supplied
             for one in posed(
-                case, adapter.geometry, layer=layer, page=adapter.page, fixed=adapter.fixed
+                case,
+                adapter.geometry,
+                layer=layer,
+                page=adapter.page,
+                fixed=adapter.fixed,
+                numbers=adapter.numbers,
             ):
                 if adapter not in takers[one]:
                     takers[one].append(adapter)
@@ -194,7 +199,7 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> Asked:
     if isinstance(adapter, Planned):
         return adapter.planned_modes(case, dtype)
     declared = {part for feature in adapter.features for part in feature.covers}
-    if case.features and not (declared or case.maskable):
+    if not case.posed_in(dtype) or (case.features and not (declared or case.maskable)):
         return Asked()
     problem = case.problem(dtype)
     own = {*parts_of(problem)} - (

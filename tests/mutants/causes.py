@@ -269,6 +269,10 @@ CAUSES: dict[str, Phrase] = {
     "sums-rescaled-the-wrong-way": Phrase("tiles.sums-rescaled-inversely"),
     "stale-maximum": Phrase("softmax.maximum-not-subtracted"),
     "maximum-starts-at-0": Phrase("softmax.maximum-not-subtracted"),
+    "maximum-starts-at-minus-300": Phrase("softmax.maximum-not-subtracted"),
+    "maximum-starts-at-minus-1000": Phrase("softmax.maximum-from"),
+    "maximum-starts-at-minus-50000": Phrase("softmax.maximum-from"),
+    "maximum-of-blocked-tile-is-0": Phrase("softmax.maximum-not-subtracted"),
     "normaliser-of-last-tile": Phrase(
         "softmax.normaliser-of-keys", {"keys": _at("key.from", first=128)}
     ),
@@ -458,6 +462,8 @@ CAUSES: dict[str, Phrase] = {
     "window-symmetric-although-causal": Phrase("window.symmetric-although-causal"),
     "window-in-place-of-causal": Phrase("window.in-place-of-causal"),
     "window-without-right-side": Phrase("window.left-side-only"),
+    "window-each-side-without-right-side": Phrase("window.left-side-only"),
+    "window-each-side-causal": Phrase("window.nothing-after"),
     "window-without-left-side": Phrase("window.right-side-only"),
     "window-always-causal": Phrase("window.nothing-after"),
     "window-of-0-is-none": Phrase("window.of-0-is-none"),

@@ -205,6 +205,24 @@ _add(
     window=_window(lambda a, b, f: (b, -1)),
 )
 _add(
+    "window-each-side-without-right-side",
+    "ignores the right side of a window of equal sides",
+    case="window-each-side/self",
+    window=_window(lambda a, b, f: (b, -1) if b == f else (b, f)),
+)
+_add(
+    "window-each-side-causal",
+    "sees nothing after the query if both sides of the window are equal",
+    case="window-each-side/self",
+    window=_window(lambda a, b, f: (b, 0) if b == f else (b, f)),
+)
+_add(
+    "window-each-side-of-whole-width",
+    "takes the number on each side for the width of the whole window",
+    case="window-each-side/self",
+    window=_window(lambda a, b, f: (b // 2, f // 2) if b == f else (b, f)),
+)
+_add(
     "window-without-left-side",
     "ignores how many keys before the query are seen",
     window=_window(lambda a, b, f: (-1, f)),

@@ -382,6 +382,23 @@ _add(
     highest=lambda a, part: np.maximum(Attention.highest(a, part), a.wide(0)),
     case="bias/far-below-zero/cross",
 )
+for _start, _number in ((-300.0, "300"), (-1e3, "1000"), (-5e4, "50000")):
+    _add(
+        f"maximum-starts-at-minus-{_number}",
+        f"starts the running maximum at -{_number} in place of -∞",
+        OUTPUT,
+        highest=lambda a, part, start=_start: np.maximum(Attention.highest(a, part), a.wide(start)),
+        case="bias/lower/narrow",
+    )
+_add(
+    "maximum-of-blocked-tile-is-0",
+    "takes 0 for the maximum of a tile in which all keys are blocked",
+    OUTPUT,
+    highest=lambda a, part: np.where(
+        np.isfinite(highest := Attention.highest(a, part)), highest, a.wide(0)
+    ),
+    case="logits/lower-behind-mask/tiles",
+)
 _add(
     "normaliser-of-last-tile",
     "forgets the normaliser of the earlier tiles",
