@@ -27,7 +27,7 @@ from mutants.honest import (
 from mutants.run import Examiner
 from mutants.zoo import SMALL
 
-from conformance import Geometry, MaskArgument, RotaryBase, attention_function, examine
+from conformance import Fixed, Geometry, MaskArgument, RotaryBase, attention_function, examine
 from conformance.adapter.base import Call
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
@@ -730,6 +730,28 @@ def test_a_softmax_that_leaves_the_range_of_float16_is_named(name):
     of = [one for one in found if one.requirement.startswith(("output.", "gradient."))]
     causes = {one.cause.id for one in of if one.verdict == "deviates"}
     assert causes == {"softmax.maximum-not-subtracted"}
+
+
+def test_a_number_that_others_replace_is_told_as_one_of_several():
+    """In `logits/low`, one entry hides what the number is, and the other shows that it is small."""
+    torch = pytest.importorskip("torch")
+
+    def attend(query, key, value):
+        future = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).triu(1)
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        return logits.masked_fill(future, -30.0).softmax(-1) @ value
+
+    fixed = Fixed(causal="bottom-right", sharing="self", bias=False)
+    always = attention_function("torch", fixed=fixed)(attend)
+    outcome = examine(always, cases="logits/low/*", dtypes="float32")
+    (cause,) = (
+        one.cause
+        for result in outcome.results
+        for one in result.findings
+        if one.requirement == "output.equals-definition" and one.verdict == "deviates"
+    )
+    assert cause.id == "mask.blocked-set"
+    assert cause.arguments["others"] >= 1
 
 
 @pytest.mark.parametrize("number", [-23.0, -30.0, -50.0])

@@ -29,7 +29,7 @@ from conformance.causes import (
     softmax,
 )
 from conformance.causes.handing import Handed
-from conformance.causes.hypothesis import MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker
+from conformance.causes.hypothesis import ALIKE, MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
@@ -446,6 +446,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
                 continue
             best.add(evidence.misfit(stages.output), hypothesis.cause)
             if best.is_found:
+                _with_other_numbers(hypothesis.cause, maker, evidence, best)
                 return
         if hypothesis.in_parts and elements <= MOST_ELEMENTS:
             computed.append((hypothesis.cause, stages))
@@ -474,6 +475,27 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
         certain = (maker.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
         dtype = maker.problem.dtype
         best.add(0.0, precision.coarse("output", evidence, dtype, again, certain))
+
+
+def _with_other_numbers(found: Phrase, maker: Maker, evidence: Evidence, best: Best) -> None:
+    """Choose among the numbers with which the cause in `best` explains the answer.
+
+    A prediction may be noisy in some rows, so that a number next to the right one fits, too. If
+    several fit alike, the phrase says so.
+    """
+    if not found.arguments:
+        return
+    for hypothesis in hypotheses(maker):
+        cause = hypothesis.cause
+        if cause.id == found.id and cause != found and not hypothesis.breaks:
+            output = hypothesis.make().output
+            if evidence.explained(output):
+                best.add(evidence.misfit(output), cause)
+    least = ALIKE * min(misfit for misfit, _ in best.known)
+    alike = [(misfit, cause) for misfit, cause in best.known if misfit <= least]
+    if len(alike) > 1:
+        misfit, cause = alike[0]
+        best.known[:] = [(misfit, cause.having(others=len(alike) - 1))]
 
 
 def _where(finding: Finding, ex: Examination) -> Phrase:

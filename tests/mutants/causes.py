@@ -159,6 +159,7 @@ CAUSES: dict[str, Phrase] = {
     "mask-ignored-when-long": Phrase("mask.not-applied"),
     "padding-inverted": Phrase("mask.inverted"),
     "padding-of-numbers-inverted": Phrase("mask.inverted"),
+    "batch-mask-for-heads-if-as-many": Phrase("mask.heads-before-batch"),
     "mask-inverted": Phrase("mask.inverted"),
     "number-mask-negated": Phrase("bias.subtracted"),
     "bias-negated": Phrase("bias.subtracted"),
