@@ -301,7 +301,7 @@ def test_levels_differ_in_dtypes_and_experiments(pytester):
     core = [line for line in run(pytester, "--collect-only", "-q").outlines if "::" in line]
     program(pytester, "miniatures.Correct", "level='full'")
     full = [line for line in run(pytester, "--collect-only", "-q").outlines if "::" in line]
-    assert len(core) < len(full) / 4
+    assert len(core) < len(full) / 3
     assert not [line for line in core if "probe/" in line or "float64" in line]
     assert [line for line in full if "probe/masks" in line]
     assert [line for line in full if "float64" in line]

@@ -439,6 +439,8 @@ def test_pages_are_examined_at_lengths_of_several_pages(defect):
     for row in rows:
         if row.asked.name in ("feature/sinks", "plain/tiles") or row.asked.family == "cross":
             of_pages = row.asked.grid is not None
+            if not of_pages and row.asked.shape.key_length > 16:
+                continue
             verdicts[of_pages] |= {one.verdict for one in examiner.examine(row)[0].findings}
     assert "deviates" not in verdicts[False]
     assert ("deviates" in verdicts[True]) == bool(defect)

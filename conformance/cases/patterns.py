@@ -706,10 +706,13 @@ def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.G
 def positions_permuted(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return the positions 0, 1, 2, ... of tokens that lie in the arrays in random order.
 
-    The order is another in each batch entry. There must be as many queries as keys.
+    The order is another in each batch entry. If there are fewer queries than keys, the queries have
+    the positions of the last keys in the arrays, and vice versa.
     """
-    at = np.stack([random.permutation(shape.key_length) for _ in range(shape.batch)])
-    return {"positions": Positions(query=at, key=at)}
+    tokens = max(shape.query_length, shape.key_length)
+    at = np.stack([random.permutation(tokens) for _ in range(shape.batch)])
+    query, key = at[:, tokens - shape.query_length :], at[:, tokens - shape.key_length :]
+    return {"positions": Positions(query=query, key=key)}
 
 
 def positions_far(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
