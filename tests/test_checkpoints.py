@@ -11,12 +11,14 @@ import pytest
 
 from conformance.adapter.loading import checkpoints, load
 from conformance.adapter.native import Layer
+from conformance.arrays.configuration import told as told_by
 from conformance.cases.casefile import Tensor, look, write
 from conformance.cli import main
 from conformance.definition.comparison import compare
 from conformance.definition.expectation import expect, solve
 from conformance.definition.problem import Norm, Problem, Rotary, Shape, Weights
 from conformance.errors import ExitCode, Untranslatable
+from conformance.porting.checkpoints import completed, rotation, window_of
 from conformance.porting.conversion import convert_file
 
 WIDTH, HEADS, HEAD = 16, 4, 8
@@ -175,7 +177,7 @@ MODELS = {
     "gemma3": Model(
         "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, norm=1.0, rotary=HEAD, scale=0.25,
         config=sized("gemma3_text", num_key_value_heads=2, query_pre_attn_scalar=16,
-                     rms_norm_eps=1e-6),
+                     rms_norm_eps=1e-6, rope_local_base_freq=100.0),
     ),
     "gpt2": Model(
         "transformer.h.{layer}.attn.", None, head=4,
@@ -303,6 +305,85 @@ def test_a_model_becomes_a_library_s(name, target, tmp_path, capsys):
     problem = reference_of(model, out, target, x)
     assert np.allclose(solve(problem).output, model.attend(1, x), rtol=1e-6, atol=1e-6)
     assert piece["target_not_run"] or piece["target_error"] < 8
+
+
+OLDER = {
+    "gemma2": (
+        {"sliding_window": 8},
+        [(8, 1e4, ""), (None, 1e4, ""), (8, 1e4, "")],
+        {"attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 256},
+    ),
+    "gemma2 without a cap": (
+        {"attn_logit_softcapping": None, "query_pre_attn_scalar": 9},
+        [(4096, 1e4, ""), (None, 1e4, "")],
+        {"attn_logit_softcapping": None, "query_pre_attn_scalar": 9},
+    ),
+    "gemma3_text": (
+        {
+            "sliding_window": 8,
+            "sliding_window_pattern": 2,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 2e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        [(8, 2e4, ""), (None, 1e6, "linear"), (8, 2e4, "")],
+        {"attn_logit_softcapping": None, "query_pre_attn_scalar": 256},
+    ),
+    "gemma3_text with a model of images": (
+        {},
+        [(4096, 1e4, "")] * 5 + [(None, 1e6, "")],
+        {"num_attention_heads": 8, "num_key_value_heads": 4, "query_pre_attn_scalar": 256},
+    ),
+    "qwen2": (
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        [(None, 1e4, ""), (8, 1e4, "")],
+        {},
+    ),
+    "qwen2 without windows": ({"sliding_window": 8, "max_window_layers": 1}, [(None, 1e4, "")], {}),
+    "qwen3": ({"use_sliding_window": True, "max_window_layers": 0}, [(4096, 1e4, "")], {}),
+    "mistral": ({}, [(4096, 1e4, "")], {}),
+    "mistral without windows": ({"sliding_window": None}, [(None, 1e4, "")], {}),
+    "llama": (
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        [(None, 5e5, "linear")],
+        {},
+    ),
+}
+"""What configurations without `layer_types` say of each layer: window, base and scaling."""
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_what_configurations_leave_out(name):
+    """As files in use do, which were saved before `layer_types`: by hand, and by transformers."""
+    config, layers, others = OLDER[name]
+    model = name.partition(" ")[0]
+    found = completed({"model_type": model, **config})
+    if "images" in name:
+        found = completed({"model_type": "gemma3", "text_config": {"model_type": model, **config}})
+    told = [(window_of(found, at), rotation(found, at)) for at in range(len(layers))]
+    assert [(window, it.base, it.scaling) for window, it in told] == layers
+    assert {key: found.get(key) for key in others} == others
+    transformers = pytest.importorskip("transformers", minversion="5")
+    theirs = transformers.AutoConfig.for_model(
+        model, **config, num_hidden_layers=len(layers)
+    ).to_dict()
+    told = [(window_of(theirs, at), rotation(theirs, at)) for at in range(len(layers))]
+    assert [(window, it.base, it.scaling) for window, it in told] == layers
+    assert {key: theirs[key] for key in others} == others
+
+
+def test_what_both_ways_of_attending_are_called(tmp_path, capsys):
+    """EmbeddingGemma is a Gemma 3 whose tokens see each other, half a window on each side."""
+    model = MODELS["gemma3"]
+    config = {**model.config, "use_bidirectional_attention": True, "sliding_window": 8}
+    folder = model.save(tmp_path / "in")
+    (folder / "config.json").write_text(json.dumps(config))
+    command = ["convert", "--to", "ours", "--layer", "0", "--no-run", str(folder)]
+    assert main([*command, str(tmp_path / "out")]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert "ours needs: no causal mask" in told
+    assert "a window of 5 keys, the query's own and those on each side" in told
+    assert "causal" not in told_by(config, 0)[0]
 
 
 def test_every_declared_model_is_tried():

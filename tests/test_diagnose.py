@@ -873,6 +873,15 @@ def test_a_configuration_says_what_arrays_do_not(tmp_path, capsys):
     assert "with the base 500,000" in told
 
 
+def test_a_scale_that_cannot_be_told(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, "model_type": "gemma2", "query_pre_attn_scalar": 0}))
+    assert main(["diagnose", "--config", str(path)]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "does not tell the scale" in told
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("config", "layer", "wanted"),
     [
@@ -983,6 +992,9 @@ def test_a_layer_is_judged_by_its_weights():
         assert cause in [it.id for it in found.causes], str(found)
     without = {n: it for n, it in LAYER["config"].items() if n != "rope_theta"}
     found = diagnose_layer(X, WEIGHTS, layer_output(X, WEIGHTS), config=without)
+    assert found.verdict == "noise", "10,000 is what a Llama has if nothing is said"
+    del without["model_type"]
+    found = diagnose_layer(X, WEIGHTS, layer_output(X, WEIGHTS), of="llama", config=without)
     assert "untold.rotary" in [it.id for it in found.causes], str(found)
     with pytest.raises(BadArrays, match="weights of none of"):
         diagnose_layer(X, {"w": X[0]}, X)

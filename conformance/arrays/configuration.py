@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from conformance.adapter.loading import checkpoints, load
-from conformance.porting.checkpoints import configuration, counts, rotation, window_of
+from conformance.porting.checkpoints import (
+    ASSUMED,
+    completed,
+    configuration,
+    counts,
+    rotation,
+    scale_of,
+    window_of,
+)
 from conformance.records.findings import Argument, Phrase
 
 INTERLEAVED = ("codegen", "cohere", "cohere2", "ernie4_5", "glm", "glm4", "gptj", "llama4_text")
@@ -15,6 +23,9 @@ INTERLEAVED = ("codegen", "cohere", "cohere2", "ernie4_5", "glm", "glm4", "gptj"
 
 NORMED = ("gemma3", "gemma3_text", "olmo2", "olmo3", "qwen3", "qwen3_moe", "qwen3_next")
 """Kinds of models that always norm queries and keys."""
+
+DECODERS = (*ASSUMED, "gpt2")
+"""Kinds of models that are causal whatever class is named as their architecture."""
 
 
 def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, Any], list[Phrase]]:
@@ -25,10 +36,9 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
         layer: the number of the layer, from 0.
 
     Raises:
-        ConformanceError: if the file cannot be read.
+        ConformanceError: if the file cannot be read, or does not tell the scale.
     """
-    if not isinstance(config, Mapping):
-        config = configuration(Path(config))
+    config = completed(config) if isinstance(config, Mapping) else configuration(Path(config))
     found: dict[str, Any] = {}
     said: list[Phrase] = []
     kind = str(config.get("model_type", ""))
@@ -42,7 +52,11 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
         found |= {"heads": heads, "kv_heads": kv_heads}
         about = {"heads": heads, "kv_heads": kv_heads, "size": size}
         said.append(Phrase("config.heads", {**about}))
-    if any(str(it).endswith(("ForCausalLM", "LMHeadModel")) for it in _listed(config)):
+    decodes = kind in DECODERS or any(
+        str(it).endswith(("ForCausalLM", "LMHeadModel")) for it in _listed(config)
+    )
+    both_ways = config.get("use_bidirectional_attention")
+    if decodes and not both_ways:
         found["causal"] = True
         said.append(Phrase("config.causal"))
     if scale := _scale(config, kind, layer):
@@ -51,7 +65,7 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
     if cap := config.get("attn_logit_softcapping"):
         found["soft_cap"] = float(cap)
         said.append(Phrase("config.soft-cap", {"cap": float(cap)}))
-    if window := window_of(config, layer):
+    if not both_ways and (window := window_of(config, layer)):
         found["window"] = window
         said.append(Phrase("config.window", {"size": window}))
     turned, plain = rotation(config, layer), config.get("no_rope_layers")
@@ -82,6 +96,6 @@ def _scale(config: Mapping[str, Any], kind: str, layer: int) -> float | None:
     known = checkpoints()
     checkpoint = getattr(load(known[kind].value), "checkpoint", None) if kind in known else None
     if checkpoint is not None and checkpoint.scale is not None:
-        return float(checkpoint.scale(config, layer))
+        return scale_of(config, checkpoint, layer)
     scalar = config.get("query_pre_attn_scalar")
     return None if scalar is None else float(scalar) ** -0.5

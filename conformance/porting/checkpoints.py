@@ -85,9 +85,14 @@ def configuration(path: Path) -> dict[str, Any]:
     Raises:
         WrongTensors: if the file cannot be read.
     """
-    config = _json(path)
+    return completed(_json(path))
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, or that of its text model, with what its model assumes beside it."""
     text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
+    own = {**config, **text} if isinstance(text, Mapping) else {**config}
+    return {**ASSUMED.get(str(own.get("model_type")), {}), **own}
 
 
 def opened(path: Path) -> Store:
@@ -289,6 +294,29 @@ SIZES = {
 """The names that configurations have for numbers of heads."""
 
 
+_GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+_QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
+ASSUMED: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"rope_theta": 10000.0},
+    "mistral": {"rope_theta": 10000.0, "sliding_window": 4096},
+    "qwen2": {"rope_theta": 10000.0, **_QWEN},
+    "qwen3": {"rope_theta": 10000.0, **_QWEN},
+    "gemma": {"rope_theta": 10000.0},
+    "gemma2": {"rope_theta": 10000.0, "attn_logit_softcapping": 50.0, **_GEMMA},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window_pattern": 6,
+        **_GEMMA,
+    },
+}
+"""What the classes of transformers assume where a configuration says nothing, by model_type.
+
+Files in use rely on it: those of Gemma 3 leave out numbers of heads, the scale and both bases."""
+
+
 def counts(config: Mapping[str, Any], given: Mapping[str, int]) -> dict[str, int]:
     """Return the numbers of heads that a configuration tells, with those that the user gave.
 
@@ -334,16 +362,18 @@ def meaning_of(
     told = []
     if turned.scaling:
         told.append(f"frequencies of rotary embeddings are scaled: {turned.scaling}")
+    if config.get("use_bidirectional_attention"):
+        told.append("no causal mask")
+        # The number counts the keys on both sides.
+        window = window and window // 2 + 1
+        seen = "and those on each side"
+    else:
+        seen = "and those before it"
     if window:
-        told.append(f"a window of {window} keys, the query's own and those before it")
+        told.append(f"a window of {window} keys, the query's own {seen}")
     scale = given.scale
-    try:
-        if scale is None and checkpoint.scale is not None:
-            scale = checkpoint.scale(config, attention.layer)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise Untranslatable(
-            f"config.json does not tell the scale of the logits ({error}); give --scale"
-        ) from error
+    if scale is None:
+        scale = scale_of(config, checkpoint, attention.layer)
     return Meaning(
         rotary_size=turned.size if given.rotary_size is None else given.rotary_size,
         rotary_pairs=given.rotary_pairs,
@@ -354,6 +384,22 @@ def meaning_of(
         added=bias,
         told=tuple(told),
     )
+
+
+def scale_of(config: Mapping[str, Any], checkpoint: Checkpoint, layer: int) -> float | None:
+    """Return the scale of the logits in a layer, according to its model's configuration.
+
+    Return None if it is always the default.
+
+    Raises:
+        Untranslatable: if the configuration does not tell it.
+    """
+    try:
+        return checkpoint.scale(config, layer) if checkpoint.scale is not None else None
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise Untranslatable(
+            f"config.json does not tell the scale of the logits ({error}); give --scale"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -373,10 +419,13 @@ def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
     """Return what a configuration says of the rotary embedding of a layer."""
     kind = _kind(config, layer)
     turns = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    turns = turns.get(kind, turns) if isinstance(turns, dict) else {}
+    turns = turns if isinstance(turns, Mapping) else {}
+    if isinstance(turns.get(kind), Mapping):
+        turns = turns[kind]
+    elif kind == SLIDING and "rope_local_base_freq" in config:
+        # A base of their own, and frequencies that are never scaled.
+        turns = {"rope_theta": config["rope_local_base_freq"]}
     base = turns.get("rope_theta", config.get("rope_theta"))
-    if kind == "sliding_attention" and "rope_local_base_freq" in config:
-        base = config["rope_local_base_freq"]
     part = turns.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     size = None
     if part is not None and part != 1:
@@ -386,20 +435,29 @@ def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
     return Rotation(base, size, "" if scaling in ("default", None) else scaling)
 
 
+SLIDING = "sliding_attention"
+"""The kind of layers that have a window, as configurations name it."""
+
+
 def window_of(config: Mapping[str, Any], layer: int) -> int | None:
     """Return how many keys a query of a layer sees, its own included; None if all before it."""
-    kind = _kind(config, layer)
-    windowed = kind == "sliding_attention" or (
-        not kind
-        and config.get("use_sliding_window", True)
-        and config.get("model_type") == "mistral"
-    )
-    return (config.get("sliding_window") or None) if windowed else None
+    return (config.get("sliding_window") or None) if _kind(config, layer) == SLIDING else None
 
 
 def _kind(config: Mapping[str, Any], layer: int) -> str:
-    kinds = config.get("layer_types") or ()
-    return kinds[layer] if layer < len(kinds) else ""
+    """Return the kind of a layer: `layer_types`, or how older files of each model say it."""
+    model, kinds = config.get("model_type"), config.get("layer_types") or ()
+    if model in ("qwen2", "qwen3") and not config.get("use_sliding_window"):
+        return "full_attention"
+    if layer < len(kinds):
+        return str(kinds[layer])
+    slides = (
+        (model == "mistral" and config.get("use_sliding_window", True))
+        or (model == "gemma2" and layer % 2 == 0)
+        or (model == "gemma3_text" and (layer + 1) % config["sliding_window_pattern"])
+        or (model in ("qwen2", "qwen3") and layer >= config["max_window_layers"])
+    )
+    return SLIDING if slides else ""
 
 
 def named_model(store: Store) -> str:
