@@ -484,7 +484,11 @@ def refused(capsys, *arguments):
 
 
 REFUSED = {
-    "turns": ("llama", "flax-nnx", r"always rotates .* declares no rotary .*--rotary-size 0"),
+    "turns": (
+        "llama",
+        "flax-nnx",
+        r"always rotates .* declares no rotary embeddings: declare them .*, or choose another",
+    ),
     "norm": ("qwen3", "llama-model-eager", r"no place for query/key norm"),
     "soft cap": ("gemma2", "llama-model-eager", r"no place for soft cap"),
     "scale": (
@@ -523,6 +527,123 @@ class Fixed(Ours):
     folder, target = MODELS["llama"].save(tmp_path / "in"), f"{tmp_path}/mine.py:Fixed"
     told = refused(capsys, "--to", target, "--layer", 0, folder, tmp_path / "out")
     assert "it always rotates with the base 500, not 100; choose another target" in told
+
+
+ALWAYS = """
+from conformance import Fixed
+from conformance.adapters.ours import Ours
+
+class Always(Ours):
+    features, mask_arguments, custom_scale = (), (), False
+    fixed = Fixed(
+        causal="bottom-right", rotary_base=100.0, rotary_pairs="interleaved", scale=2 * 8**-0.5,
+        sharing="self", bias=False,
+    )
+    turns = {"base": 100.0, "size": 8, "interleaved": True}
+
+    def build_with(self, shape, dtype, scale, mode, settings):
+        return super().build_with(shape, dtype, self.fixed.scale, mode, self.turns)
+
+    def call(self, layer, query, key, value, masks, mode):
+        import torch
+        future = torch.ones(2 * query.shape[1:2], dtype=torch.bool).triu(1)[None, None]
+        return super().call(layer, query, key, value, {"block_mask": future}, mode)
+
+class Half(Always):
+    fixed = Fixed(rotary_base=100.0, rotary_size=4)
+
+class OtherBase(Always):
+    fixed = Fixed(rotary_base=500.0)
+
+class Biased(Always):
+    fixed = Fixed(rotary_base=100.0, bias=True)
+
+class SaysHalves(Always):
+    fixed = Fixed(causal="bottom-right", rotary_base=100.0, sharing="self", bias=False)
+
+class Qwen(Always):
+    fixed = Fixed(rotary_base=100.0, bias=("query", "key", "value"), value_heads="alike")
+    turns = {"base": 100.0, "size": 8, "interleaved": False}
+
+    def build_with(self, shape, dtype, scale, mode, settings):
+        import torch
+        layer = Ours.build_with(self, shape, dtype, None, mode, self.turns)
+        sizes = layer.output_projection.weight.T.shape
+        layer.output_projection = torch.nn.Linear(*sizes, bias=False)
+        return layer
+
+    call = Ours.call
+"""
+
+
+def test_what_a_target_does_in_every_call_counts(tmp_path, capsys):
+    """It rotates, is causal and has a scale without an argument, as in the example of a Llama."""
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(ALWAYS)
+    folder, out = MODELS["llama"].save(tmp_path / "in"), tmp_path / "out"
+
+    def command(target, source=folder):
+        return ["--to", f"{tmp_path}/mine.py:{target}", "--layer", "0", str(source), str(out)]
+
+    assert main(["convert", *command("Always"), "--json"]) == ExitCode.OK
+    (piece,) = json.loads(capsys.readouterr().out)["layers"]
+    assert piece["target_error"] < 8
+    assert piece["needs"] == [
+        "rotary embeddings, base 100",
+        "weights of a causal model, because it always masks later keys",
+        "its scale 0.7071067812, for which queries were multiplied by 0.5",
+    ]
+    own = MODELS["llama"].tensors(0)["q_proj.weight"]
+    order = np.arange(HEADS * HEAD).reshape(HEADS, 2, -1).swapaxes(1, 2).ravel()
+    assert np.array_equal(look(out).read("query_projection.weight").values, own[order] / 2)
+    out.unlink()
+    for target, told in {
+        "Half": "it always rotates 4 of 8 components, not 8",
+        "OtherBase": "it always rotates with the base 500, not 100",
+        "Biased": "it always has biases",
+    }.items():
+        assert told in refused(capsys, *command(target))
+    told = refused(capsys, *command("Always"), "--rotary-size", "0")
+    assert "Always rotates queries and keys in every call; leave out --rotary-size 0" in told
+    for model in ("bert", "gpt2"):
+        told = refused(capsys, *command("Biased", MODELS[model].save(tmp_path / model)))
+        assert "declares no rotary embeddings, and Biased always rotates" in told
+        assert "--rotary-size" not in told
+    assert main(["convert", *command("SaysHalves")]) == ExitCode.DEVIATES
+    assert not out.exists()
+    # Without the bias of the output, no zeros are needed for it.
+    folder = MODELS["qwen2"].save(tmp_path / "qwen2")
+    assert main(["convert", *command("Qwen", folder), "--json"]) == ExitCode.OK
+    (piece,) = json.loads(capsys.readouterr().out)["layers"]
+    assert piece["target_error"] < 8
+    assert not any("zeros" in it for it in piece["needs"])
+    assert "output_projection.bias" not in look(out).header
+
+
+def test_what_a_source_does_in_every_call_counts(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(ALWAYS)
+    mine, file, back = f"{tmp_path}/mine.py:Always", tmp_path / "mine", tmp_path / "back"
+    folder = MODELS["llama"].save(tmp_path / "in")
+    convert_file(folder, file, target=mine, layer_number=0)
+    told = {"source": mine, "heads": HEADS, "kv_heads": 2}
+    (piece,) = convert_file(file, back, target="llama-model-eager", **told).pieces
+    assert "its scale 0.3535533906, for which queries were multiplied by 2" in piece.notes
+    assert "rotary embeddings, base 100" in piece.notes
+    for name, array in MODELS["llama"].tensors(0).items():
+        assert np.array_equal(look(back).read(f"layers.0.self_attn.{name}").values, array)
+    with pytest.raises(Untranslatable, match=r"scale of these weights is 3, and that of .*0.707"):
+        convert_file(file, back, target="ours", scale=3.0, force=True, **told)
+    with pytest.raises(Untranslatable, match=r"always rotates .* declares no rotary embeddings"):
+        convert_file(file, back, target="flax-nnx", force=True, **told)
+
+
+def test_what_is_added_needs_an_argument_of_its_shape(tmp_path):
+    """The bias of T5 differs by head, query and key, which no mask for padding can hold."""
+    folder, out = MODELS["t5 with heads of 4"].save(tmp_path / "in"), tmp_path / "out"
+    (piece,) = convert_file(folder, out, target="torch-mha", layer_number=0, run=False).pieces
+    assert "relative_attention_bias of the model, as attn_mask" in piece.notes
+    assert "its scale 0.5, for which queries were multiplied by 2" in piece.notes
 
 
 def test_pairs_are_declared_or_said(tmp_path):

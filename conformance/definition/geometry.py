@@ -487,6 +487,10 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise Unsupported(f"it always rotates, by {self.rotary(shape)}")
         if self.scale and problem.scale != self.scale:
             raise Unsupported(f"its scale is always {self.scale:g}")
+        self.check_shape(shape)
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raise `Unsupported` if a shape has not what every call has."""
         if self.sharing == "self" and shape.sharing != "self":
             raise Unsupported("self-attention only")
         if self.sharing == "memory" and shape.sharing == "separate":

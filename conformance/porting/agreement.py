@@ -128,6 +128,7 @@ def _problem(done: Conversion, shape: Shape, *, ported: bool) -> Problem:
         layer, table, tensors = done.target, done.written, done.made
     else:
         layer, table, tensors = done.source, done.read, done.given
+    shape = replace(shape, bias=table.shape.bias)
     weights = {
         f"weights.{name}": array
         for row in table.rows
@@ -147,7 +148,10 @@ def _problem(done: Conversion, shape: Shape, *, ported: bool) -> Problem:
     size = done.turns.size
     if size and size % 2 == 0:
         pairs = done.turns.after if ported else done.turns.before
-        fields["rotary"] = Rotary(size=size, base=done.meaning.base or 10000.0, pairs=pairs)
+        fields["rotary"] = Rotary(size=size, base=done.turns.base or 10000.0, pairs=pairs)
+    for side in (done.source, done.target):
+        if side.fixed and side.fixed.causal:
+            fields["causal"] = side.fixed.causal
     for feature in layer.features:
         if isinstance(feature, HeadNorm) and feature.query in tensors:
             names = (feature.query, feature.key)
@@ -179,8 +183,10 @@ def _shape(done: Conversion) -> Shape:
             shape = replace(
                 done.shape, batch=2, query_length=TOKENS, key_length=TOKENS, sharing=sharing
             )
-            done.source.check_shape(shape)
-            done.target.check_shape(shape)
+            for layer, table in ((done.source, done.read), (done.target, done.written)):
+                layer.check_shape(shape)
+                if layer.fixed:
+                    layer.fixed.check_shape(replace(shape, bias=table.shape.bias))
         except WrongShape:
             continue
         except Unsupported as error:

@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -38,6 +38,7 @@ from conformance.adapter.loading import checkpoints, find, load
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter, ParameterTable
 from conformance.cases.casefile import Tensor, write
+from conformance.definition.geometry import PROJECTIONS
 from conformance.definition.problem import WEIGHT_AXES, Pairs, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
@@ -472,19 +473,29 @@ def _converted(
     shape = table.shape
     names = [name for row in table.rows for name in row.names]
     sizes = {name: getattr(shape, name) for name in SIZES}
-    fitting = _fitting(source, target, list(shapes_of(sizes, names)))
+    blank = {name for row in table.rows if row.native in zeros for name in row.names}
+    fitting = _fitting(source, target, list(shapes_of(sizes, names)), blank)
+    sure = meaning.base is not None  # a base that the model's configuration tells
+    meaning = _as_always(source, meaning)
     of_features = {own[name]: tensors[name] for name in own if name in tensors}
-    turns = _turns(source, target, shape.head_size, meaning)
+    turns = _turns(source, target, shape.head_size, meaning, sure=sure)
     notes = [*turns.notes, *_of_meaning(source, target, meaning, {*of_features})]
     factor, scale = _scaled(source, target, shape, meaning)
-    if scale is not None:
+    if target.custom_scale and scale is not None:
         notes.append(f"the scale {scale:.10g}")
+    if target.fixed and target.fixed.causal and not (source.fixed and source.fixed.causal):
+        notes.append("weights of a causal model, because it always masks later keys")
     # A norm removes any factor of the queries, so its gain has to be multiplied.
     normed = "norm.query" in of_features
+    if factor != 1.0:
+        its = shape.default_scale if scale is None else scale
+        of = "the gains of queries were" if normed else "queries were"
+        notes.append(f"its scale {its:.10g}, for which {of} multiplied by {factor:g}")
     made = _written(weights, table, fitting, turns.order, 1.0 if normed else factor)
     made |= _of_features(of_features, source, target, shape, turns.order, factor)
-    if zeros:
-        notes.append(f"zeros as {', '.join(zeros)}, which the model does not have")
+    if blank := blank & {name for row in fitting.rows for name in row.names}:
+        biases = " and ".join(name for name in PROJECTIONS if f"{name}_bias" in blank)
+        notes.append(f"zeros as the bias of {biases}, where the model has none")
     return Conversion(
         source,
         target,
@@ -497,6 +508,29 @@ def _converted(
         scale,
         (*notes, *meaning.told),
     )
+
+
+def _as_always(source: Layer, meaning: Meaning) -> Meaning:
+    """Return the meaning of weights, with what the source has in every call.
+
+    Raise `Untranslatable` if the meaning contradicts that.
+    """
+    own: dict[str, float | int] = {}
+    turns = rotary_of(source)
+    if isinstance(turns, RotaryBase) and not isinstance(turns.base, str):
+        own["base"] = turns.base
+    if source.fixed is not None:
+        own |= {"scale": source.fixed.scale} if source.fixed.scale else {}
+        own |= {"rotary_size": source.fixed.rotary_size} if source.fixed.rotary_size else {}
+    for name, always in own.items():
+        given = getattr(meaning, name)
+        if given is not None and not math.isclose(given, always, rel_tol=1e-9):
+            what = {"base": "rotary base", "rotary_size": "number of rotated components"}
+            raise Untranslatable(
+                f"the {what.get(name, name)} of these weights is {given:g}, and that of "
+                f"{source.name} is always {always:g}"
+            )
+    return replace(meaning, **own)  # type: ignore[arg-type]
 
 
 def absent(
@@ -530,7 +564,11 @@ def _of_meaning(
     target cannot compute what the source does, or always does more.
     """
     covered = {part for feature in target.features for part in feature.covers}
-    adds = [name for name, it in target.masks.by_name.items() if it.number == "added"]
+    adds = [
+        name
+        for name, it in target.masks.by_name.items()
+        if it.number == "added" and it.layout_over("heads", "query", "key")
+    ]
     refusal = f"{target.name} cannot have these weights of {source.name}"
     norm = "norm.query" in given
     if "query/key norm" in source.always and not norm:
@@ -583,23 +621,25 @@ def _scaled(
 ) -> tuple[float, float | None]:
     """Return the factor by which queries are multiplied, and the scale of the target.
 
-    The scale is None for the default. If the target has no other, the weights are multiplied by the
-    difference, if that changes no digit. Else raise `Untranslatable`.
+    The scale is None for the default, or what the target has in every call. If it has no other, the
+    weights are multiplied by the difference, if that changes no digit. Else raise `Untranslatable`.
     """
-    scale = meaning.scale
-    if scale is None or math.isclose(scale, shape.default_scale, rel_tol=1e-9):
-        return 1.0, None
-    if target.custom_scale:
+    always = target.fixed.scale if target.fixed and target.fixed.scale else None
+    its = shape.default_scale if always is None else always
+    scale = shape.default_scale if meaning.scale is None else meaning.scale
+    if math.isclose(scale, its, rel_tol=1e-9):
+        return 1.0, always
+    if target.custom_scale and always is None:
         return 1.0, scale
-    factor = scale / shape.default_scale
+    factor = scale / its
     power = 2.0 ** round(math.log2(factor)) if factor > 0 else 0.0
     if not math.isclose(factor, power, rel_tol=1e-9):
         raise Untranslatable(
             f"{target.name} cannot have these weights of {source.name}: the scale of their logits "
-            f"is {scale:.6g}, that of the target always {shape.default_scale:.6g}, and to multiply "
-            f"the queries by {factor:.6g} would round them; choose a target with a scale of its own"
+            f"is {scale:.6g}, that of the target always {its:.6g}, and to multiply the queries by "
+            f"{factor:.6g} would round them; choose a target with a scale of its own"
         )
-    return power, None
+    return power, always
 
 
 def _times(tensor: Tensor, factor: float, name: str) -> Tensor:
@@ -707,6 +747,7 @@ class Turns:
 
     Attributes:
         size: the number of components that are rotated; 0 if neither rotates.
+        base: the base of the angles; None if it is not known.
         before, after: the pairs of source and target.
         order: for each component `[head]` of the target's heads, its index in the source's heads;
             None for the same order.
@@ -714,10 +755,19 @@ class Turns:
     """
 
     size: int = 0
+    base: float | None = None
     before: Pairs = "halves"
     after: Pairs = "halves"
     order: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+
+
+def always_turns(layer: Layer) -> RotaryBase | RotaryTables | None:
+    """Return the rotary embeddings that the layer applies in every call; None if there are none."""
+    fixed = layer.fixed
+    if layer.rotary is None and fixed is not None and fixed.rotary_base:
+        return RotaryBase(fixed.rotary_base, pairs=fixed.rotary_pairs)
+    return layer.rotary
 
 
 def rotary_of(layer: Layer) -> RotaryBase | RotaryTables | None:
@@ -727,7 +777,7 @@ def rotary_of(layer: Layer) -> RotaryBase | RotaryTables | None:
         Untranslatable: if it declares positions for rotary embeddings, but not their pairs.
     """
     declared = [it for it in layer.features if isinstance(it, RotaryBase | RotaryTables)]
-    found = layer.rotary or next(iter(declared), None)
+    found = always_turns(layer) or next(iter(declared), None)
     if found is None and any(
         isinstance(it, PositionIds) and "rotary" in it.of for it in layer.features
     ):
@@ -738,9 +788,10 @@ def rotary_of(layer: Layer) -> RotaryBase | RotaryTables | None:
     return found
 
 
-def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning) -> Turns:
+def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning, *, sure: bool) -> Turns:
     """Return how both layers rotate, and the order in which both pair the same components.
 
+    `sure` says that the model of these weights rotates, whatever the user says.
     Raise `WrongShape` if `rotary_size` is impossible, and `Untranslatable` if it is not certain
     that both rotate the same components, or if they cannot.
     """
@@ -751,10 +802,17 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning) -> Tu
             f"rotary_size is {size}; it must be even and at most {head_size}, the size of a head"
         )
     one, other = rotary_of(source), rotary_of(target)
-    if told == 0 or (one is None and (other is None or target.rotary is None)):
-        return Turns(notes=("no rotary embeddings",) if other and not target.rotary else ())
-    if one is None or other is None or (told is None and target.rotary and not source.rotary):
-        raise Untranslatable(_unlike(source, target))
+    always = always_turns(target)
+    turning = [it.name for it in (source, target) if it.fixed and it.fixed.rotary_base]
+    if told == 0 and (turning or sure):
+        raise Untranslatable(
+            f"{' and '.join(turning) or 'the model of these weights'} rotates queries and keys in "
+            "every call; leave out --rotary-size 0 (rotary_size=0)"
+        )
+    if told == 0 or (one is None and (other is None or always is None)):
+        return Turns(notes=("no rotary embeddings",) if other and not always else ())
+    if one is None or other is None or (told is None and always and not always_turns(source)):
+        raise Untranslatable(_unlike(source, target, sure=sure or bool(turning)))
     pairs = meaning.rotary_pairs
     if pairs is not None and not one.flag and not other.flag:
         raise Untranslatable(
@@ -768,9 +826,11 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning) -> Tu
             "with: --rotary-pairs halves or interleaved (rotary_pairs=)"
         )
     if isinstance(other, RotaryBase):
-        fixed = (
-            [] if other.size or size == head_size else [f"all {head_size} components, not {size}"]
-        )
+        its = head_size
+        if target.fixed and target.fixed.rotary_base:
+            its = target.fixed.rotary_size or head_size
+        which = f"all {its}" if its == head_size else f"{its} of {head_size}"
+        fixed = [] if other.size or size == its else [f"{which} components, not {size}"]
         if not isinstance(other.base, str) and meaning.base not in (None, other.base):
             fixed.append(f"with the base {other.base:g}, not {meaning.base:g}")
         if fixed:
@@ -780,14 +840,17 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning) -> Tu
             )
     before = (pairs or "halves") if one.flag else one.pairs
     after = (pairs or before) if other.flag else other.pairs
-    base = "" if meaning.base is None else f", base {meaning.base:g}"
+    number = meaning.base
+    if number is None and isinstance(other, RotaryBase) and not isinstance(other.base, str):
+        number = other.base
+    base = "" if number is None else f", base {number:g}"
     part = f", {size} of {head_size} components" if size < head_size else ""
     kept = "as in the source" if one.flag and pairs is None else after == "interleaved"
     flag = f", {other.flag}={kept}" if other.flag else ""
-    optional = "" if source.rotary is not None else ", if the source has them"
+    optional = "" if always_turns(source) else ", if the source has them"
     notes = (f"rotary embeddings{base}{part}{flag}{optional}",)
     if before == after:
-        return Turns(size, before, after, None, notes)
+        return Turns(size, number, before, after, None, notes)
     if size % 2:
         raise Untranslatable(
             f"heads of size {size} have no pairs; give the number of components that turn, 0 for "
@@ -797,28 +860,32 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning) -> Tu
     # Transposing two rows, one for each half, makes neighbours of pairs, and vice versa.
     sides = (2, -1) if before == "halves" else (-1, 2)
     order[:size] = order[:size].reshape(sides).T.ravel()
-    return Turns(size, before, after, order, notes)
+    return Turns(size, number, before, after, order, notes)
 
 
-def _unlike(source: Layer, target: Layer) -> str:
-    """Return why weights of one layer are none of the other, of which only one surely rotates."""
+def _unlike(source: Layer, target: Layer, *, sure: bool) -> str:
+    """Return why weights of one layer are none of the other, of which only one surely rotates.
+
+    `sure` says that it rotates in every call, whatever the user says.
+    """
     one, other = rotary_of(source), rotary_of(target)
-    said = {
-        layer: f"{layer.name} {'always rotates' if layer.rotary else 'can rotate'} queries and "
-        f"keys (pairs: {found.pairs if not found.flag else found.flag})"
-        if found
-        else f"{layer.name} declares no rotary embeddings"
-        for layer, found in ((source, one), (target, other))
-    }
-    size = "--rotary-size 0 (rotary_size=0) if none turns on either side"
+    said = []
+    for layer, found in ((source, one), (target, other)):
+        how = "always rotates" if always_turns(layer) else "can rotate"
+        pairs = "" if found is None else found.flag or found.pairs
+        rotates = f"{how} queries and keys (pairs: {pairs})"
+        said.append(f"{layer.name} {rotates if found else 'declares no rotary embeddings'}")
+    ways = ["choose another target"]
+    if not (one and other):
+        ways[:0] = ["declare them with their pairs in its adapter (RotaryBase or RotaryTables)"]
     if one and other:
-        size = "--rotary-size (rotary_size=), how many components the weights turn, 0 if none"
-    declare = (
-        ""
-        if one and other
-        else ("declare them with their pairs in its adapter (RotaryBase or RotaryTables), ")
-    )
-    return f"{said[source]}, and {said[target]}: {declare}choose another target, or give {size}"
+        ways += [
+            "give --rotary-size (rotary_size=), how many components the weights turn, 0 if none"
+        ]
+    elif not sure:
+        ways += ["give --rotary-size 0 (rotary_size=0) if none turns on either side"]
+    *first, last = ways
+    return f"{said[0]}, and {said[1]}: {', '.join(first)}{', or ' if first else ''}{last}"
 
 
 def _written(
@@ -856,16 +923,25 @@ def _written(
     return written
 
 
-def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> ParameterTable:
+def _fitting(
+    source: Layer, target: Layer, shapes: Sequence[Shape], blank: Collection[str]
+) -> ParameterTable:
     """Return the target's table for the first of these shapes that the target supports.
+
+    The biases in `blank` are zeros that were added; a target that never has them does without.
 
     Raise `Untranslatable` if the target supports none, or if its table lacks a place for a weight.
     """
     refusal = f"{target.name} cannot have these weights of {source.name}"
     reason = f"no {shapes[0].score} score"
+    fixed = target.fixed
+    if fixed and isinstance(fixed.bias, tuple):
+        without = {f"{name}_bias" for name in PROJECTIONS} - {f"{it}_bias" for it in fixed.bias}
+        if without <= {*blank}:
+            shapes = [replace(shape, bias=fixed.bias) for shape in shapes]
     for shape in shapes if shapes[0].score in target.scores else ():
         try:
-            target.check_shape(shape)
+            _check_shape(target, shape)
             rows = target.parameters_for(shape)
             break
         except Unsupported as error:
@@ -880,6 +956,15 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
             "even zeros; choose another target"
         )
     return ParameterTable(rows, shape)
+
+
+def _check_shape(layer: Layer, shape: Shape) -> None:
+    """Raise `Unsupported` if the layer cannot have this shape, or has another in every call."""
+    layer.check_shape(shape)
+    if layer.fixed is not None:
+        layer.fixed.check_shape(shape)
+    if isinstance(shape.bias, tuple) and not (layer.fixed and layer.fixed.bias):
+        raise Unsupported("all projections have biases or none has")
 
 
 def _widths(shape: Shape) -> str:
@@ -905,13 +990,14 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
     Weights determine neither the lengths, which are 1 here, nor which inputs are the same array.
     Ways of sharing that are impossible with these widths are skipped.
     """
+    biased = tuple(name for name in PROJECTIONS if f"{name}_bias" in weights)
     for sharing in SHARINGS:
         with suppress(WrongShape):
             yield Shape(
                 batch=1,
                 query_length=1,
                 key_length=1,
-                bias=any(name.endswith("_bias") for name in weights),
+                bias=biased if 0 < len(biased) < len(PROJECTIONS) else bool(biased),
                 score="additive" if "score" in weights else "scaled-dot",
                 sharing=sharing,
                 **{name: sizes[name] for name in SIZES},
@@ -942,9 +1028,10 @@ def _small_shapes(additive: bool) -> tuple[Shape, ...]:
     """
     widths = ((8, 8, 8, 8), (8, 6, 6, 8), (8, 6, 7, 8), (8, 8, 7, 8), (6, 8, 8, 8), (7, 6, 5, 9))
     scores = [("score",), ()] if additive else [()]
+    all_biases = tuple(f"{name}_bias" for name in PROJECTIONS)
     every: list[Shape] = []
     for wide, kv_heads, value_head, score, biases in itertools.product(
-        widths, (4, 2, 1), (2, 3), scores, (("query_bias",), ())
+        widths, (4, 2, 1), (2, 3), scores, (all_biases, ())
     ):
         sizes = (4, kv_heads, 2, value_head, *wide)
         every += shapes_of(dict(zip(SIZES, sizes, strict=True)), (*score, *biases))
@@ -1088,7 +1175,7 @@ class _Reading:
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):
-                self.source.check_shape(shape)
+                _check_shape(self.source, shape)
                 if ParameterTable(self.source.parameters_for(shape), shape).rows == self.rows:
                     return shape
         return None
