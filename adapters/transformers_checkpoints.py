@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conformance import HeadNorm, Layer, Mode, Parameter, Shape, Unsupported
+from conformance import Fixed, HeadNorm, Layer, Mode, Parameter, Shape, Unsupported
 from conformance.adapter import Checkpoint, Static
 from conformance.adapters.transformers_models import (
     Gemma2Eager,
@@ -244,7 +244,7 @@ class T5(_Alone):
 
     title = "transformers T5 (eager)"
     documentation = "https://huggingface.co/docs/transformers/model_doc/t5"
-    custom_scale = True
+    fixed = Fixed(scale=1.0)
     parameters = _apart(query="q", key="k", value="v", output="o")[::2]
 
     checkpoint = Checkpoint(

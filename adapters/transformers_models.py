@@ -265,6 +265,8 @@ class _Decoder(Layer):
         options = {
             "vocab_size": 1,
             "pad_token_id": 0,
+            "bos_token_id": None,
+            "eos_token_id": None,
             "hidden_size": 2 * shape.heads,
             "intermediate_size": 1,
             "num_hidden_layers": 1,

@@ -727,6 +727,69 @@ def test_names_alone_are_no_model(tmp_path, capsys):
     )
 
 
+def test_a_model_that_is_not_declared_is_not_sent_in_circles(tmp_path, capsys):
+    """Nobody is told to leave out --from where that is refused, or to give one that is."""
+    folder = MODELS["llama"].save(tmp_path / "in")
+    (folder / "config.json").write_text(json.dumps(sized("mixtral")))
+    command = ("--to", "ours", folder, tmp_path / "out")
+    told = refused(capsys, *command, "--layer", 0)
+    assert "or, if it computes what one of these does, move the weights away from their" in told
+    place = ("--prefix", "model.layers.0.self_attn.")
+    told = refused(capsys, *command, "--from", "llama-eager", *place)
+    assert "leave out --from" not in told
+    assert "; move the weights away from their config.json if they mean the same" in told
+    (folder / "config.json").unlink()
+    done = ("convert", *command, "--from", "llama-eager", *place, "--heads", HEADS, "--no-run")
+    assert main([*map(str, done)]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5 with heads of 4"])
+def test_a_model_type_says_whose_weights_a_file_has(name, tmp_path, capsys):
+    """Without config.json; also those of one attention alone, by the rest of their names."""
+    model, heads = MODELS[name], ("--heads", HEADS, "--no-run")
+    folder = model.save(tmp_path / "in")
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    (folder / "config.json").unlink()
+    alone = tmp_path / "alone.safetensors"
+    write(alone, {n: Tensor.of(n, array) for n, array in model.tensors(1).items()}, {})
+    outs = tmp_path / "whole", tmp_path / "one"
+    command = ["convert", "--from", kind, "--to", "ours", *heads]
+    if kind == "gpt2":
+        assert "differ in the scale" in refused(capsys, *command[1:], alone, outs[1])
+        command += ["--scale", 0.5]
+    assert main([*map(str, [*command, "--layer", 1, folder, outs[0]])]) == ExitCode.OK
+    assert main([*map(str, [*command, alone, outs[1]])]) == ExitCode.OK
+    whole, one = map(look, outs)
+    assert whole.header.keys() == one.header.keys()
+    assert all(np.array_equal(whole.read(it).bits, one.read(it).bits) for it in one.header)
+
+
+def test_an_error_has_the_names_of_the_layer(tmp_path, capsys):
+    """Not those of layer 0, as which adapters declare them, nor a prefix that is no better."""
+    folder = MODELS["llama"].save(tmp_path / "in")
+    file = folder / "model.safetensors"
+    tensors = {name: look(file).read(name) for name in look(file).header}
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tensors[name] = Tensor.of(name, tensors[name].values * np.nan)
+    tensors[f"{name}_scale"] = Tensor.of(name, np.ones(1, np.float32))
+    write(file, tensors, {})
+    told = refused(capsys, "--to", "ours", "--layer", 1, folder, tmp_path / "out")
+    assert told.endswith(
+        "model.layers.1.self_attn.: these are not the weights of llama: unexpected "
+        "q_proj.weight_scale; NaN or infinity in q_proj.weight\n"
+    )
+
+
+def test_what_a_model_has_by_default_is_told(tmp_path):
+    """A Gemma 2 is built with a cap, windows and another scale unless it is told."""
+    folder, out = MODELS["llama"].save(tmp_path / "in"), tmp_path / "out"
+    (piece,) = convert_file(folder, out, target="gemma2-eager", layer_number=0, run=False).pieces
+    assert {"no soft cap", "no window", "the scale 0.3535533906"} <= {*piece.notes}
+    folder = MODELS["qwen2"].save(tmp_path / "qwen2")
+    (piece,) = convert_file(folder, tmp_path / "2", target="ours", layer_number=0, run=False).pieces
+    assert "zeros as the bias of output, where the model has none" in piece.notes
+
+
 def test_models_and_adapters_name_each_other():
     for kind, point in checkpoints().items():
         declared = load(point.value).checkpoint
@@ -803,8 +866,8 @@ def test_what_is_asked_for_is_clear(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "added", "told"),
     [
-        ("llama", "q_norm.weight", "unexpected layers.0.self_attn.q_norm.weight"),
-        ("llama", "q_proj.bias", "missing layers.0.self_attn.k_proj.bias, "),
+        ("llama", "q_norm.weight", "unexpected q_norm.weight"),
+        ("llama", "q_proj.bias", "missing k_proj.bias, v_proj.bias"),
         ("bert", "self.distance_embedding.weight", "unexpected self.distance_embedding.weight"),
     ],
 )

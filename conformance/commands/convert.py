@@ -46,7 +46,11 @@ def add_parser(commands: Commands) -> None:
     ):
         text = f"{whose}: a built-in name, a title, or path/to/file.py:NAME"
         needed = dest == "target"
-        text += "" if needed else "; left out, it follows from the model_type in config.json"
+        text += (
+            ""
+            if needed
+            else ", or the model_type of a trained model; left out, it is that in config.json"
+        )
         convert.add_argument(
             option, dest=dest, required=needed, default="", metavar="NAME", help=text
         )

@@ -37,6 +37,7 @@ class Meaning:
         scale: the scale of the logits, if it is not the default.
         soft_cap: the cap of the logits.
         added: the name of a bias that is added to the logits; "" if there is none.
+        windowed: whether a query sees a window of keys only.
         told: further properties of the layer that its port must have, as text.
     """
 
@@ -47,6 +48,7 @@ class Meaning:
     scale: float | None = None
     soft_cap: float | None = None
     added: str = ""
+    windowed: bool = False
     told: tuple[str, ...] = ()
 
 
@@ -382,6 +384,7 @@ def meaning_of(
         scale=scale,
         soft_cap=config.get("attn_logit_softcapping"),
         added=bias,
+        windowed=window is not None,
         told=tuple(told),
     )
 

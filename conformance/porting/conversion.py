@@ -96,7 +96,8 @@ def convert(
             such as "in_proj_weight" `[3·width width]`; they must be exactly those of the table,
             except for parameters of features.
         source: the implementation that the tensors are from: an adapter's name ("torch-mha"), its
-            title with or without the part in brackets, or path/to/file.py:NAME.
+            title with or without the part in brackets, path/to/file.py:NAME, or the model_type of
+            models that are declared ("gpt2").
         target: the implementation that the result is for, in the same form.
         heads: the number of heads; required if the tensors do not determine it.
         kv_heads: the number of key/value heads; required in the same case.
@@ -133,13 +134,14 @@ def convert(
                 "a file of safetensors holds every dtype"
             ) from error
     counted = _counted(heads=heads, kv_heads=kv_heads)
-    whose = layer(source)
-    if whose.checkpoint and whose.checkpoint.scale and scale is None:
+    whose = layer_of(source)
+    if _differ_in_scale(whose) and scale is None:
         raise Untranslatable(
             f"models of {whose.name} differ in the scale of the logits; give scale="
         )
     meaning = Meaning(rotary_size=rotary_size, rotary_pairs=rotary_pairs, scale=scale)
-    made = _converted(given, whose, layer(target), counted, meaning).made
+    becomes = layer(target)
+    made = _converted(given, whose, becomes, counted, meaning).made
     dtypes = {given[name].dtype: np.asarray(array).dtype for name, array in tensors.items()}
     native = {dtype: it.newbyteorder("=") for dtype, it in dtypes.items()}
     native = {"F32": np.dtype(np.float32)} | native
@@ -209,7 +211,7 @@ def convert_file(
     if out.exists() and not force:
         raise WrongTensors(f"{out} exists already; --force overwrites it")
     store = opened(weights)
-    whose = layer(source) if source else _of_model(named_model(store))
+    whose = layer_of(source) if source else _of_model(named_model(store))
     counted = _counted(heads=heads, kv_heads=kv_heads)
     given = Meaning(rotary_size=rotary_size, rotary_pairs=rotary_pairs, scale=scale)
     parts, others = _parts(
@@ -225,7 +227,11 @@ def convert_file(
         try:
             done = _converted(tensors, whose, becomes, part.counts, part.meaning)
         except WrongTensors as error:
-            raise WrongTensors(f"{where}{error}{_elsewhere(store, whose, prefix)}") from error
+            hint = "" if _known(whose, part.names) else _elsewhere(store, whose, prefix)
+            own = whose.checkpoint.own if whose.checkpoint and part.number is not None else ""
+            # Native names begin as in a model of one layer, which is another than this one.
+            told = str(error).replace(own, "") if own else str(error)
+            raise WrongTensors(f"{where}{told}{hint}") from error
         except Untranslatable as error:
             raise Untranslatable(f"{where}{error}") from error
         new = {begin + name: tensor for name, tensor in done.made.items()}
@@ -309,8 +315,10 @@ def _of_model(kind: str) -> Layer:
     models = checkpoints()
     if kind not in models:
         raise Untranslatable(
-            f"no adapter is declared for the model_type {kind!r}, only for {', '.join(models)}; "
-            "say with --from and --prefix whose weights these are"
+            f"no adapter is declared for the model_type {kind!r}, only for "
+            f"{', '.join(sorted(models))}; declare one with the names of its files "
+            "(`Layer.checkpoint`), or, if it computes what one of these does, move the weights "
+            "away from their config.json, and name that one with --from and --prefix"
         )
     point = models[kind]
     found = load(point.value)
@@ -322,6 +330,22 @@ def _of_model(kind: str) -> Layer:
 def layer_of(spec: str) -> Layer:
     """Return the layer of an implementation, or of models of a `model_type`."""
     return _of_model(spec) if spec in checkpoints() else layer(spec)
+
+
+def _differ_in_scale(layer: Layer) -> bool:
+    """Return whether models of the layer differ in the scale of the logits."""
+    always = layer.fixed is not None and layer.fixed.scale
+    return layer.checkpoint is not None and layer.checkpoint.scale is not None and not always
+
+
+def _named_in_files(layer: Layer) -> dict[str, str]:
+    """Return how the files of models name the layer's parameters, without the layer's place."""
+    checkpoint = layer.checkpoint
+    assert checkpoint is not None
+    natives = {row.native for table in tables(layer) for row in table}
+    natives |= {*_parameters_of_features(layer)}
+    rests = {name: name.removeprefix(checkpoint.own) for name in natives}
+    return {name: checkpoint.renamed.get(rest, rest) for name, rest in rests.items()}
 
 
 def _parts(
@@ -336,6 +360,8 @@ def _parts(
 ) -> tuple[list[_Part], Mapping[str, tuple[str, ...]]]:
     """Return the attentions that are asked for, and the names of the other tensors by kind."""
     checkpoint = whose.checkpoint
+    if meant.scale is None and whose.fixed and whose.fixed.scale:
+        meant = replace(meant, scale=whose.fixed.scale)
     every = None if checkpoint is None else contents(store.files, checkpoint)
     asked = layer_number is not None or all_layers
     if asked and not (every and every.attentions):
@@ -354,18 +380,22 @@ def _parts(
                 f"{store.path}: no tensor's name begins with {prefix!r}"
                 f"{_elsewhere(store, whose, '')}"
             )
-        if checkpoint and checkpoint.scale and meant.scale is None:
+        if _differ_in_scale(whose) and meant.scale is None:
             raise Untranslatable(
                 f"{store.path}: models of {whose.name} differ in the scale of the logits; give "
                 "--scale"
             )
+        if checkpoint is not None:
+            natives = {file: native for native, file in _named_in_files(whose).items()}
+            own = {natives.get(rest, rest): name for rest, name in own.items()}
         rest = tuple(name for name in store.files if name not in names)
         return [_Part(prefix, None, own, given, meant)], {"others": rest} if rest else {}
     kind = (store.config or {}).get("model_type")
     if kind is not None and kind not in checkpoint.models:
         raise Untranslatable(
             f"{store.path}: config.json says that these are weights of {kind}, and {whose.name} is "
-            f"of {' or '.join(checkpoint.models)}; leave out --from, or move the weights away from "
+            f"of {' or '.join(checkpoint.models)}; "
+            f"{'leave out --from, or ' if kind in checkpoints() else ''}move the weights away from "
             "their config.json if they mean the same"
         )
     parts = []
@@ -481,7 +511,8 @@ def _converted(
     turns = _turns(source, target, shape.head_size, meaning, sure=sure)
     notes = [*turns.notes, *_of_meaning(source, target, meaning, {*of_features})]
     factor, scale = _scaled(source, target, shape, meaning)
-    if target.custom_scale and scale is not None:
+    always = target.fixed is not None and target.fixed.scale
+    if target.custom_scale and scale is not None and not always:
         notes.append(f"the scale {scale:.10g}")
     if target.fixed and target.fixed.causal and not (source.fixed and source.fixed.causal):
         notes.append("weights of a causal model, because it always masks later keys")
@@ -596,6 +627,10 @@ def _of_meaning(
         yield f"{meaning.added} of the model, as {adds[0]}"
     if meaning.soft_cap is not None:
         yield f"the soft cap {meaning.soft_cap:g}"
+    elif target.checkpoint is not None and "soft cap" in covered:
+        yield "no soft cap"
+    if target.checkpoint is not None and "window" in covered and not meaning.windowed:
+        yield "no window"
     if norm:
         yield from _of_epsilon(source, target, meaning, refusal)
 
@@ -627,9 +662,13 @@ def _scaled(
     always = target.fixed.scale if target.fixed and target.fixed.scale else None
     its = shape.default_scale if always is None else always
     scale = shape.default_scale if meaning.scale is None else meaning.scale
+    chosen = target.custom_scale and always is None
+    # Models that differ in the scale have another default.
+    if chosen and target.checkpoint is not None and target.checkpoint.scale is not None:
+        return 1.0, scale
     if math.isclose(scale, its, rel_tol=1e-9):
         return 1.0, always
-    if target.custom_scale and always is None:
+    if chosen:
         return 1.0, scale
     factor = scale / its
     power = 2.0 ** round(math.log2(factor)) if factor > 0 else 0.0
@@ -1284,6 +1323,11 @@ def _elsewhere(store: Store, whose: Layer, prefix: str) -> str:
     names = sorted(prefixes - {prefix})
     more = " ..." if names[3:] else ""
     return f"; try --prefix {' or '.join(names[:3])}{more}" if names else ""
+
+
+def _known(whose: Layer, names: Collection[str]) -> bool:
+    """Return whether one of these native names is a parameter of the layer `whose`."""
+    return any(row.native in names for table in tables(whose) for row in table)
 
 
 def _noted(before: Mapping[str, str], note: Mapping[str, Any]) -> dict[str, str]:
