@@ -254,7 +254,9 @@ class T5(_Alone):
             "decoder.block.{layer}.layer.0.SelfAttention.",
             "decoder.block.{layer}.layer.1.EncDecAttention.",
         ),
-        added="relative_attention_bias.weight",
+        added="SelfAttention.relative_attention_bias.weight",
+        # The first models of T5 have one for the encoder's tokens, too, and do not use it.
+        beside={"relative_attention_bias.": "unused"},
         scale=_scale_of_t5,
     )
 

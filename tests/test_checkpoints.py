@@ -907,6 +907,22 @@ def test_attentions_of_several_stacks(tmp_path, capsys):
     assert np.array_equal(doubled, 2 * model.tensors(2)["q.weight"].T)
 
 
+def test_a_bias_that_is_not_used_is_not_told(tmp_path):
+    """The first models of T5 hold one for the attention to the encoder, which adds none."""
+    folder = MODELS["t5 with heads of 4"].save(tmp_path / "in")
+    file = folder / "model.safetensors"
+    tensors = {name: look(file).read(name) for name in look(file).header}
+    place = "decoder.block.0.layer.1.EncDecAttention."
+    linear = {it: it for it in "qkvo"}
+    for name, array in Model("", linear, head=4).tensors(0).items():
+        tensors[place + name] = Tensor.of(name, array)
+    unused = f"{place}relative_attention_bias.weight"
+    write(file, tensors | {unused: Tensor.of("", np.ones((32, HEADS), np.float32))}, {})
+    done = convert_file(folder, tmp_path / "out", target="flax-nnx", prefix=place, run=False)
+    assert done.left_over["unused"] == (unused,)
+    assert not any("relative" in note for note in done.pieces[0].notes)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_doubled_queries_are_exact_or_refused(dtype, tmp_path):
     kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype

@@ -193,8 +193,9 @@ class Checkpoint:
         absent: the canonical weights that models may lack; they are zeros then.
         beside: the kinds of the other tensors with such names, by the beginning of the rest of the
             name, such as {"output.LayerNorm.": "norms"}. Unknown tensors are refused.
-        added: the rest of the name of a bias that is added to the logits, in the first layer for
-            all, as in T5; "" if there is none.
+        added: how the name of a bias that is added to the logits ends, such as
+            "SelfAttention.relative_attention_bias.weight" in the first layer of T5, which is for
+            all; "" if there is none.
         scale: a function of the model's configuration and the number of the layer that returns the
             scale of the logits; None if it is always the default.
     """

@@ -214,7 +214,7 @@ def contents(names: Collection[str], checkpoint: Checkpoint) -> Contents:
         at = _place(name, checkpoint)
         rest = name[at[2] :] if at else ""
         beside = [kind for begin, kind in checkpoint.beside.items() if rest.startswith(begin)]
-        if at and checkpoint.added and rest == checkpoint.added:
+        if at and checkpoint.added and name.endswith(checkpoint.added):
             added.add(at[0])
             others.setdefault(POSITIONS, []).append(name)
         elif at and not beside:
@@ -352,7 +352,7 @@ def meaning_of(
     Raises:
         Untranslatable: if there is no configuration, and the meaning depends on it.
     """
-    bias = checkpoint.added.rpartition(".")[0] if added else ""
+    bias = checkpoint.added.split(".")[-2] if added else ""
     if config is None:
         if checkpoint.scale is not None and given.scale is None:
             raise Untranslatable(
