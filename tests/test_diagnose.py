@@ -1004,6 +1004,25 @@ def test_a_layer_is_judged_by_its_weights():
         diagnose_layer(X, WEIGHTS, X[:1], **LAYER)
 
 
+@pytest.mark.parametrize("form", ["params", "flat", "model"])
+def test_weights_are_named_as_their_libraries_hand_them_out(form):
+    """As the tree of Flax, and with the name of the layer before them, as Keras does."""
+    random = np.random.default_rng(3)
+    tree = {name: {"kernel": random.standard_normal((32, 4, 8)) / 6} for name in ("query", "key")}
+    tree["value"] = {"kernel": random.standard_normal((32, 4, 8)) / 6}
+    tree["out"] = {"kernel": random.standard_normal((4, 8, 32)) / 6}
+    q, k, v = (
+        np.einsum("btw,whd->bhtd", X, tree[it]["kernel"]) for it in ("query", "key", "value")
+    )
+    output = np.einsum("bhtd,hdw->btw", attention(q, k, v), tree["out"]["kernel"])
+    flat = {f"attention/{name}/kernel": leaf["kernel"] for name, leaf in tree.items()}
+    given = {"params": {"params": tree}, "flat": flat, "model": {"layers": {"0": tree}}}[form]
+    assert diagnose_layer(X, given, output, of="flax-linen", dtype="float32").verdict == "noise"
+    two = {"one": tree, "two": tree}
+    with pytest.raises(ConformanceError, match="unexpected one/"):
+        diagnose_layer(X, two, output, of="flax-linen")
+
+
 def test_a_layer_of_torch_is_told_from_a_file(tmp_path, capsys):
     random = np.random.default_rng(4)
     sizes = {"in_proj_weight": (96, 32), "out_proj.weight": (32, 32)}

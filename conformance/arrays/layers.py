@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from conformance.definition.problem import Answer, Norm, Shape, Weights
 from conformance.errors import BadArrays, ConformanceError
 from conformance.porting.checkpoints import configuration as read_configuration
 from conformance.porting.checkpoints import contents
-from conformance.porting.conversion import absent, layer_of, table_of
+from conformance.porting.conversion import absent, layer_of, table_of, tables
 from conformance.records.findings import Phrase
 
 
@@ -40,8 +41,9 @@ def diagnose_layer(
 
     Args:
         x: the input, `[batch length width]`.
-        weights: its weights by the names that the library has for them, without what stands before
-            them in a model, such as "q_proj.weight".
+        weights: its weights by the names that the library has for them, such as "q_proj.weight",
+            with or without what stands before them in a model. A tree of mappings, as Flax has, is
+            taken as well.
         output: the output, after the output projection.
         of: whose names these are: an implementation, such as "torch-mha", or a kind of models, such
             as "llama"; "" for the kind of the configuration, or else any kind of models that fits.
@@ -63,7 +65,7 @@ def diagnose_layer(
     sizes: dict[str, int] = {n: told.pop(n) for n in ("heads", "kv_heads") if n in told}
     sizes |= {n: it for n, it in (("heads", heads), ("kv_heads", kv_heads)) if it is not None}
     told |= {name: it for name, it in options.items() if it is not None}
-    numbers = {name: Numbers.of(name, array) for name, array in weights.items()}
+    numbers = {name: Numbers.of(name, array) for name, array in _flat(weights).items()}
     kinds = [of] if of else [*checkpoints()]
     if not of and config and config.get("model_type") in kinds:
         kinds = [config["model_type"]]
@@ -92,11 +94,33 @@ def diagnose_layer(
     return judged(found, given)
 
 
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a tree of mappings by their paths, such as "query/kernel"."""
+    found: dict[str, Any] = {}
+    for name, it in tree.items():
+        leaves = {"": it}
+        if isinstance(it, Mapping):
+            leaves = {f"/{rest}": leaf for rest, leaf in _flat(it).items()}
+        found |= {f"{name}{rest}": leaf for rest, leaf in leaves.items()}
+    return found
+
+
 def _native(given: Mapping[str, Numbers], layer: Layer, number: int) -> Mapping[str, Numbers]:
-    """Return tensors by the names of the layer's parameters, if they have those of files."""
+    """Return tensors by the names of the layer's parameters, if files or models name them so."""
     checkpoint = layer.checkpoint
     if checkpoint is None:
-        return given
+        natives = {row.native for table in tables(layer) for row in table}
+        begins = {
+            name.removesuffix(native)
+            for name, native in itertools.product(given, natives)
+            if name.endswith((f".{native}", f"/{native}"))
+        }
+        if natives & given.keys() or len(begins) != 1:
+            return given
+        (begin,) = begins
+        return {
+            name.removeprefix(begin): it for name, it in given.items() if name.startswith(begin)
+        }
     place = checkpoint.places[0].format(layer=number)
     for before in ("", place):
         named = {f"{before}{name}": it for name, it in given.items()}
