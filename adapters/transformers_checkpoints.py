@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conformance import Fixed, HeadNorm, Layer, Mode, Parameter, Shape, Unsupported
+from conformance import Fixed, HeadNorm, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
 from conformance.adapter import Checkpoint, Static
 from conformance.adapters.transformers_models import (
     Gemma2Eager,
@@ -127,6 +127,9 @@ class Gpt2(_Alone):
     title = "transformers GPT-2 (eager)"
     documentation = "https://huggingface.co/docs/transformers/model_doc/gpt2"
     custom_scale = True
+    mask_arguments = (
+        MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
+    )
     parameters = (
         Parameter(
             "c_attn.weight", "query key value", "embed heads head -> embed (heads head)", stack=1
@@ -175,7 +178,7 @@ class Gpt2(_Alone):
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
     ) -> Any:
-        return layer(query)[0]
+        return layer(query, **masks)[0]
 
 
 class Vit(_Alone):

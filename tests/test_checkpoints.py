@@ -19,7 +19,7 @@ from conformance.definition.expectation import expect, solve
 from conformance.definition.problem import Norm, Problem, Rotary, Shape, Weights
 from conformance.errors import ExitCode, Untranslatable
 from conformance.porting.checkpoints import completed, rotation, window_of
-from conformance.porting.conversion import convert_file
+from conformance.porting.conversion import convert, convert_file
 
 WIDTH, HEADS, HEAD = 16, 4, 8
 
@@ -620,6 +620,24 @@ def test_what_a_target_does_in_every_call_counts(tmp_path, capsys):
     assert "output_projection.bias" not in look(out).header
 
 
+def test_both_sides_are_run_with_the_mask_that_one_always_has(tmp_path):
+    pytest.importorskip("transformers", minversion="5")
+    (tmp_path / "mine.py").write_text(
+        ALWAYS
+        + """
+class Causal(Always):
+    fixed = Fixed(causal="top-left", scale=0.5, sharing="self")
+    turns = {}
+"""
+    )
+    for name in ("gpt2", "bert"):
+        folder = MODELS[name].save(tmp_path / name)
+        target, out = f"{tmp_path}/mine.py:Causal", tmp_path / f"{name}.out"
+        (piece,) = convert_file(folder, out, target=target, layer_number=1).pieces
+        assert piece.ran.apart < 8
+        assert piece.notes == ("weights of a causal model, because it always masks later keys",)
+
+
 def test_what_a_source_does_in_every_call_counts(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "mine.py").write_text(ALWAYS)
@@ -762,6 +780,25 @@ def test_a_model_type_says_whose_weights_a_file_has(name, tmp_path, capsys):
     whole, one = map(look, outs)
     assert whole.header.keys() == one.header.keys()
     assert all(np.array_equal(whole.read(it).bits, one.read(it).bits) for it in one.header)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "bert", "vit"])
+def test_the_weights_of_a_module_are_those_of_its_model(name, tmp_path):
+    """As `layers[0].self_attn.state_dict()` names them, in Python."""
+    model = MODELS[name]
+    sizes = {"heads": HEADS, "kv_heads": model.kv_heads}
+    tensors = model.tensors(0)
+    if name == "vit":
+        tensors = {n: it for n, it in tensors.items() if "bias" not in n}
+    pairs = {"rotary_pairs": "halves"} if model.rotary else {}
+    found = convert(tensors, source=name, target="ours", **sizes, **pairs)
+    place = model.place.replace("{layer}", "0")
+    file, out = tmp_path / "in.safetensors", tmp_path / "out"
+    write(file, {place + n: Tensor.of(n, it) for n, it in tensors.items()}, {})
+    convert_file(file, out, source=name, target="ours", layer_number=0, run=False, **sizes, **pairs)
+    wanted = {n: look(out).read(n).values for n in look(out).header}
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
 
 
 def test_an_error_has_the_names_of_the_layer(tmp_path, capsys):

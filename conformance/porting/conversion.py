@@ -93,8 +93,9 @@ def convert(
 
     Args:
         tensors: arrays that NumPy can read, by the native names of the source's parameter table,
-            such as "in_proj_weight" `[3·width width]`; they must be exactly those of the table,
-            except for parameters of features.
+            such as "in_proj_weight" `[3·width width]`, or by those of its attention in a model,
+            such as "q_proj.weight"; they must be exactly those of the table, except for
+            parameters of features.
         source: the implementation that the tensors are from: an adapter's name ("torch-mha"), its
             title with or without the part in brackets, path/to/file.py:NAME, or the model_type of
             models that are declared ("gpt2").
@@ -141,7 +142,7 @@ def convert(
         )
     meaning = Meaning(rotary_size=rotary_size, rotary_pairs=rotary_pairs, scale=scale)
     becomes = layer(target)
-    made = _converted(given, whose, becomes, counted, meaning).made
+    made = _converted(_native(given, whose), whose, becomes, counted, meaning).made
     dtypes = {given[name].dtype: np.asarray(array).dtype for name, array in tensors.items()}
     native = {dtype: it.newbyteorder("=") for dtype, it in dtypes.items()}
     native = {"F32": np.dtype(np.float32)} | native
@@ -338,14 +339,19 @@ def _differ_in_scale(layer: Layer) -> bool:
     return layer.checkpoint is not None and layer.checkpoint.scale is not None and not always
 
 
-def _named_in_files(layer: Layer) -> dict[str, str]:
-    """Return how the files of models name the layer's parameters, without the layer's place."""
+def _native(named: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
+    """Return what is given by the names of one attention in a model, by the layer's native names.
+
+    Other names are kept.
+    """
     checkpoint = layer.checkpoint
-    assert checkpoint is not None
+    if checkpoint is None:
+        return dict(named)
     natives = {row.native for table in tables(layer) for row in table}
     natives |= {*_parameters_of_features(layer)}
     rests = {name: name.removeprefix(checkpoint.own) for name in natives}
-    return {name: checkpoint.renamed.get(rest, rest) for name, rest in rests.items()}
+    owns = {checkpoint.renamed.get(rest, rest): name for name, rest in rests.items()}
+    return {owns.get(name, name): it for name, it in named.items()}
 
 
 def _parts(
@@ -385,9 +391,7 @@ def _parts(
                 f"{store.path}: models of {whose.name} differ in the scale of the logits; give "
                 "--scale"
             )
-        if checkpoint is not None:
-            natives = {file: native for native, file in _named_in_files(whose).items()}
-            own = {natives.get(rest, rest): name for rest, name in own.items()}
+        own = _native(own, whose)
         rest = tuple(name for name in store.files if name not in names)
         return [_Part(prefix, None, own, given, meant)], {"others": rest} if rest else {}
     kind = (store.config or {}).get("model_type")
