@@ -499,6 +499,7 @@ class GptOssEager(_Eager):
     config = "GptOssConfig"
     features = (Sinks("layers.0.self_attn.sinks", parameter=True), _WINDOW, *_ROTARY)
     rotary = _TURNS
+    checkpoint = checkpoint_of("gpt_oss")
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
@@ -591,6 +592,7 @@ class Bloom(_Fusing, _Eager):
     always = ("alibi",)
     mask_arguments = ()
     features = (_OwnSlopes("alibi"), _PADDING)
+    checkpoint = Checkpoint(("bloom",), ("h.{layer}.self_attention.",), own="h.0.self_attention.")
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
@@ -651,6 +653,8 @@ CHECKPOINTS = {
     "mistral": "MistralEager",
     "gemma2": "Gemma2Eager",
     "qwen3": "Qwen3Eager",
+    "gpt_oss": "GptOssEager",
+    "bloom": "Bloom",
 }
 
 ADAPTERS = {

@@ -34,7 +34,7 @@ class Model:
 
     Args:
         place: where the attentions are, with "{layer}".
-        linear: the projections; None for the fused ones of GPT-2.
+        linear: the projections; None for the fused ones of GPT-2, "grouped" for those of Bloom.
         kv_heads, head: the number of key/value heads, and the size of heads.
         biased: which projections have biases.
         config: what config.json says besides the sizes.
@@ -42,11 +42,12 @@ class Model:
     """
 
     def __init__(self, place, linear, *, kv_heads=HEADS, head=HEAD, biased="", norm=None,
-                 scale=None, rotary=None, cap=None, config=None, others=None):  # fmt: skip
+                 scale=None, rotary=None, cap=None, sinks=False, config=None,
+                 others=None):  # fmt: skip
         self.place, self.linear, self.kv_heads, self.head = place, linear, kv_heads, head
         self.biased, self.norm, self.rotary, self.cap = biased, norm, rotary, cap
         self.scale = head**-0.5 if scale is None else scale
-        self.others = others or {}
+        self.sinks, self.others = sinks, others or {}
         self.config = config or {}
 
     def tensors(self, layer):
@@ -56,6 +57,9 @@ class Model:
         if self.linear is None:
             shapes = {"c_attn.weight": (WIDTH, 3 * inner), "c_attn.bias": (3 * inner,)}
             shapes |= {"c_proj.weight": (inner, WIDTH), "c_proj.bias": (WIDTH,)}
+        elif self.linear == "grouped":
+            shapes = {"query_key_value.weight": (3 * inner, WIDTH), "dense.bias": (WIDTH,)}
+            shapes |= {"query_key_value.bias": (3 * inner,), "dense.weight": (WIDTH, inner)}
         else:
             sizes = {"q": inner, "k": shared, "v": shared, "o": WIDTH}
             shapes = {}
@@ -65,6 +69,7 @@ class Model:
                     shapes[f"{name}.bias"] = (sizes[role],)
         if self.norm is not None:
             shapes |= {"q_norm.weight": (self.head,), "k_norm.weight": (self.head,)}
+        shapes |= {"sinks": (HEADS,)} if self.sinks else {}
         return {n: random.standard_normal(s).astype("float32") / 3 for n, s in shapes.items()}
 
     def save(self, folder, *, shards=0):
@@ -95,6 +100,10 @@ class Model:
         found = {n: a.astype(np.float64) for n, a in self.tensors(layer).items()}
         if self.linear is None:
             q, k, v = np.split(x @ found["c_attn.weight"] + found["c_attn.bias"], 3, axis=-1)
+        elif self.linear == "grouped":
+            joined = x @ found["query_key_value.weight"].T + found["query_key_value.bias"]
+            each = joined.reshape(*x.shape[:2], HEADS, 3, self.head)
+            q, k, v = (each[..., at, :] for at in range(3))
         else:
             named = {role: name for name, role in self.linear.items()}
             q, k, v = (
@@ -113,11 +122,14 @@ class Model:
         k, v = (a.repeat(HEADS // self.kv_heads, axis=1) for a in (k, v))
         logits = q @ k.swapaxes(-1, -2) * self.scale
         logits = logits if self.cap is None else self.cap * np.tanh(logits / self.cap)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        context = weights / weights.sum(-1, keepdims=True) @ v
+        weights = np.exp(logits)
+        more = np.exp(found["sinks"])[:, None, None] if self.sinks else 0.0
+        context = weights / (weights.sum(-1, keepdims=True) + more) @ v
         context = context.swapaxes(1, 2).reshape(*x.shape[:2], -1)
         if self.linear is None:
             return context @ found["c_proj.weight"] + found["c_proj.bias"]
+        if self.linear == "grouped":
+            return context @ found["dense.weight"].T + found["dense.bias"]
         return context @ found[f"{named['o']}.weight"].T + found.get(f"{named['o']}.bias", 0.0)
 
     def turned(self, heads):
@@ -178,6 +190,14 @@ MODELS = {
         "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, norm=1.0, rotary=HEAD, scale=0.25,
         config=sized("gemma3_text", num_key_value_heads=2, query_pre_attn_scalar=16,
                      rms_norm_eps=1e-6, rope_local_base_freq=100.0),
+    ),
+    "gpt_oss": Model(
+        "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, biased="qkvo", rotary=HEAD,
+        sinks=True, config=sized("gpt_oss", num_key_value_heads=2),
+    ),
+    "bloom": Model(
+        "transformer.h.{layer}.self_attention.", "grouped", head=4,
+        config={"model_type": "bloom", "n_head": HEADS},
     ),
     "gpt2": Model(
         "transformer.h.{layer}.attn.", None, head=4,
@@ -253,7 +273,7 @@ def reference_of(model, file, target, x, prefix=""):
     return Problem(
         shape=shape, dtype="float64", weights=weights, query=x, key=x, value=x, rotary=turns,
         cotangent=np.zeros((*x.shape[:2], WIDTH)), soft_cap=model.cap,
-        scale=model.scale if adapter.custom_scale else None,
+        scale=model.scale if adapter.custom_scale else None, sinks=native.get("sinks"),
         norm=None if gains[0] is None else Norm(query=gains[0], key=gains[1]),
     )  # fmt: skip
 
@@ -343,6 +363,7 @@ OLDER = {
     "qwen3": ({"use_sliding_window": True, "max_window_layers": 0}, [(4096, 1e4, "")], {}),
     "mistral": ({}, [(4096, 1e4, "")], {}),
     "mistral without windows": ({"sliding_window": None}, [(None, 1e4, "")], {}),
+    "gpt_oss": ({}, [(128, 1.5e5, "yarn"), (None, 1.5e5, "yarn")], {}),
     "llama": (
         {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
         [(None, 5e5, "linear")],

@@ -24,7 +24,7 @@ INTERLEAVED = ("codegen", "cohere", "cohere2", "ernie4_5", "glm", "glm4", "gptj"
 NORMED = ("gemma3", "gemma3_text", "olmo2", "olmo3", "qwen3", "qwen3_moe", "qwen3_next")
 """Kinds of models that always norm queries and keys."""
 
-DECODERS = (*ASSUMED, "gpt2")
+DECODERS = (*ASSUMED, "bloom", "gpt2")
 """Kinds of models that are causal whatever class is named as their architecture."""
 
 

@@ -303,6 +303,11 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"rope_theta": 10000.0, "sliding_window": 4096},
     "qwen2": {"rope_theta": 10000.0, **_QWEN},
     "qwen3": {"rope_theta": 10000.0, **_QWEN},
+    "gpt_oss": {
+        "rope_theta": 150000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0},
+        "sliding_window": 128,
+    },
     "gemma": {"rope_theta": 10000.0},
     "gemma2": {"rope_theta": 10000.0, "attn_logit_softcapping": 50.0, **_GEMMA},
     "gemma3_text": {
@@ -456,7 +461,7 @@ def _kind(config: Mapping[str, Any], layer: int) -> str:
         return str(kinds[layer])
     slides = (
         (model == "mistral" and config.get("use_sliding_window", True))
-        or (model == "gemma2" and layer % 2 == 0)
+        or (model in ("gemma2", "gpt_oss") and layer % 2 == 0)
         or (model == "gemma3_text" and (layer + 1) % config["sliding_window_pattern"])
         or (model in ("qwen2", "qwen3") and layer >= config["max_window_layers"])
     )

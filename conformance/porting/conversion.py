@@ -629,6 +629,8 @@ def _of_meaning(
         )
     if meaning.added:
         yield f"{meaning.added} of the model, as {adds[0]}"
+    if "alibi" in source.always and "alibi" not in target.always:
+        yield f"ALiBi with the slopes of {source.name}"
     if meaning.soft_cap is not None:
         yield f"the soft cap {meaning.soft_cap:g}"
     elif target.checkpoint is not None and "soft cap" in covered:
