@@ -63,7 +63,7 @@ class _Bert(Layer):
         Parameter("dense.bias", "output_bias", "embed -> embed"),
     )
     checkpoint = Checkpoint(
-        ("bert",),
+        ("bert", "roberta"),
         ("encoder.layer.{layer}.attention.", "encoder.layer.{layer}.crossattention."),
         renamed={"dense.weight": "output.dense.weight", "dense.bias": "output.dense.bias"},
         beside={"output.LayerNorm.": "norms"},
@@ -221,7 +221,7 @@ class BertSdpa(_Bert):
     )
 
 
-CHECKPOINTS = {"bert": "BertEager"}
+CHECKPOINTS = {"bert": "BertEager", "roberta": "BertEager"}
 
 ADAPTERS = {
     "bert-eager": "BertEager",

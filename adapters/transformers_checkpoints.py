@@ -9,6 +9,7 @@ Easy to miss in a port:
   projections are `Conv1D`, whose weights are transposed: `[in out]`. Two options change the scale.
 - T5: logits are not scaled, so the scale is 1, and there are no biases. A bias by the distance of
   the tokens is added to the logits; only the first layer of a stack holds its parameters.
+- Phi-3: `qkv_proj` holds all queries, then the keys and values, of which there are fewer.
 - Qwen 2: queries, keys and values have biases, the output has none.
 - ViT: with `qkv_bias=False`, only the output has a bias. Files have other names than the modules of
   transformers 5.
@@ -60,6 +61,30 @@ class Qwen2(MistralEager):
             sizes = weight.shape[::-1]
             layer = torch.nn.Linear(*sizes, bias=shape.bias, dtype=weight.dtype)
             setattr(attention, name, layer)
+
+
+class Phi3(MistralEager):
+    """The adapter for Phi3Model with eager attention."""
+
+    title = "transformers Phi-3 (eager)"
+    config = "Phi3Config"
+    checkpoint = checkpoint_of("phi3")
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.bias:
+            raise Unsupported("no biases")
+
+    def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
+        return (
+            Parameter(
+                f"{self.attention}.qkv_proj.weight",
+                "query key value",
+                "embed heads head -> (heads head) embed",
+                stack=0,
+            ),
+            Parameter(f"{self.attention}.o_proj.weight", "output", _OUTPUT[0]),
+        )
 
 
 class Gemma(LlamaModelEager):
@@ -292,6 +317,7 @@ class T5(_Alone):
 
 
 CHECKPOINTS = {
+    "phi3": "Phi3",
     "qwen2": "Qwen2",
     "gemma": "Gemma",
     "gemma3_text": "Gemma3",

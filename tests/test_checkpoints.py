@@ -34,7 +34,8 @@ class Model:
 
     Args:
         place: where the attentions are, with "{layer}".
-        linear: the projections; None for the fused ones of GPT-2, "grouped" for those of Bloom.
+        linear: the projections; None for the fused ones of GPT-2, "grouped" for those of Bloom,
+            "stacked" for those of Phi-3.
         kv_heads, head: the number of key/value heads, and the size of heads.
         biased: which projections have biases.
         config: what config.json says besides the sizes.
@@ -57,6 +58,11 @@ class Model:
         if self.linear is None:
             shapes = {"c_attn.weight": (WIDTH, 3 * inner), "c_attn.bias": (3 * inner,)}
             shapes |= {"c_proj.weight": (inner, WIDTH), "c_proj.bias": (WIDTH,)}
+        elif self.linear == "stacked":
+            shapes = {
+                "qkv_proj.weight": (inner + 2 * shared, WIDTH),
+                "o_proj.weight": (WIDTH, inner),
+            }
         elif self.linear == "grouped":
             shapes = {"query_key_value.weight": (3 * inner, WIDTH), "dense.bias": (WIDTH,)}
             shapes |= {"query_key_value.bias": (3 * inner,), "dense.weight": (WIDTH, inner)}
@@ -100,6 +106,10 @@ class Model:
         found = {n: a.astype(np.float64) for n, a in self.tensors(layer).items()}
         if self.linear is None:
             q, k, v = np.split(x @ found["c_attn.weight"] + found["c_attn.bias"], 3, axis=-1)
+        elif self.linear == "stacked":
+            sizes = HEADS * self.head, (HEADS + self.kv_heads) * self.head
+            q, k, v = np.split(x @ found["qkv_proj.weight"].T, sizes, axis=-1)
+            named = {"o": "o_proj"}
         elif self.linear == "grouped":
             joined = x @ found["query_key_value.weight"].T + found["query_key_value.bias"]
             each = joined.reshape(*x.shape[:2], HEADS, 3, self.head)
@@ -194,6 +204,14 @@ MODELS = {
     "gpt_oss": Model(
         "model.layers.{layer}.self_attn.", LINEAR, kv_heads=2, biased="qkvo", rotary=HEAD,
         sinks=True, config=sized("gpt_oss", num_key_value_heads=2),
+    ),
+    "phi3": Model(
+        "model.layers.{layer}.self_attn.", "stacked", kv_heads=2, rotary=HEAD,
+        config=sized("phi3", num_key_value_heads=2, sliding_window=None),
+    ),
+    "roberta": Model(
+        "roberta.encoder.layer.{layer}.attention.", BERT, head=4, biased="qkvo",
+        config=sized("roberta"),
     ),
     "bloom": Model(
         "transformer.h.{layer}.self_attention.", "grouped", head=4,
@@ -362,6 +380,7 @@ OLDER = {
     "qwen2 without windows": ({"sliding_window": 8, "max_window_layers": 1}, [(None, 1e4, "")], {}),
     "qwen3": ({"use_sliding_window": True, "max_window_layers": 0}, [(4096, 1e4, "")], {}),
     "mistral": ({}, [(4096, 1e4, "")], {}),
+    "phi3": ({"sliding_window": 8}, [(8, 1e4, ""), (8, 1e4, "")], {}),
     "mistral without windows": ({"sliding_window": None}, [(None, 1e4, "")], {}),
     "gpt_oss": ({}, [(128, 1.5e5, "yarn"), (None, 1.5e5, "yarn")], {}),
     "llama": (

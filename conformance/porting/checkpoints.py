@@ -301,6 +301,7 @@ _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers
 ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "llama": {"rope_theta": 10000.0},
     "mistral": {"rope_theta": 10000.0, "sliding_window": 4096},
+    "phi3": {"rope_theta": 10000.0},
     "qwen2": {"rope_theta": 10000.0, **_QWEN},
     "qwen3": {"rope_theta": 10000.0, **_QWEN},
     "gpt_oss": {
@@ -460,7 +461,7 @@ def _kind(config: Mapping[str, Any], layer: int) -> str:
     if layer < len(kinds):
         return str(kinds[layer])
     slides = (
-        (model == "mistral" and config.get("use_sliding_window", True))
+        (model in ("mistral", "phi3") and config.get("use_sliding_window", True))
         or (model in ("gemma2", "gpt_oss") and layer % 2 == 0)
         or (model == "gemma3_text" and (layer + 1) % config["sliding_window_pattern"])
         or (model in ("qwen2", "qwen3") and layer >= config["max_window_layers"])
