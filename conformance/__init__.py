@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from conformance.adapter.world import Shard as Shard
     from conformance.adapter.world import Split as Split
     from conformance.adapter.world import World as World
-    from conformance.arrays.between import compare as compare
     from conformance.arrays.diagnosis import Diagnosis as Diagnosis
     from conformance.arrays.diagnosis import assert_within_noise as assert_within_noise
     from conformance.arrays.diagnosis import diagnose as diagnose
     from conformance.arrays.layers import diagnose_layer as diagnose_layer
+    from conformance.arrays.models import compare as compare
     from conformance.arrays.models import compare_models as compare_models
     from conformance.arrays.noise import noise as noise
     from conformance.definition.geometry import Fixed as Fixed
@@ -69,10 +69,9 @@ _NAMES = {
     "conformance.adapter.native": "Layer",
     "conformance.adapter.parameters": "Parameter",
     "conformance.adapter.world": "Distributed Shard Split World",
-    "conformance.arrays.between": "compare",
     "conformance.arrays.diagnosis": "Diagnosis assert_within_noise diagnose",
     "conformance.arrays.layers": "diagnose_layer",
-    "conformance.arrays.models": "compare_models",
+    "conformance.arrays.models": "compare compare_models",
     "conformance.arrays.noise": "noise",
     "conformance.definition.geometry": "Fixed Geometry",
     "conformance.definition.problem": "Answer Problem Shape Weights",

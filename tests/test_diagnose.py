@@ -1130,6 +1130,250 @@ def test_models_of_hugging_face_say_what_they_are():
     assert found.place == "layer 1, layers.1.self_attn"
 
 
+def layers_of_torch(*, wrong=-1, first=True, causal=True, scale=None, off=0):
+    """A model of `torch.nn.MultiheadAttention`, and a port, of which one layer may be wrong."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+
+    class Port(torch.nn.Module):
+        def __init__(self, layer, number):
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+                torch.nn.Linear(32, 32) for _ in range(4)
+            )
+            weights = [*layer.in_proj_weight.chunk(3), layer.out_proj.weight]
+            biases = [*layer.in_proj_bias.chunk(3), layer.out_proj.bias]
+            ours = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+            for mine, weight, bias in zip(ours, weights, biases, strict=True):
+                mine.weight.data, mine.bias.data = weight.data.clone(), bias.data.clone()
+            self.wrong = number == wrong
+
+        def forward(self, x):
+            def split(projected):
+                return projected.view(*x.shape[:2], 4, 8).transpose(1, 2).detach().numpy()
+
+            heads = [split(it(x)) for it in (self.q_proj, self.k_proj, self.v_proj)]
+            told = {"scale": scale, "causal": off} if self.wrong else {"causal": 0}
+            output = attention(*heads, **(told if causal else {**told, "causal": None}))
+            return self.o_proj(torch.from_numpy(merged(output)))
+
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = torch.nn.MultiheadAttention(32, 4, batch_first=first)
+            torch.nn.init.normal_(self.attn.in_proj_bias)
+            torch.nn.init.normal_(self.attn.in_proj_weight, std=0.3)
+
+        def forward(self, x):
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            x = x if first else x.transpose(0, 1)
+            y = self.attn(x, x, x, attn_mask=mask if causal else None)[0]
+            return y if first else y.transpose(0, 1)
+
+    theirs = [Theirs() for _ in range(3)]
+    ports = [Port(it.attn, number) for number, it in enumerate(theirs)]
+    return torch.nn.Sequential(*theirs).eval(), torch.nn.Sequential(*ports)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_layer_of_torch_is_compared_with_its_port(first):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(0))
+    for causal in (True, False):
+        found = conformance.compare_models(*layers_of_torch(first=first, causal=causal), x)
+        assert found.verdict == "noise", str(found)
+        assert "3 attentions are alike" in str(found)
+    for told, cause in (({"scale": 1.0}, "scale.missing"), ({"off": 1}, "causal.sees-next-key")):
+        found = conformance.compare_models(*layers_of_torch(wrong=1, first=first, **told), x)
+        assert [it.id for it in found.causes] == [cause], str(found)
+        assert (found.place, found.wanted.verdict) == ("layer 1, 1", "noise")
+    theirs, ports = layers_of_torch(first=first)
+    ports[2].v_proj.bias = None
+    found = conformance.compare_models(theirs, ports, x)
+    assert found.causes[0].text == "the weights of the projections differ: value"
+    theirs, ports = layers_of_torch(wrong=1, first=first, scale=1.0)
+    found = conformance.compare_models(ports, theirs, x)
+    assert (found.verdict, found.place) == ("deviates", "layer 1, 1.attn")
+    assert [it.id for it in found.wanted.causes] == ["scale.missing"], str(found)
+
+
+def test_a_padded_encoder_of_torch_is_compared():
+    torch = pytest.importorskip("torch")
+
+    def encoder(forgets=False):
+        torch.manual_seed(1)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        model = torch.nn.TransformerEncoder(layer, 2).eval()
+        for it in model.layers:
+            torch.nn.init.normal_(it.self_attn.in_proj_weight, std=0.4)
+        own = model.layers[1].self_attn
+        if forgets:
+            called = own.forward
+            own.forward = lambda *x, **told: called(*x, **{**told, "key_padding_mask": None})
+        return model
+
+    x = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(0))
+    padding = torch.arange(10) >= torch.tensor([[10], [7]])
+    batch = {"src": x, "src_key_padding_mask": padding}
+    found = conformance.compare_models(encoder(), encoder(True), batch)
+    assert "mask.not-applied" in [it.id for it in found.causes], str(found)
+    assert found.place == "layer 1, layers.1.self_attn"
+    with torch.no_grad():
+        # torch then nests the entries, each of which has a length of its own.
+        assert conformance.compare_models(encoder(), encoder(), batch).verdict == "noise"
+
+
+def test_a_layer_of_torch_is_compared_with_a_function():
+    torch = pytest.importorskip("torch")
+    theirs, ports = layers_of_torch(wrong=0, causal=False, scale=1.0)
+    layer, port, x = theirs[0].attn, ports[0], torch.randn(2, 10, 32)
+
+    def function(query, key, value):
+        return port(query)
+
+    found = conformance.compare(layer, function, x, x, x)
+    assert [it.id for it in found.causes] == ["scale.missing"], str(found)
+    assert found.wanted.verdict == "noise"
+    found = conformance.compare(lambda x: layer(x, x, x), port, x, heads=4)
+    assert [it.id for it in found.causes] == ["scale.missing"], str(found)
+    assert conformance.compare(layer, lambda *x: layer(*x), x, x, x).verdict == "noise"
+    found = conformance.compare(*layers_of_torch(wrong=1, scale=1.0), x)
+    assert (found.place, found.cause.id) == ("layer 1, 1", "scale.missing")
+    found = conformance.compare(lambda x: layer(x, x, x), port, x)
+    assert "say how many heads Port has" in str(found)
+
+
+def gpt2(**told):
+    """A small model of GPT-2, whose projections of query, key and value are packed."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 4, "n_head": 4, "initializer_range": 0.2}
+    config = transformers.GPT2Config(**sizes, architectures=["GPT2LMHeadModel"], **told)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("order", ["sides", "heads", "heads of weights by sides"])
+def test_packed_projections_are_compared(order):
+    torch = pytest.importorskip("torch")
+
+    class Packed(torch.nn.Module):
+        def __init__(self, theirs, scale):
+            super().__init__()
+            self.qkv, self.proj = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+            rows = torch.arange(96)
+            if order == "heads":
+                rows = rows.view(3, 4, 8).transpose(0, 1).flatten()
+            self.qkv.weight.data = theirs.c_attn.weight.data.T[rows].clone()
+            self.qkv.bias.data = theirs.c_attn.bias.data[rows].clone()
+            self.proj.weight.data = theirs.c_proj.weight.data.T.clone()
+            self.proj.bias.data = theirs.c_proj.bias.data.clone()
+            self.scale = scale
+
+        def forward(self, x, *others, **told):
+            packed = self.qkv(x).detach().numpy().reshape(*x.shape[:2], 96)
+            if order == "sides":
+                apart = packed.reshape(*x.shape[:2], 3, 4, 8).transpose(2, 0, 3, 1, 4)
+            else:
+                apart = packed.reshape(*x.shape[:2], 4, 3, 8).transpose(3, 0, 2, 1, 4)
+            output = attention(*apart, causal=0, scale=self.scale)
+            return self.proj(torch.from_numpy(merged(output))), None
+
+    tokens = torch.arange(24).reshape(2, 12)
+    for scale in (None, 1.0):
+        ours = gpt2()
+        for layer, block in enumerate(ours.transformer.h):
+            block.attn = Packed(block.attn, scale if layer == 3 else None)
+        found = conformance.compare_models(gpt2(), ours, tokens)
+        if order == "heads of weights by sides":
+            assert found.place == "layer 0, transformer.h.0.attn"
+            assert [it.id for it in found.causes] == ["layers.packed-otherwise"], str(found)
+            assert "the query, key and value of each head" in found.causes[0].text
+        elif scale is None:
+            assert found.verdict == "noise", str(found)
+        else:
+            assert [it.id for it in found.causes] == ["scale.missing"], str(found)
+            assert found.place == "layer 3, transformer.h.3.attn"
+
+
+def test_a_packed_projection_beside_a_layer_of_torch():
+    torch = pytest.importorskip("torch")
+
+    class Ours(torch.nn.Module):
+        def __init__(self, theirs, beyond):
+            super().__init__()
+            self.attn = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+            self.attn.in_proj_weight.data = theirs.c_attn.weight.data.T.clone()
+            self.attn.in_proj_bias.data = theirs.c_attn.bias.data.clone()
+            self.attn.out_proj.weight.data = theirs.c_proj.weight.data.T.clone()
+            self.attn.out_proj.bias.data = theirs.c_proj.bias.data.clone()
+            self.beyond = beyond
+
+        def forward(self, x, *others, **told):
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1 + self.beyond)
+            return self.attn(x, x, x, attn_mask=mask)
+
+    tokens = torch.arange(24).reshape(2, 12)
+    for wrong in (-1, 3):
+        ours = gpt2()
+        for layer, block in enumerate(ours.transformer.h):
+            block.attn = Ours(block.attn, int(layer == wrong))
+        found = conformance.compare_models(gpt2(), ours, tokens)
+        if wrong < 0:
+            assert found.verdict == "noise", str(found)
+        else:
+            assert [it.id for it in found.causes] == ["causal.sees-next-key"], str(found)
+            assert found.place == "layer 3, transformer.h.3.attn.attn"
+        # What the layer blocks, its arguments say, and not the configuration.
+        back = conformance.compare_models(ours, gpt2(), tokens)
+        assert back.verdict == found.verdict
+        assert wrong < 0 or back.wanted.verdict == "noise"
+
+
+def test_rotary_pairs_behind_a_packed_projection():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.phi3 import modeling_phi3
+
+    def model():
+        torch.manual_seed(0)
+        config = transformers.Phi3Config(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.2,
+            pad_token_id=0,
+            architectures=["Phi3ForCausalLM"],
+        )
+        return transformers.Phi3ForCausalLM(config).eval()
+
+    def neighbours(q, k, cos, sin, *others):
+        cos, sin = (it[:, None, :, : it.shape[-1] // 2] for it in (cos, sin))
+        cos, sin = (it.repeat_interleave(2, -1) for it in (cos, sin))
+        turned = (
+            torch.stack((-it[..., 1::2], it[..., ::2]), -1).flatten(-2) * sin for it in (q, k)
+        )
+        return tuple(it * cos + other for it, other in zip((q, k), turned, strict=True))
+
+    tokens, other = torch.arange(24).reshape(2, 12), model()
+    assert conformance.compare_models(model(), other, tokens).verdict == "noise"
+    own = other.model.layers[3].self_attn
+    called = own.forward
+
+    def forward(*x, **told):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(modeling_phi3, "apply_rotary_pos_emb", neighbours)
+            return called(*x, **told)
+
+    own.forward = forward
+    found = conformance.compare_models(model(), other, tokens)
+    assert [it.id for it in found.causes] == ["rotary.pairs"], str(found)
+    assert found.place == "layer 3, model.layers.3.self_attn"
+
+
 # σ for tests of one's own
 
 

@@ -1,14 +1,13 @@
-"""Compare two outputs without the heads that they come from, or two callables."""
+"""Compare two outputs without the heads that they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from conformance.arrays import figure
-from conformance.arrays.diagnosis import Diagnosis, Difference, diagnose, told, where_wrong
+from conformance.arrays.diagnosis import Diagnosis, Difference, told, where_wrong
 from conformance.arrays.given import (
     AXES_IN_ORDER,
     FEWEST,
@@ -24,8 +23,6 @@ from conformance.definition.dtypes import Array, dtype_of
 from conformance.definition.expectation import expect
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import BadArrays
-from conformance.frameworks import BRIDGES, framework
-from conformance.frameworks.base import Natives, Request
 from conformance.records.findings import NOTHING, Phrase
 from conformance.records.numbers import ratios
 
@@ -114,99 +111,6 @@ def against(
         notes=[told(Phrase("arrays.noise-of-random-heads"))],
         map=figure.of_ratios(ratio, BETWEEN_ANSWERS),
     )
-
-
-def compare(
-    old: Callable[..., Any],
-    new: Callable[..., Any],
-    *inputs: Any,
-    frameworks: tuple[str, str] | None = None,
-    heads: bool | None = None,
-    gradients: bool = True,
-    **told: Any,
-) -> Diagnosis:
-    """Call two implementations with the same inputs, and diagnose the second beside the first.
-
-    If the inputs are query, key and value as heads, both outputs and the gradients of the second
-    are compared with the definition, and the mistake is named. Otherwise, such as for layers with
-    weights of their own, the second output is compared with the first, as `against` does.
-
-    Args:
-        old: a function or layer that takes the inputs and returns the output, or a tuple that
-            begins with it.
-        new: another one, which is diagnosed.
-        inputs: arrays, which each side gets in its framework.
-        frameworks: the frameworks of both, such as ("torch", "jax"); None for that of the inputs.
-        heads: whether the inputs are query, key and value as heads; None if there are three of
-            them, with at least three axes each.
-        gradients: whether to differentiate the second, if its framework does.
-        told: the other arguments of `diagnose`, or of `against`.
-
-    Raises:
-        ConformanceError: as `diagnose` or `against` does, or if a framework is not installed.
-    """
-    numbers = [Numbers.of(f"input {n}", array) for n, array in enumerate(inputs)]
-    own = _framework_of(inputs)
-    names = frameworks or (own, own)
-    if heads is None:
-        heads = len(inputs) == 3 and all(it.values.ndim >= 3 for it in numbers)
-    first, _ = _called(old, names[0], numbers, None)
-    if not heads:
-        second, _ = _called(new, names[1], numbers, None)
-        return against(second, first, **told)
-    cotangent = None
-    if gradients and framework(names[1]).differentiable:
-        random = np.random.Generator(np.random.PCG64(0))
-        rounded = dtype_of(first.dtype).round
-        cotangent = rounded(random.standard_normal(first.values.shape))
-    second, derived = _called(new, names[1], numbers, cotangent)
-    if derived:
-        told["gradients"] = {"output": cotangent, **derived}
-    query, key, value = numbers
-    return diagnose(query, key, value, second, wanted=first, **told)
-
-
-def _framework_of(inputs: Sequence[Any]) -> str:
-    module = type(inputs[0]).__module__.partition(".")[0] if inputs else "numpy"
-    module = {"jaxlib": "jax"}.get(module, module)
-    return module if module in BRIDGES else "numpy"
-
-
-def _called(
-    function: Callable[..., Any], name: str, numbers: Sequence[Numbers], cotangent: Array | None
-) -> tuple[Numbers, dict[str, Numbers]]:
-    """Return the output for these inputs, and the gradients of the first three, if asked for."""
-    bridge = framework(name)
-    dtype = next((it.dtype for it in numbers if it.values.dtype == np.float64), "float32")
-    with bridge.session(dtype, "cpu"):
-        natives = {str(n): bridge.array(it.values, it.dtype, "cpu") for n, it in enumerate(numbers)}
-        variables = natives if cotangent is not None else {}
-        constants = {} if cotangent is not None else natives
-
-        def called(variables: Natives, constants: Natives) -> tuple[Any, Any]:
-            given = {**constants, **variables}
-            found = function(*(given[str(n)] for n in range(len(numbers))))
-            return (found[0] if isinstance(found, tuple | list) else found), None
-
-        if cotangent is None:
-            output, _ = called(variables, constants)
-            return Numbers(np.asarray(bridge.numpy(output)), bridge.dtype(output)), {}
-        request = Request(
-            function=called,
-            variables=variables,
-            constants=constants,
-            cotangent=bridge.array(cotangent, dtype, "cpu"),
-            gradients=True,
-            program=("compare", id(function)),
-        )
-        result = bridge.evaluate(request)
-        derived = {
-            side: Numbers(np.asarray(bridge.numpy(result.gradients[str(n)])), dtype)
-            for n, side in enumerate(("query", "key", "value"))
-            if str(n) in result.gradients
-        }
-        output = result.output
-        return Numbers(np.asarray(bridge.numpy(output)), bridge.dtype(output)), derived
 
 
 def _narrowest(numbers: Numbers) -> str:

@@ -37,10 +37,10 @@ def diagnose_layer(
     layer: int = 0,
     **options: Any,
 ) -> Diagnosis:
-    """Say whether the output of a self-attention layer is noise apart, and which mistake it shows.
+    """Say whether the output of a layer is noise apart, and which mistake it shows.
 
     Args:
-        x: the input, `[batch length width]`.
+        x: the input, `[batch length width]`; or a tuple of those of query, key and value.
         weights: its weights by the names that the library has for them, such as "q_proj.weight",
             with or without what stands before them in a model. A tree of mappings, as Flax has, is
             taken as well.
@@ -70,14 +70,32 @@ def diagnose_layer(
     if not of and config and config.get("model_type") in kinds:
         kinds = [config["model_type"]]
     shape, named, features = _read(numbers, kinds, sizes, layer)
-    given = Given(query=x, key=x, value=x, output=output, **told, **features)
-    inputs, got = (Numbers.of(name, it) for name, it in (("x", x), ("output", output)))
-    batch, length, width = (1,) * (3 - inputs.values.ndim) + inputs.values.shape
-    if width != shape.query_width:
-        raise BadArrays(f"x has {width} components, and the weights take {shape.query_width}")
-    shape = replace(shape, batch=batch, query_length=length, key_length=length, sharing="self")
-    values = inputs.values.reshape(batch, length, width)
-    wanted = (batch, length, shape.output_width)
+    own = [Numbers.of("x", it) for it in (x if isinstance(x, tuple) else [x])]
+    if len(own) not in (1, 3):
+        raise BadArrays(f"x is a tuple of {len(own)}; it is one array, or query, key and value")
+    inputs = dict(zip(("query", "key", "value"), own * 3 if len(own) == 1 else own, strict=True))
+    given = Given(output=output, **inputs, **told, **features)
+    got = Numbers.of("output", output)
+    values = {
+        name: it.values.reshape((1,) * (3 - it.values.ndim) + it.values.shape)
+        for name, it in inputs.items()
+    }
+    for name, array in values.items():
+        width = getattr(shape, f"{name}_width")
+        if array.shape[-1] != width:
+            raise BadArrays(f"x has {array.shape[-1]} components, and the weights take {width}")
+    (batch, queries, _), keys = values["query"].shape, values["key"].shape[1]
+    if {it.shape[0] for it in values.values()} != {batch} or values["value"].shape[1] != keys:
+        shapes = ", ".join(f"{name} {list(it.shape)}" for name, it in values.items())
+        raise BadArrays(f"these inputs do not go together: {shapes}")
+    shape = replace(
+        shape,
+        batch=batch,
+        query_length=queries,
+        key_length=keys,
+        sharing="self" if len(own) == 1 else "separate",
+    )
+    wanted = (batch, queries, shape.output_width)
     if got.values.size != np.prod(wanted):
         raise BadArrays(f"output has shape {list(got.values.shape)}, wanted {list(wanted)}")
     answer = Answer(got.values.reshape(wanted))
@@ -85,10 +103,10 @@ def diagnose_layer(
         Reading(problem, answer, None, "batch length width", (*assumed, *said), tuple(notes))
         for problem, assumed, notes in problems(
             given,
-            {"query": inputs, "key": inputs, "value": inputs, "output": got},
+            {**inputs, "output": got},
             shape,
             Weights(**named),
-            {"query": values, "key": values, "value": values},
+            values,
         )
     ]
     return judged(found, given)
