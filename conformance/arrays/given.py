@@ -394,7 +394,10 @@ def problems(
     dtype, notes = _dtype(given, arrays)
     rounded = dtype_of(dtype).round
     base = {
-        **{name: rounded(array) for name, array in inputs.items()},
+        **{
+            name: array if arrays[name].dtype == dtype else rounded(array)
+            for name, array in inputs.items()
+        },
         "dtype": dtype,
         "scale": given.scale,
         "soft_cap": given.soft_cap,
@@ -402,7 +405,7 @@ def problems(
         **_features(given, shape),
     }
     for name, array in inputs.items():
-        if not np.array_equal(base[name], array):
+        if base[name] is not array and not np.array_equal(base[name], array):
             notes.append(Phrase("reading.rounded", {"array": name, "dtype": dtype}))
     if given.bias is not None:
         bias = _floats("bias", given.bias).values

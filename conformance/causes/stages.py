@@ -134,10 +134,14 @@ class Stages:
         if self.problem.heads_alone and "product" not in vars(self) and not is_identity(weight):
             # With many heads, products with zeros and ones would take longer than the attention.
             flat = weight.reshape(len(weight), -1)
-            at, columns = flat.argmax(axis=0), np.arange(flat.shape[1])
-            if np.count_nonzero(flat) == len(columns) and (flat[at, columns] == 1).all():
-                taken: Array = values[..., at].reshape(*values.shape[:2], *weight.shape[1:])
-                return self.shifted(name, taken)
+            count = flat.shape[1]
+            if np.count_nonzero(flat) == count:
+                rows, columns = np.nonzero(flat)
+                at = np.zeros(count, np.int64)
+                at[columns] = rows
+                if (flat[at, np.arange(count)] == 1).all():
+                    taken = np.take(values, at, axis=-1)
+                    return self.shifted(name, taken.reshape(*values.shape[:2], *weight.shape[1:]))
         return self.shifted(name, self.product("ble,ehd->blhd", values, weight))
 
     def shifted(self, name: str, projected: Array) -> Array:

@@ -533,7 +533,10 @@ def _may_repeat(rows: Array) -> bool:
     if not rows.size:
         return True
     # The sum makes -0.0 equal to 0.0.
-    hashes = (rows.astype(np.float64) + 0.0).view(np.uint64) @ _odd_factors(rows.shape[1])
+    bits = (rows.astype(np.float64) + 0.0).view(np.uint64)
+    # A product has no more low bits than its factors, and numbers of a narrow format have none.
+    bits ^= bits >> np.uint64(32)
+    hashes = bits @ _odd_factors(rows.shape[1])
     return len(np.unique(hashes)) < len(rows)
 
 
