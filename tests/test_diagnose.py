@@ -30,6 +30,7 @@ from conformance.causes.hypothesis import Maker
 from conformance.cli import main
 from conformance.definition.arithmetic import is_identity
 from conformance.definition.dtypes import BFLOAT16
+from conformance.definition.expectation import solve
 from conformance.definition.problem import Norm, Rotary
 from conformance.errors import Ambiguous, BadArrays, ConformanceError, ExitCode, UnknownName
 
@@ -768,8 +769,48 @@ def test_a_few_rows_of_a_long_output_are_found():
     assert (found.map.entry, found.map.head) == (1, 2)
     assert [row for row, cells in enumerate(found.map.cells) if max(cells) > 8] == [33, 34]
     assert [it.id for it in found.causes] == ["scale.missing"], str(found)
-    with pytest.raises(BadArrays, match="log-sum-exp"):
-        diagnose(q, k, v, output, layout="batch heads length head", log_sum_exp=lse(q, k))
+    given = {"output": output, "query": output}
+    with pytest.raises(BadArrays, match="gradients"):
+        diagnose(q, k, v, output, layout="batch heads length head", gradients=given)
+
+
+@pytest.mark.parametrize("name", sorted(HONEST))
+def test_keys_that_no_query_of_a_tile_sees_are_left_out(name):
+    given = Given(**{"layout": "batch heads length head", **HONEST[name]})
+    for reading in readings(given):
+        tile = ports.rows_of(ports.part(reading.problem, 0, 0), np.arange(1, 4))
+        small = ports.of_seen_keys(tile)
+        want, got = (solve(it, gradients=False).output for it in (tile, small))
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+        if name in ("causal", "window"):
+            assert small.shape.key_length < tile.shape.key_length
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_the_log_sum_exp_of_a_long_output_is_judged():
+    q, k, v = drawn(queries=40)
+    output, sums = attention(q, k, v), lse(q, k)
+    told = {"layout": "batch heads length head"}
+    found = diagnose(q, k, v, output, log_sum_exp=sums, **told)
+    assert found.verdict == "noise", str(found)
+    assert [(it.array, it.size) for it in found.differences] == [
+        ("output", output.size),
+        ("log_sum_exp", sums.size),
+    ]
+    found = diagnose(q, k, v, output, log_sum_exp=sums / np.log(2), **told)
+    assert [it.id for it in found.causes] == ["lse.base-2"], str(found)
+    assert [it.fits for it in found.differences] == [True, False]
+    spoilt = sums.copy()
+    spoilt[1, 2, 33:35] *= 1.5
+    found = diagnose(q, k, v, output, log_sum_exp=spoilt, **told)
+    assert found.verdict == "deviates"
+    assert found.differences[1].where.text == "batch entry 1 (the last), head 2, queries 33 and 34"
+    assert found.differences[1].worst.index[:2] == (1, 2)
+    logits = np.where(np.tri(40) > 0, q.astype(np.float64) @ k.swapaxes(-1, -2) / 8**0.5, -np.inf)
+    sums = np.log(np.exp(logits).sum(axis=-1))
+    output = attention(q, k, v, causal=0)
+    found = diagnose(q, k, v, output, log_sum_exp=sums, causal=True, **told)
+    assert found.verdict == "noise", str(found)
 
 
 def test_a_mistake_that_blocks_everything_is_named_beside_queries_that_see_no_key(monkeypatch):

@@ -28,7 +28,7 @@ from conformance.arrays.given import (
     readings,
     separate,
 )
-from conformance.arrays.noise import LSE, expected, of_log_sum_exp
+from conformance.arrays.noise import LSE, expected
 from conformance.causes import gradients, logits, precision, softmax
 from conformance.causes.diagnose import ELEMENTS, hypotheses
 from conformance.causes.hypothesis import (
@@ -43,7 +43,7 @@ from conformance.causes.hypothesis import (
 )
 from conformance.causes.location import indices
 from conformance.causes.stages import Stages
-from conformance.definition.comparison import Comparison, accuracy_class, against, compare, element
+from conformance.definition.comparison import Comparison, accuracy_class, against, element
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
 from conformance.definition.expectation import Expectation
 from conformance.definition.problem import Answer, Problem
@@ -333,6 +333,9 @@ def _if_causal(given: Given) -> Diagnosis | None:
         found = judged(readings(causal), causal)
     except BadArrays:
         return None
+    if any(it.id == "causal.not-applied" for it in found.causes):
+        # That is the answer without a causal mask, which has been tried.
+        return None
     assumed = [*found.assumed, told(Phrase("reading.causal-not-told"))]
     return msgspec.structs.replace(found, assumed=assumed) if found.causes else None
 
@@ -374,7 +377,9 @@ class Judged:
         self.whole: Reading | None = None
         if tiles.is_long(reading):
             self.whole = reading
-            wrong = screen.wrong if screen else None
+            wrong = None
+            if screen:
+                wrong = screen.wrong if screen.count else _wrong_sums(screen)
             reading = tiles.thinned(reading, tiles.chosen(reading, wrong))
             if screen:
                 self.screen = screen
@@ -394,7 +399,7 @@ class Judged:
         self.compared = against(self.expectation, self.answer.arrays())
         self.lse: tuple[Evidence, Comparison] | None = None
         if reading.log_sum_exp is not None:
-            self.lse = _compared_lse(self.problem, reading.log_sum_exp)
+            self.lse = tiles.compared_lse(self.problem, reading.log_sum_exp)
         self._causes: list[Phrase] | None = None
         self._partial: list[tuple[Phrase, float, Phrase]] = []
         self._accuracy = NOTHING
@@ -403,7 +408,7 @@ class Judged:
     def screen(self) -> tiles.Screen:
         """What is seen of all rows of a long output."""
         assert self.whole is not None
-        return tiles.screened(self.whole.problem, self.whole.answer.output, self.given.accuracy)
+        return tiles.screened(self.whole, self.given.accuracy)
 
     def with_wrong_rows(self) -> Judged:
         """Return a judgement of rows that are wrong, of a long output; itself of a short one."""
@@ -462,7 +467,11 @@ class Judged:
     def differences(self) -> list[Difference]:
         """How each array differs."""
         if self.whole is not None:
-            return [_of_screen(self.screen, self.whole.answer.output.size)]
+            listed = [_of_screen(self.screen, "output", self.whole.answer.output.size)]
+            if self.screen.log_sum_exp is not None:
+                count = self.screen.log_sum_exp.wrong.size
+                listed.append(_of_screen(self.screen.log_sum_exp, LSE, count))
+            return listed
         found = [
             _difference(
                 self.reading,
@@ -482,7 +491,7 @@ class Judged:
 
         Of a long output, a row may be wrong that has not been seen yet.
         """
-        if self.whole is not None and not self.screen.fits:
+        if self.whole is not None and not all(one.fits for one in self.differences()):
             return self.with_wrong_rows().as_deviating([])
         hidden = self._hidden()
         notes = [*self._notes(), *_alike(self.reading, [one.reading for one in others])]
@@ -970,15 +979,6 @@ def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
     return [*dict.fromkeys(named or fitting)]
 
 
-def _compared_lse(problem: Problem, got: Array) -> tuple[Evidence, Comparison]:
-    want, sigma = of_log_sum_exp(problem)
-    blocked = np.isneginf(want)
-    # What a query gets that sees no key is open.
-    got, want = np.where(blocked, 0.0, got), np.where(blocked, 0.0, want)
-    underflow = problem.format.underflow
-    return Evidence(got, want, sigma, underflow), compare(LSE, got, want, sigma, underflow)
-
-
 def _causes_of_lse(problem: Problem, evidence: Evidence) -> list[Phrase]:
     right = Stages(problem)
     return [
@@ -1027,10 +1027,14 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
     )
 
 
-def _of_screen(screen: tiles.Screen, size: int) -> Difference:
+def _wrong_sums(screen: tiles.Screen) -> BoolArray | None:
+    return screen.log_sum_exp.wrong if screen.log_sum_exp is not None else None
+
+
+def _of_screen(screen: tiles.Screen, array: str, size: int) -> Difference:
     where = where_wrong(screen.wrong)
     return Difference(
-        array="output",
+        array=array,
         fits=screen.fits,
         max_ratio=min(float(f"{screen.largest:.4g}"), INFINITE),
         rms_ratio=float(f"{math.sqrt(screen.squares / size):.4g}"),

@@ -108,14 +108,18 @@ def expected(problem: Problem, accuracy: str = "", gradients: bool = False) -> E
     )
 
 
-def of_log_sum_exp(problem: Problem) -> tuple[Array, Array]:
+def of_log_sum_exp(problem: Problem, samples: int | None = None) -> tuple[Array, Array]:
     """Return the expected log-sum-exp `[batch heads query]`, and σ of each element.
 
     σ is that of the least accurate class of the dtype, of the same noisy evaluations as that of the
     other arrays. Sinks count. The log-sum-exp of a query that sees no key is −∞.
+
+    Args:
+        problem: the problem, on heads.
+        samples: the number of noisy evaluations; None for the usual one.
     """
     exact = forward(problem, Exact()).log_total[..., 0]
-    noisy = Noisy(problem.format, 1, None, classes_of(problem.format)[-1:])
+    noisy = Noisy(problem.format, 1, samples, classes_of(problem.format)[-1:])
     square, count = np.zeros_like(exact), 0
     most = max(1, MOST_AT_ONCE // max(1, math.prod(problem.shape.logits)))
     for part, _ in noisy.parts(most):

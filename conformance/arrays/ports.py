@@ -349,6 +349,39 @@ def rows_of(problem: Problem, rows: IntArray) -> Problem:
     )
 
 
+def of_seen_keys(problem: Problem) -> Problem:
+    """Return the problem of the keys from the first to the last that a query sees.
+
+    The problem must be on projected heads. Tokens keep their positions, and a mask stands for all
+    rules.
+    """
+    allowed = problem.allowed
+    if allowed is None:
+        return problem
+    seen = np.nonzero(np.broadcast_to(allowed, problem.shape.logits).any(axis=(0, 1, 2)))[0]
+    keys = slice(seen[0], seen[-1] + 1) if seen.size else slice(0, 1)
+
+    def of_keys(array: Any) -> Any:
+        return array if array is None or array.shape[-1] == 1 else array[..., keys]
+
+    positions = Positions(
+        query=np.array(problem.position_of_queries), key=problem.position_of_keys[:, keys]
+    )
+    return problem.replace(
+        shape=replace(problem.shape, key_length=keys.stop - keys.start),
+        key=problem.key[:, keys],
+        value=problem.value[:, keys],
+        mask=of_keys(np.array(allowed)),
+        attn_bias=of_keys(problem.attn_bias),
+        positions=positions,
+        causal=None,
+        window=NO_WINDOW,
+        segments=None,
+        query_lengths=None,
+        key_lengths=None,
+    )
+
+
 def cut(problem: Problem, array: np.ndarray, entry: int, group: int) -> np.ndarray:
     """Return the part of an array like the output that belongs to the heads of a `part`."""
     width = problem.shape.group * problem.shape.value_head_size

@@ -2,8 +2,9 @@
 
 A tile is a few queries of the heads that share a key/value head, with all their keys. It is a
 problem of its own, so its rows are expected, and have noise, as those of a short problem. Memory is
-linear in the length. σ is first estimated from one noisy evaluation. A tile that then seems to
-deviate is judged again with the usual number, until one is known to deviate.
+linear in the length. σ is first estimated from one noisy evaluation, with those keys that are
+seen. A tile that then seems to deviate is judged again with the usual number and with all keys,
+until one is known to deviate.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.arrays import ports
 from conformance.arrays.figure import pooled
-from conformance.arrays.given import MOST_LOGITS, Reading, separate
-from conformance.causes.hypothesis import MOST_ELEMENTS
+from conformance.arrays.given import MOST_LOGITS, Reading, identities, separate
+from conformance.arrays.noise import LSE, of_log_sum_exp
+from conformance.causes.hypothesis import MOST_ELEMENTS, Evidence
 from conformance.definition.arithmetic import classes_of
-from conformance.definition.comparison import compare, element
+from conformance.definition.comparison import Comparison, compare, element
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.expectation import expect
-from conformance.definition.problem import Problem
+from conformance.definition.problem import Problem, Shape
 from conformance.errors import BadArrays
 from conformance.records.findings import Worst
 from conformance.records.numbers import LIMIT, ratios
@@ -51,6 +54,7 @@ class Screen:
         count: the number of elements that deviate.
         fits: whether every tile is within its limits.
         cells: the map of each head, by batch entry and head; see `figure.pooled`.
+        log_sum_exp: the same of the log-sum-exp, if it was returned, without a map.
     """
 
     wrong: BoolArray
@@ -60,12 +64,45 @@ class Screen:
     count: int = 0
     fits: bool = True
     cells: dict[tuple[int, int], Array] = field(default_factory=dict)
+    log_sum_exp: Screen | None = None
+
+    def add(self, judged: Tile, entry: int, heads: slice, rows: IntArray) -> Array:
+        """Add a tile of these heads and rows; return its |error| / σ, `[heads query ...]`."""
+        size = np.abs(judged.ratio)
+        at = np.unravel_index(int(size.argmax()), size.shape)
+        if size[at] > self.largest:
+            place = entry, heads.start + int(at[0]), int(rows[at[1]]), *map(int, at[2:])
+            numbers = (array[at] for array in (judged.got, judged.want, judged.noise))
+            self.worst = element(judged.array, place, *numbers)
+            self.largest = float(size[at])
+        finite = judged.ratio[np.isfinite(judged.ratio)]
+        self.squares += float(finite @ finite)
+        self.fits = self.fits and judged.fits
+        self.count += int((size > LIMIT).sum())
+        wrong = (size > LIMIT).reshape(*size.shape[:2], -1).any(axis=-1)
+        self.wrong[entry, heads, rows[0] : rows[-1] + 1] = wrong
+        return size
 
 
-def screened(problem: Problem, output: Array, accuracy: str) -> Screen:
-    """Return how every element of an output compares with what is expected."""
+class Tile(NamedTuple):
+    """An array of the rows of a tile, `[heads query ...]`, compared with what is expected."""
+
+    array: str
+    got: Array
+    want: Array
+    noise: Array
+    ratio: Array
+    fits: bool
+
+
+def screened(reading: Reading, accuracy: str) -> Screen:
+    """Return how every element of an output, and of a log-sum-exp, compares with the expected."""
+    problem, output = reading.problem, reading.answer.output
     shape = problem.shape
     found = Screen(np.zeros(shape.logits[:3], np.bool_))
+    sums = reading.log_sum_exp
+    if sums is not None:
+        found.log_sum_exp = Screen(np.zeros(shape.logits[:3], np.bool_))
     step = max(1, MOST_OF_TILE // (shape.group * shape.key_length))
     spans = [
         np.arange(start, min(start + step, shape.query_length))
@@ -82,24 +119,24 @@ def screened(problem: Problem, output: Array, accuracy: str) -> Screen:
             heads = slice(group * shape.group, (group + 1) * shape.group)
 
             def judge(
-                rows: IntArray, whole: Problem = whole, got: Array = got
-            ) -> tuple[Array, Array, Array, Array, bool]:
+                rows: IntArray,
+                whole: Problem = whole,
+                got: Array = got,
+                place: tuple[int, slice] = (entry, heads),
+            ) -> tuple[Tile, Tile | None]:
                 # Once a tile is known to deviate, so does the output.
-                return _judged(ports.rows_of(whole, rows), got[:, rows], accuracy, not found.fits)
+                tile = ports.rows_of(whole, rows)
+                judged = _judged(tile, got[:, rows], accuracy, not found.fits)
+                of_sums = None
+                if found.log_sum_exp is not None and sums is not None:
+                    of_rows = sums[place[0], place[1]][:, rows]
+                    of_sums = _judged_lse(tile, of_rows, not found.log_sum_exp.fits)
+                return judged, of_sums
 
-            for rows, (*arrays, fits) in zip(spans, pool.map(judge, spans), strict=True):
-                numbers, want, noise, ratio = (separate(it, shape.group)[0] for it in arrays)
-                size = np.abs(ratio)
-                at = np.unravel_index(int(size.argmax()), size.shape)
-                if size[at] > found.largest:
-                    place = entry, heads.start + int(at[0]), int(rows[at[1]]), int(at[2])
-                    found.worst = element("output", place, numbers[at], want[at], noise[at])
-                    found.largest = float(size[at])
-                finite = ratio[np.isfinite(ratio)]
-                found.squares += float(finite @ finite)
-                found.fits = found.fits and fits
-                found.count += int((size > LIMIT).sum())
-                found.wrong[entry, heads, rows[0] : rows[-1] + 1] = (size > LIMIT).any(axis=-1)
+            for rows, (judged, of_sums) in zip(spans, pool.map(judge, spans), strict=True):
+                size = found.add(judged, entry, heads, rows)
+                if found.log_sum_exp is not None and of_sums is not None:
+                    found.log_sum_exp.add(of_sums, entry, heads, rows)
                 for head, of_head in enumerate(size, heads.start):
                     cells = pooled(of_head, rows, shape.query_length)
                     before = found.cells.get((entry, head), 0.0)
@@ -109,17 +146,16 @@ def screened(problem: Problem, output: Array, accuracy: str) -> Screen:
 
 
 @np.errstate(all="ignore")
-def _judged(
-    tile: Problem, got: Array, accuracy: str, known: bool
-) -> tuple[Array, Array, Array, Array, bool]:
-    """Return got, want, σ and error / σ of a tile, and whether it is within its limits."""
+def _judged(tile: Problem, got: Array, accuracy: str, known: bool) -> Tile:
+    """Return a tile of the output, which is only roughly judged if one is known to deviate."""
     if tile.format.accumulator < tile.format.roundoff:
         # float32 is exact enough for the expected values of half precision, and twice as fast.
         names = ("query", "key", "value", "cotangent")
         tile = tile.replace(**{name: getattr(tile, name).astype(np.float32) for name in names})
     classes = classes_of(tile.format, accuracy)
     decisive = [it for it in classes if it.name == accuracy] or classes[-1:]
-    found = expect(tile, samples=1, gradients=False, promised=accuracy, classes=decisive)
+    told: dict[str, Any] = {"gradients": False, "weights": False, "promised": accuracy}
+    found = expect(ports.of_seen_keys(tile), samples=1, classes=decisive, **told)
     want = found.arrays["output"]
     got = np.where(ports.unseen(tile), want, got)
 
@@ -127,9 +163,44 @@ def _judged(
         return compare("output", got, want, found.sigma["output"], found.underflow).fits
 
     if not known and not fits():
-        found = expect(tile, gradients=False, promised=accuracy, classes=decisive)
+        found = expect(tile, classes=decisive, **told)
     noise = found.sigma["output"]
-    return got, want, noise, ratios(got, want, noise, found.underflow), fits()
+    ratio = ratios(got, want, noise, found.underflow)
+    arrays = (separate(it, tile.shape.group)[0] for it in (got, want, noise, ratio))
+    return Tile("output", *arrays, fits())
+
+
+def _judged_lse(tile: Problem, got: Array, known: bool) -> Tile:
+    """Return the same of the log-sum-exp `[heads query]`."""
+    shape = tile.shape
+    # The log-sum-exp does not depend on the values, so one component of each is enough.
+    small = Shape.of_heads(
+        (1, shape.heads, shape.query_length, shape.head_size), (1, 1, shape.key_length, 1)
+    )
+    tile = tile.replace(
+        shape=small,
+        weights=identities(small),
+        value=tile.value[..., :1],
+        cotangent=np.zeros((1, shape.query_length, shape.heads)),
+    )
+    evidence, compared = compared_lse(ports.of_seen_keys(tile), got[None], samples=1)
+    if not known and not compared.fits:
+        evidence, compared = compared_lse(tile, got[None])
+    arrays = evidence.got, evidence.want, evidence.noise
+    ratio = ratios(*arrays, evidence.underflow)
+    return Tile(LSE, *(it[0] for it in (*arrays, ratio)), compared.fits)
+
+
+def compared_lse(
+    problem: Problem, got: Array, samples: int | None = None
+) -> tuple[Evidence, Comparison]:
+    """Return how a log-sum-exp `[batch heads query]` compares; σ is of so many evaluations."""
+    want, sigma = of_log_sum_exp(problem, samples)
+    blocked = np.isneginf(want)
+    # What a query gets that sees no key is open.
+    got, want = np.where(blocked, 0.0, got), np.where(blocked, 0.0, want)
+    underflow = problem.format.underflow
+    return Evidence(got, want, sigma, underflow), compare(LSE, got, want, sigma, underflow)
 
 
 def chosen(reading: Reading, wrong: BoolArray | None = None) -> IntArray:
@@ -154,17 +225,19 @@ def thinned(reading: Reading, rows: IntArray) -> Reading:
     """Return the reading of some of the queries only.
 
     Raises:
-        BadArrays: if there are other arrays than the output, which are judged as a whole only.
+        BadArrays: if there are weights or gradients, which are judged as a whole only.
     """
     answer = reading.answer
-    if len(answer.arrays()) > 1 or reading.log_sum_exp is not None:
+    if len(answer.arrays()) > 1:
         raise BadArrays(
             f"with {math.prod(reading.problem.shape.logits):,} attention weights, more than "
-            f"{MOST_LOGITS:,}, only the output is judged; leave the weights, the log-sum-exp and "
-            "gradients out, or pass fewer heads, batch entries or queries"
+            f"{MOST_LOGITS:,}, only the output and the log-sum-exp are judged; leave the weights "
+            "and gradients out, or pass fewer heads, batch entries or queries"
         )
+    sums = reading.log_sum_exp
     return replace(
         reading,
+        log_sum_exp=None if sums is None else sums[:, :, rows],
         problem=ports.rows_of(reading.problem, rows),
         answer=replace(answer, output=answer.output[:, rows]),
     )

@@ -119,8 +119,10 @@ def _solved(problem: Problem, hold: Exact, gradients: bool) -> Answer:
     return Answer(results.output, results.weights, every)
 
 
-def _with_sums(answer: Answer) -> dict[str, Array]:
-    """Return all arrays of an answer with weights, and the sums of the rows of these."""
+def _with_sums(answer: Answer, weights: bool) -> dict[str, Array]:
+    """Return all arrays of an answer and, if wanted, its weights and the sums of their rows."""
+    if not weights:
+        return replace(answer, weights=None).arrays()
     assert answer.weights is not None
     sums = np.einsum("...k->...", answer.weights)
     return {"output": answer.output, "weights": answer.weights, ROW_SUMS: sums, **answer.arrays()}
@@ -132,6 +134,7 @@ def expect(
     samples: int | None = None,
     *,
     gradients: bool = True,
+    weights: bool = True,
     promised: str = "",
     classes: Sequence[AccuracyClass] = (),
 ) -> Expectation:
@@ -147,15 +150,17 @@ def expect(
             estimate; None for the usual numbers.
         gradients: whether gradients are included, which take two thirds of the time. The output and
             the weights do not depend on this.
+        weights: whether the weights and the sums of their rows are included.
         promised: the accuracy class by which answers are judged, see `Expectation.at_accuracy`.
         classes: the accuracy classes; () for those to compare with, see `classes_of`.
     """
     classes = tuple(classes) or classes_of(problem.format, promised)
-    exact = _with_sums(solve(problem, gradients=gradients))
+    solved = solve(problem, gradients=gradients)
+    exact = _with_sums(solved, weights)
     squares: dict[str, dict[str, Array]] = {}
     for repetition in range(times):
         for accuracy, arrays in _squares(
-            problem, exact, _seed(problem) + repetition, samples, classes
+            problem, solved, exact, _seed(problem) + repetition, samples, classes
         ).items():
             summed = squares.setdefault(accuracy, {})
             for name, square in arrays.items():
@@ -209,6 +214,7 @@ def expect_carefully(
 
 def _squares(
     problem: Problem,
+    solved: Answer,
     exact: Mapping[str, Array],
     seed: int,
     number: int | None,
@@ -219,7 +225,7 @@ def _squares(
     `number` is how many samples each class has, or None for the usual numbers.
     """
     if _is_large(problem):
-        return _squares_of_large(problem, exact, seed, number, classes)
+        return _squares_of_large(problem, solved, exact, seed, number, classes)
     noisy = Noisy(problem.format, seed, number, classes)
     squares: dict[str, dict[str, Array]] = {item.name: {} for item in noisy.classes}
     logits = math.prod(problem.shape.logits)
@@ -227,7 +233,7 @@ def _squares(
     # The parts share a generator, so the noise of a part depends on the parts before it.
     gradients = _has_gradients(exact) or at_once < sum(noisy.counts)
     for part, members in noisy.parts(at_once):
-        samples = _with_sums(_solved(problem, part, gradients))
+        samples = _with_sums(_solved(problem, part, gradients), "weights" in exact)
         for name, values in exact.items():
             error = samples.pop(name) - values
             error *= error
@@ -246,6 +252,7 @@ def _has_gradients(arrays: Mapping[str, Array]) -> bool:
 
 def _squares_of_large(
     problem: Problem,
+    solved: Answer,
     exact: Mapping[str, Array],
     seed: int,
     number: int | None,
@@ -256,7 +263,8 @@ def _squares_of_large(
     Samples are computed one at a time, in float32 if possible.
     """
     reach = _reach(problem)
-    wide = _wide(problem, exact["weights"]) if reach == 1 else np.float64
+    assert solved.weights is not None
+    wide = _wide(problem, solved.weights) if reach == 1 else np.float64
     arrays = {name: getattr(problem, name) for name in ARRAY_NAMES if name != "mask"}
     given = {name: a.astype(wide) for name, a in arrays.items() if a is not None}
     narrow = problem.with_weights(
@@ -276,7 +284,8 @@ def _squares_of_large(
         sums = {name: np.zeros(values.shape) for name, values in exact.items()}
         for sample in range(count):
             noisy.begin(item, sample, count)
-            for name, values in _with_sums(_solved(narrow, noisy, gradients)).items():
+            sample_of = _solved(narrow, noisy, gradients)
+            for name, values in _with_sums(sample_of, "weights" in exact).items():
                 error = values - exact[name]
                 error *= error
                 sums[name] += error
