@@ -1705,6 +1705,17 @@ def test_a_mistake_in_a_causal_mask_that_is_not_told_is_named(beyond):
     assert right.verdict == "noise"
 
 
+@pytest.mark.parametrize("size", [1e-5, 1e-4])
+def test_an_exponential_that_is_slightly_off_is_no_causal_mask(size):
+    q, k, v = drawn(queries=48, size=16)
+    logits = q.astype(np.float64) @ k.swapaxes(-1, -2) / 4
+    logits -= logits.max(axis=-1, keepdims=True)
+    powers = np.exp(logits) * (1 + size * np.sin(7 * logits))
+    output = (powers / powers.sum(axis=-1, keepdims=True) @ v).astype(np.float32)
+    found = diagnose(q, k, v, output, layout="batch heads length head")
+    assert (found.verdict, found.causes) == ("deviates", []), str(found)
+
+
 @pytest.mark.parametrize("scale", [1e300, float("nan"), float("inf"), 0.0])
 def test_a_scale_that_is_none_is_refused(scale):
     random = np.random.default_rng(7)
