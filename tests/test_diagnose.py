@@ -1080,6 +1080,169 @@ def test_a_layer_of_torch_is_told_from_a_file(tmp_path, capsys):
     assert "equals the answer without the scale" in capsys.readouterr().out
 
 
+def checkpoint_of(transformers, kind):
+    """A small model of Hugging Face, and the attention and its output projection of layer 1."""
+    import torch
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    grouped = {**sizes, "num_key_value_heads": 2}
+    wide = {**grouped, "head_dim": 8}
+    config, model, place = {
+        "bert": (("BertConfig", sizes), "BertModel", "encoder.layer.1.attention"),
+        "gpt2": (
+            ("GPT2Config", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+            "GPT2LMHeadModel",
+            "transformer.h.1.attn",
+        ),
+        "llama": (("LlamaConfig", grouped), "LlamaForCausalLM", "model.layers.1.self_attn"),
+        "qwen2": (("Qwen2Config", grouped), "Qwen2ForCausalLM", "model.layers.1.self_attn"),
+        "qwen3": (("Qwen3Config", wide), "Qwen3ForCausalLM", "model.layers.1.self_attn"),
+        "gemma": (("GemmaConfig", wide), "GemmaForCausalLM", "model.layers.1.self_attn"),
+        "gemma2": (
+            ("Gemma2Config", {**wide, "query_pre_attn_scalar": 16}),
+            "Gemma2ForCausalLM",
+            "model.layers.1.self_attn",
+        ),
+        "gemma3_text": (
+            ("Gemma3TextConfig", {**wide, "query_pre_attn_scalar": 16}),
+            "Gemma3ForCausalLM",
+            "model.layers.1.self_attn",
+        ),
+    }[kind]
+    built = getattr(transformers, config[0])(**config[1], attn_implementation="eager")
+    torch.manual_seed(0)
+    found = getattr(transformers, model)(built).eval()
+    for parameter in found.parameters():
+        torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim > 1 else 0.5)
+    attention = found.get_submodule(place)
+    last = {"bert": "output.dense", "gpt2": "c_proj"}.get(kind, "o_proj")
+    core = attention.self if kind == "bert" else attention
+    return found, core, attention.get_submodule(last)
+
+
+KINDS = ("bert", "gpt2", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_of_a_checkpoint_is_told_from_its_files(tmp_path, capsys, kind):
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    model, attention, last = checkpoint_of(transformers, kind)
+    seen = {}
+
+    def of_inputs(module, inputs, named):
+        seen["x"] = (inputs[0] if inputs else named["hidden_states"]).numpy()
+
+    attention.register_forward_pre_hook(of_inputs, with_kwargs=True)
+    last.register_forward_hook(lambda module, inputs, output: seen.update(output=output.numpy()))
+    model.save_pretrained(tmp_path)
+    files = [str(tmp_path / name) for name in ("dump.npz", "model.safetensors")]
+    told = ["--config", str(tmp_path / "config.json"), "--layer", "1"]
+    for wrong, code in ((False, ExitCode.OK), (True, ExitCode.DEVIATES)):
+        if wrong:
+            attention.scaling = 1.0
+            attention.scale_attn_weights = False
+        with torch.no_grad():
+            model(torch.arange(24).reshape(2, 12))
+        np.savez(files[0], **seen)
+        # The configuration says of which kind the model is.
+        for named in (["--of", kind], []):
+            capsys.readouterr()
+            assert main(["diagnose", *files, *told, *named]) == code, capsys.readouterr()
+    assert "equals the answer without the scale" in (said := capsys.readouterr().out)
+    assert "component" in said
+    assert " head " not in said
+    if kind != "bert":
+        assert "output: queries 1 and later" in said
+
+
+def of_flax():
+    """A layer of Flax and a wrong answer: x, weights, right and wrong output."""
+    pytest.importorskip("flax")
+    import flax
+    import jax
+
+    layer = flax.linen.MultiHeadDotProductAttention(4, qkv_features=32)
+    started = layer.init(jax.random.PRNGKey(0), X, X)
+    random = np.random.default_rng(0)
+    tree = jax.tree.map(
+        lambda it: it + np.float32(0.3) * random.standard_normal(it.shape, np.float32), started
+    )
+    flat = flax.traverse_util.flatten_dict(tree["params"], sep="/")
+
+    def unscaled(query, key, value, **told):
+        return flax.linen.dot_product_attention(query * 8**0.5, key, value)
+
+    again = flax.linen.MultiHeadDotProductAttention(4, qkv_features=32, attention_fn=unscaled)
+    outputs = (np.asarray(it.apply(tree, X, X)) for it in (layer, again))
+    return {name: np.asarray(it) for name, it in flat.items()}, *outputs
+
+
+def of_keras():
+    """The same of Keras."""
+    keras = pytest.importorskip("keras")
+    layer = keras.layers.MultiHeadAttention(4, 8)
+    layer(X, X)
+    random = np.random.default_rng(0)
+    for weight in layer.weights:
+        weight.assign(weight + 0.3 * random.standard_normal(weight.shape))
+    numbers = keras.ops.convert_to_numpy
+    weights = {it.path: numbers(it) for it in layer.weights}
+    right = numbers(layer(X, X))
+    layer._inverse_sqrt_key_dim = 1.0
+    return weights, right, numbers(layer(X, X))
+
+
+@pytest.mark.parametrize(
+    ("of", "made", "separator"),
+    [("flax-linen", of_flax, "/"), ("flax-linen", of_flax, "."), ("keras-jax-mha", of_keras, "/")],
+)
+def test_a_layer_of_a_tree_is_told_from_a_file(tmp_path, capsys, of, made, separator):
+    weights, right, wrong = made()
+    path = tmp_path / "layer.npz"
+    for before in ("", "encoder/attention/"):
+        named = {f"{before}{it}".replace("/", separator): weights[it] for it in weights}
+        for output, code in ((right, ExitCode.OK), (wrong, ExitCode.DEVIATES)):
+            capsys.readouterr()
+            np.savez(path, x=X, output=output, **named)
+            assert main(["diagnose", str(path), "--of", of]) == code, capsys.readouterr()
+        assert "equals the answer without the scale" in capsys.readouterr().out
+    two = {f"{before}/{name}": it for before in "ab" for name, it in weights.items()}
+    np.savez(path, x=X, output=right, **two)
+    assert main(["diagnose", str(path), "--of", of]) == ExitCode.USAGE
+    assert "there are weights of 2 layers" in capsys.readouterr().err
+
+
+def test_a_layer_of_cross_attention_is_judged_by_its_three_inputs():
+    random = np.random.default_rng(0)
+    query, memory = (random.standard_normal((2, n, 32)).astype(np.float32) for n in (5, 9))
+    weights = {
+        "in_proj_weight": random.standard_normal((96, 32)).astype(np.float32) / 6,
+        "in_proj_bias": random.standard_normal(96).astype(np.float32),
+        "out_proj.weight": random.standard_normal((32, 32)).astype(np.float32) / 6,
+        "out_proj.bias": random.standard_normal(32).astype(np.float32),
+    }
+    sides = zip(
+        (query, memory, memory),
+        np.split(weights["in_proj_weight"], 3),
+        np.split(weights["in_proj_bias"], 3),
+        strict=True,
+    )
+    heads = [separate(x @ weight.T + bias, 4) for x, weight, bias in sides]
+    told = {"of": "torch-mha", "heads": 4}
+    for scale, causes in ((None, []), (1.0, ["scale.missing"])):
+        output = merged(attention(*heads, scale=scale)) @ weights["out_proj.weight"].T
+        output = output + weights["out_proj.bias"]
+        found = diagnose_layer((query, memory, memory), weights, output, **told)
+        assert [it.id for it in found.causes] == causes, str(found)
+    with pytest.raises(BadArrays, match="tuple of 2"):
+        diagnose_layer((query, memory), weights, output, **told)
+    with pytest.raises(BadArrays, match="do not go together"):
+        diagnose_layer((query, memory[:1], memory), weights, output, **told)
+
+
 # Two models
 
 

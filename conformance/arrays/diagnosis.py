@@ -1002,13 +1002,11 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
             wrong = separate(wrong, heads)
         ratio = np.abs(ratios(got, want, noise, evidence.underflow))
         at = np.unravel_index(int(ratio.argmax()), ratio.shape)
-        worst = element(name, at, got[at], want[at], noise[at])
+        # A layer's output has no heads.
+        place = at if reading.problem.heads_alone or name != "output" else (at[0], *at[2:])
+        worst = element(name, place, got[at], want[at], noise[at])
         last = {"output": "component", "weights": "key"}.get(name, "component")
-        tokens = (
-            "key"
-            if heads != shape.heads or name in ("gradient.key", "gradient.value")
-            else ("query")
-        )
+        tokens = "key" if name in ("gradient.key", "gradient.value") else "query"
         where = (
             where_wrong(wrong, tokens)
             if name == LSE
@@ -1171,6 +1169,8 @@ _AXES = {
 
 def _element(worst: Worst) -> str:
     names = list(_AXES.get(len(worst.index), ("",) * len(worst.index)))
+    if worst.array == "output" and len(worst.index) == 3:
+        names = ["batch", "query", "component"]
     if worst.array == "weights":
         names[-1] = "key"
     if worst.array in ("gradient.key", "gradient.value"):

@@ -81,17 +81,14 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
     """
     arrays: dict[str, Numbers] = {}
     options: dict[str, Any] = {}
-    known = {other: name for name, others in NAMES.items() for other in (name, *others.split())}
     foreign: list[str] = []
     for path in _files(paths):
-        for name, array in _contents(path).items():
-            lower = name.rpartition("/")[2].lower()
-            if lower in OPTIONS or lower.replace("_", ".", 1) in OPTIONS:
-                option = lower if lower in OPTIONS else lower.replace("_", ".", 1)
-                options[option] = _option(path, option, array)
-                continue
-            canonical = known.get(lower)
-            if canonical is None:
+        contents = _contents(path)
+        for name, array in contents.items():
+            canonical = _meant(name, contents)
+            if canonical in OPTIONS:
+                options[canonical] = _option(path, canonical, array)
+            elif canonical is None:
                 foreign.append(name)
             elif canonical in arrays:
                 raise BadArrays(f"{path}: {name} is a second array for {canonical}")
@@ -107,15 +104,28 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
 
 def weights(paths: Sequence[Path]) -> dict[str, Numbers]:
     """Return the arrays in files that have no known name: the weights of a layer, by their own."""
-    known = {other for name, others in NAMES.items() for other in (name, *others.split())}
-    known |= {*OPTIONS, *(name.replace(".", "_") for name in OPTIONS)}
-    return {
-        name: Numbers.of(f"{path}: {name}", array)
-        for path in _files(paths)
-        if path.name != "options.json"
-        for name, array in _contents(path).items()
-        if name.rpartition("/")[2].lower() not in known
-    }
+    found: dict[str, Numbers] = {}
+    for path in _files(paths):
+        contents = _contents(path) if path.name != "options.json" else {}
+        for name, array in contents.items():
+            if _meant(name, contents) is None:
+                found[name] = Numbers.of(f"{path}: {name}", array)
+    return found
+
+
+_KNOWN = {
+    **{other: name for name, others in NAMES.items() for other in (name, *others.split())},
+    **{other: name for name in OPTIONS for other in (name, name.replace(".", "_"))},
+}
+
+
+def _meant(name: str, contents: Mapping[str, Any]) -> str | None:
+    """Return the canonical name of an array or an option in a file; None for a weight."""
+    folder, _, last = name.rpartition("/")
+    if folder and any(f"{folder}/{other}" in contents for other in ("kernel", "weight")):
+        # Flax and Keras call the bias of a projection so.
+        return None
+    return _KNOWN.get(last.lower())
 
 
 def output(path: Path) -> Numbers:

@@ -124,29 +124,41 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _native(given: Mapping[str, Numbers], layer: Layer, number: int) -> Mapping[str, Numbers]:
-    """Return tensors by the names of the layer's parameters, if files or models name them so."""
+    """Return tensors by the names of the layer's parameters, if they have those of files.
+
+    Raises:
+        BadArrays: if there are those of several layers, and their names have no numbers.
+    """
     checkpoint = layer.checkpoint
-    if checkpoint is None:
-        natives = {row.native for table in tables(layer) for row in table}
-        begins = {
-            name.removesuffix(native)
-            for name, native in itertools.product(given, natives)
-            if name.endswith((f".{native}", f"/{native}"))
-        }
-        if natives & given.keys() or len(begins) != 1:
-            return given
-        (begin,) = begins
-        return {
-            name.removeprefix(begin): it for name, it in given.items() if name.startswith(begin)
-        }
-    place = checkpoint.places[0].format(layer=number)
-    for before in ("", place):
-        named = {f"{before}{name}": it for name, it in given.items()}
-        every = contents(named, checkpoint).attentions
-        chosen = [it for it in every if it.layer == number] or list(every)
-        if len(chosen) == 1:
-            return {native: named[file] for native, file in chosen[0].tensors.items()}
-    return given
+    if checkpoint is not None:
+        place = checkpoint.places[0].format(layer=number)
+        for before in ("", place):
+            named = {f"{before}{name}": it for name, it in given.items()}
+            every = contents(named, checkpoint).attentions
+            chosen = [it for it in every if it.layer == number] or list(every)
+            if len(chosen) == 1:
+                return {native: named[file] for native, file in chosen[0].tensors.items()}
+    listed = [[row.native for row in table] for table in tables(layer)]
+    if all("/" in native for table in listed for native in table):
+        # Trees of Flax are also flattened with dots.
+        given = {name.replace(".", "/"): it for name, it in given.items()}
+    inside = {
+        name.removesuffix(native)
+        for table in listed
+        for name, native in itertools.product(given, table)
+        if name.endswith((f".{native}", f"/{native}"))
+    }
+    whole = sorted(
+        it
+        for it in inside
+        if any(all(f"{it}{name}" in given for name in table) for table in listed)
+    )
+    if len(whole) > 1:
+        places = ", ".join(whole[:3])
+        raise BadArrays(f"there are weights of {len(whole)} layers ({places}, ...); pass one's")
+    if not whole:
+        return given
+    return {name.removeprefix(whole[0]): it for name, it in given.items() if whole[0] in name}
 
 
 def _read(
