@@ -759,6 +759,42 @@ def test_a_long_output_tells_its_mistake():
         assert found.differences[0].wrong >= output.size / 2
 
 
+def seen_by(offset, queries, keys):
+    return np.tri(queries, keys, offset) > 0
+
+
+@pytest.mark.usefixtures("short_is_long")
+@pytest.mark.parametrize(
+    ("keys", "seen", "told", "cause"),
+    [
+        (40, seen_by(1, 40, 40), {"causal": True}, "causal.sees-next-key"),
+        (40, seen_by(-1, 40, 40) | (np.arange(40) == 0), {"causal": True}, "causal.without-own"),
+        (40, ~seen_by(-1, 40, 40), {"causal": True}, "causal.reversed"),
+        (40, seen_by(0, 40, 40), {}, "untold.causal"),
+        (52, seen_by(0, 40, 52), {"causal": "bottom-right"}, "causal.aligned"),
+        (52, seen_by(12, 40, 52), {"causal": "top-left"}, "causal.aligned"),
+        (52, seen_by(12, 40, 52), {}, "untold.causal"),
+        (52, seen_by(13, 40, 52), {"causal": "bottom-right"}, "causal.sees-next-key"),
+        (
+            52,
+            seen_by(12, 40, 52) & ~seen_by(4, 40, 52),
+            {"causal": "bottom-right", "window": 7},
+            "",
+        ),
+        (40, (np.arange(40) < 36), {}, "keys.ignored"),
+    ],
+)
+def test_the_rows_of_a_long_output_are_those_of_the_whole(keys, seen, told, cause):
+    q, k, v = drawn(queries=40, keys=keys)
+    output = attention(q, k, v, mask=np.broadcast_to(seen, (40, keys)))
+    found = diagnose(q, k, v, output, layout="batch heads length head", **told)
+    assert any(it.id.startswith(cause or "window.") for it in found.causes), str(found)
+    alignments = {it.arguments.get("alignment") for it in found.causes}
+    assert keys == 40 or cause != "untold.causal" or alignments == {"bottom-right"}
+    whole = [it for it in found.notes if it.id == "arrays.in-tiles"]
+    assert whole
+
+
 @pytest.mark.usefixtures("short_is_long")
 def test_a_few_rows_of_a_long_output_are_found():
     q, k, v = drawn(queries=40)

@@ -37,6 +37,7 @@ from conformance.causes.hypothesis import (
     HALF,
     MOST_ELEMENTS,
     Best,
+    Chosen,
     Evidence,
     Hypothesis,
     Maker,
@@ -375,12 +376,14 @@ class Judged:
     def __init__(self, reading: Reading, given: Given, screen: tiles.Screen | None = None) -> None:
         self.given = given
         self.whole: Reading | None = None
+        self.chosen: Chosen | None = None
         if tiles.is_long(reading):
             self.whole = reading
             wrong = None
             if screen:
                 wrong = screen.wrong if screen.count else _wrong_sums(screen)
-            reading = tiles.thinned(reading, tiles.chosen(reading, wrong))
+            self.chosen = tiles.chosen(reading, wrong), reading.problem.shape.query_length
+            reading = tiles.thinned(reading, self.chosen[0])
             if screen:
                 self.screen = screen
         self.reading = reading
@@ -434,7 +437,9 @@ class Judged:
         """The mistakes that explain what is wrong, the simplest first."""
         if self._causes is None:
             where = None if self.whole is None else self._where
-            search = Search(self.problem, self.expectation, self.answer, where=where)
+            search = Search(
+                self.problem, self.expectation, self.answer, where=where, chosen=self.chosen
+            )
             self._causes = search.causes() or self._less_accurate(search)
             if not self._causes and self.lse is not None and not self.lse[1].fits:
                 self._causes = _causes_of_lse(self.problem, self.lse[0])
@@ -566,15 +571,12 @@ class Judged:
         reached = accuracy_class(self.expectation, {"output": self.answer.output})
         expectation = self.expectation.at_accuracy(reached or self.given.accuracy)
         output = Evidence.of("output", self.answer.output, expectation)
-        maker = Maker(self.problem)
-        if math.prod(self.problem.shape.logits) > MOST_ELEMENTS and self.problem.heads_alone:
-            small = ports.part(self.problem, 0, 0)
-            maker, output = Maker(small), _of_part(self.problem, output, 0, 0)
+        problem = self.problem
+        if math.prod(problem.shape.logits) > MOST_ELEMENTS and problem.heads_alone:
+            problem, output = ports.part(problem, 0, 0), _of_part(problem, output, 0, 0)
+        maker = Maker(problem, chosen=self.chosen)
         found: list[Phrase] = []
         for hypothesis in hypotheses(maker):
-            if self.whole is not None and hypothesis.cause.id == "causal.aligned":
-                # Some rows of a square have fewer queries than keys, but positions of their own.
-                continue
             if hypothesis.cause.id in TELLING and hypothesis.cause not in found:
                 predicted = hypothesis.make().output
                 # A factor of what is not there, such as a group of one head, is no mistake.
@@ -613,6 +615,7 @@ class Search:
         only: Collection[Phrase] = (),
         coarser: float = 1.0,
         where: Callable[[BoolArray], Phrase] | None = None,
+        chosen: Chosen | None = None,
     ) -> None:
         """Prepare the search.
 
@@ -624,6 +627,7 @@ class Search:
             coarser: how much larger the noise is than that of the dtype; what a mistake does not
                 explain must then look like rounding errors.
             where: how to say where rows are wrong; None for `where_wrong`.
+            chosen: which queries of a longer problem these are, and how many that has.
         """
         self.problem = problem
         self.expectation = expectation
@@ -632,6 +636,7 @@ class Search:
         self.partial: list[tuple[Phrase, float, Phrase]] = []
         self.close: set[Phrase] = set()
         self._only, self._coarser, self._where = only, coarser, where or where_wrong
+        self._chosen = chosen
         # What a query gets that sees no key is open, so nothing is predicted of it.
         unseen = ports.unseen(problem)
         self.open = unseen if unseen.any() else None
@@ -648,13 +653,14 @@ class Search:
         noise = {name: coarser * sigma for name, sigma in self.expectation.sigma.items()}
         expectation = Expectation(self.expectation.arrays, {"": noise}, narrow.underflow)
         problem = self.problem.replace(dtype=narrow.name)
-        return Search(problem, expectation, self.answer, self.close, coarser, self._where)
+        others = (self.close, coarser, self._where, self._chosen)
+        return Search(problem, expectation, self.answer, *others)
 
     def causes(self) -> list[Phrase]:
         """Return the causes, the simplest first; [] if none is known or nothing is wrong."""
         if self.output.wrong.any():
             return self._of_output()
-        maker = Maker(self.problem)
+        maker = self._maker(self.problem)
         weights = self.answer.weights
         if weights is not None:
             evidence = Evidence.of("weights", weights, self.expectation)
@@ -673,7 +679,7 @@ class Search:
         return []
 
     def _of_output(self) -> list[Phrase]:
-        output, whole = self.output, Maker(self.problem)
+        output, whole = self.output, self._maker(self.problem)
         best = Best(self.problem.dtype, lambda cause: True)
         logits.factor_of_output(whole, output, best)
         known = [*best.known]
@@ -682,7 +688,8 @@ class Search:
         made: dict[Phrase, tuple[float, Phrase]] = {}
         named: dict[tuple[Phrase, int], Hypothesis] = {}
         if small is not None:
-            named = {(it.cause, number): it for number, it in _numbered(self._every(Maker(small)))}
+            listed = _numbered(self._every(self._maker(small)))
+            named = {(it.cause, number): it for number, it in listed}
         # One after another, since some hypotheses hold weights, which are large for wide heads.
         for number, hypothesis in _numbered(self._every(whole)):
             other = named.get((hypothesis.cause, number))
@@ -721,6 +728,9 @@ class Search:
             # In half precision, a wrong mistake may fit within the noise, but not as well.
             known += self._less_simple(whole, small, evidence, only_factors=bool(known))
         return _chosen(known, self.problem.dtype)
+
+    def _maker(self, problem: Problem) -> Maker:
+        return Maker(problem, chosen=self._chosen)
 
     def _every(self, maker: Maker) -> Iterator[Hypothesis]:
         return (it for it in _every(maker) if not self._only or it.cause in self._only)
@@ -837,7 +847,7 @@ class Search:
         self, whole: Maker, small: Problem | None, evidence: Evidence, *, only_factors: bool
     ) -> list[tuple[float, Phrase]]:
         """Return causes that need a search of their own: a factor, or rounding on the way."""
-        maker = whole if small is None else Maker(small)
+        maker = whole if small is None else self._maker(small)
         known: list[tuple[float, Phrase]] = []
         if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
             return known

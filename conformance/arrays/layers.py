@@ -74,7 +74,8 @@ def diagnose_layer(
     if len(own) not in (1, 3):
         raise BadArrays(f"x is a tuple of {len(own)}; it is one array, or query, key and value")
     inputs = dict(zip(("query", "key", "value"), own * 3 if len(own) == 1 else own, strict=True))
-    given = Given(output=output, **inputs, **told, **features)
+    query, key, value = inputs.values()
+    given = Given(query=query, key=key, value=value, output=output, **told, **features)
     got = Numbers.of("output", output)
     values = {
         name: it.values.reshape((1,) * (3 - it.values.ndim) + it.values.shape)

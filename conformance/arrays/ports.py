@@ -43,15 +43,19 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 def _untold(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which a feature is there that was not told."""
     problem, shape = maker.problem, maker.problem.shape
-    queries, keys = shape.query_length, shape.key_length
+    queries, keys = maker.queries, shape.key_length
+    chosen = queries != shape.query_length
     positions = None
-    if queries != keys and problem.positions is None and problem.causal is None:
+    if queries != keys and problem.causal is None and (chosen or problem.positions is None):
         positions = Positions(
-            query=np.arange(keys - queries, keys)[None] + np.zeros((shape.batch, 1), int),
+            query=(maker.rows + keys - queries)[None] + np.zeros((shape.batch, 1), int),
             key=np.arange(keys)[None] + np.zeros((shape.batch, 1), int),
         )
+    # Rows that were chosen have positions, which no alignment changes.
+    at_end: dict[str, Any] = {"positions": positions} if chosen and positions is not None else {}
     if problem.causal is None and keys > 1:
-        yield maker.asked("untold.causal", {"alignment": "bottom-right"}, causal="bottom-right")
+        about: About = {"alignment": "bottom-right"}
+        yield maker.asked("untold.causal", about, causal="bottom-right", **at_end)
         if queries != keys:
             yield maker.asked("untold.causal", {"alignment": "top-left"}, causal="top-left")
     if problem.window == NO_WINDOW:
@@ -62,6 +66,7 @@ def _untold(maker: Maker) -> Iterator[Hypothesis]:
                     {"size": size},
                     causal=problem.causal or "bottom-right",
                     window=(size - 1, 0),
+                    **at_end,
                 )
     if problem.rotary is None and shape.head_size % 2 == 0:
         for pairs in ("halves", "interleaved"):
@@ -139,7 +144,7 @@ class _Swapped(Stages):
 def _stale(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which rows of keys and values are old, or have not been written."""
     shape = maker.problem.shape
-    queries, keys = shape.query_length, shape.key_length
+    queries, keys = maker.queries, shape.key_length
     if keys < 2:
         return
 

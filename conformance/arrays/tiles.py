@@ -166,8 +166,11 @@ def _judged(tile: Problem, got: Array, accuracy: str, known: bool) -> Tile:
         found = expect(tile, classes=decisive, **told)
     noise = found.sigma["output"]
     ratio = ratios(got, want, noise, found.underflow)
-    arrays = (separate(it, tile.shape.group)[0] for it in (got, want, noise, ratio))
-    return Tile("output", *arrays, fits())
+    fitting = fits()
+    got, want, noise, ratio = (
+        separate(it, tile.shape.group)[0] for it in (got, want, noise, ratio)
+    )
+    return Tile("output", got, want, noise, ratio, fitting)
 
 
 def _judged_lse(tile: Problem, got: Array, known: bool) -> Tile:
@@ -186,9 +189,9 @@ def _judged_lse(tile: Problem, got: Array, known: bool) -> Tile:
     evidence, compared = compared_lse(ports.of_seen_keys(tile), got[None], samples=1)
     if not known and not compared.fits:
         evidence, compared = compared_lse(tile, got[None])
-    arrays = evidence.got, evidence.want, evidence.noise
-    ratio = ratios(*arrays, evidence.underflow)
-    return Tile(LSE, *(it[0] for it in (*arrays, ratio)), compared.fits)
+    numbers, want, noise = evidence.got, evidence.want, evidence.noise
+    ratio = ratios(numbers, want, noise, evidence.underflow)
+    return Tile(LSE, numbers[0], want[0], noise[0], ratio[0], compared.fits)
 
 
 def compared_lse(

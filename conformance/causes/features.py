@@ -73,14 +73,13 @@ def _asked(maker: Maker, cause: str, *about: Any, **changes: Any) -> Hypothesis:
     return maker.asked(cause, *about, in_parts=False, **changes)
 
 
-def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
+def _counted(maker: Maker, offset: int | IntArray) -> IntArray:
     """Return the index of each key minus the index of each query, minus an offset.
 
     With one number as offset, the result is `[1 1 query key]`; with offsets `[batch]`, it is
     `[batch 1 query key]`.
     """
-    _, _, queries, keys = problem.shape.logits
-    distance = np.arange(keys) - np.arange(queries)[:, None]
+    distance = np.arange(maker.problem.shape.key_length) - maker.rows[:, None]
     return distance - np.reshape(offset, (-1, 1, 1, 1))
 
 
@@ -102,8 +101,8 @@ def rotated_at(change: Change, *sides: str) -> Change:
 def _cache(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses about queries passed in chunks, while a cache holds earlier keys."""
     problem = maker.problem
-    queries, keys = problem.shape.query_length, problem.shape.key_length
-    rows, columns, cached = np.arange(queries)[:, None], np.arange(keys), keys - queries
+    queries, keys = maker.queries, problem.shape.key_length
+    rows, columns, cached = maker.rows[:, None], np.arange(keys), keys - queries
     without = _without(problem, "causal")
     for size in CHUNKS:
         if size >= queries:
@@ -129,7 +128,7 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
             of_queries = rotated_at(from_0, "query")
             yield maker.staged("rotary.queries-of-chunks-from-0", about, rotated=of_queries)
         if problem.window != NO_WINDOW:
-            from_first = _counted(problem, cached) + rows % size
+            from_first = _counted(maker, cached) + rows % size
             seen = _without(problem, "window") & within(problem.window, from_first)
             yield maker.masked("window.of-the-chunk", seen, about)
         if problem.slopes is not None:
@@ -190,10 +189,10 @@ def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
             yield maker.masked("window.symmetric-although-causal", both)
     yield maker.masked("window.without-own-key", base & within(window, distance) & (distance != 0))
     if problem.segments is not None:
-        yield maker.masked("window.over-segments", base & within(window, _counted(problem, 0)))
-    more = problem.shape.key_length - problem.shape.query_length
+        yield maker.masked("window.over-segments", base & within(window, _counted(maker, 0)))
+    more = problem.shape.key_length - maker.queries
     for alignment, offset in (("top-left", 0), ("bottom-right", more)):
-        counted = within(window, _counted(problem, offset))
+        counted = within(window, _counted(maker, offset))
         if not np.array_equal(base & counted, maker.right.allowed):
             yield maker.masked("window.aligned", base & counted, {"alignment": alignment})
 
@@ -331,7 +330,7 @@ def _sinks(maker: Maker, sinks: Array) -> Iterator[Hypothesis]:
 
 def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
     problem, shape = maker.problem, maker.problem.shape
-    heads, more = np.arange(shape.heads), shape.key_length - shape.query_length
+    heads, more = np.arange(shape.heads), shape.key_length - maker.queries
 
     yield maker.asked("alibi.not-applied", slopes=None)
     yield _asked(maker, "alibi.added", slopes=-slopes)
@@ -339,9 +338,9 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
     yield maker.staged("alibi.only-before", far=lambda a: np.maximum(-a.distances(), 0))
     yield maker.staged("alibi.squared-distance", far=lambda a: a.distances() ** 2.0)
     if problem.segments is not None:
-        yield maker.staged("alibi.over-segments", far=lambda a: np.abs(_counted(problem, 0)))
+        yield maker.staged("alibi.over-segments", far=lambda a: np.abs(_counted(maker, 0)))
     for alignment, offset in (("top-left", 0), ("bottom-right", more)):
-        far = np.abs(_counted(problem, offset))
+        far = np.abs(_counted(maker, offset))
         if not np.array_equal(far + 0 * maker.right.far(), maker.right.far()):
             about = {"alignment": alignment}
             yield maker.staged("alibi.aligned", about, far=lambda a, far=far: far)
@@ -420,7 +419,7 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
 def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     problem, shape, rotary = maker.problem, maker.problem.shape, maker.problem.rotary
     assert rotary is not None
-    more, size = shape.key_length - shape.query_length, shape.head_size
+    more, size = shape.key_length - maker.queries, shape.head_size
 
     def at(cause: str, change: Change, *sides: str, **about: int) -> Hypothesis:
         return maker.staged(cause, about, rotated=rotated_at(change, *sides))
@@ -438,7 +437,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     for side in ("key", "query"):
         skipping = but_for(side, Stages.rotated)
         yield maker.staged("rotary.not-applied-to", {"of": side}, rotated=skipping)
-    index = np.broadcast_to(np.arange(shape.query_length), problem.position_of_queries.shape)
+    index = np.broadcast_to(maker.rows, problem.position_of_queries.shape)
     for cause, offset in (("rotary.queries-from-0", 0), ("rotary.queries-at-the-end", more)):
         if not np.array_equal(index + offset, problem.position_of_queries):
             yield at(cause, lambda p, offset=offset: index + offset, "query")
@@ -575,7 +574,7 @@ def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]
             ("lengths.alignment-of-entry-before", before),
             ("lengths.of-queries-not-in-alignment", ends - whole),
         ):
-            yield maker.masked(cause, kept & (_counted(problem, offset) <= 0))
+            yield maker.masked(cause, kept & (_counted(maker, offset) <= 0))
     if side == "key":
         second = np.arange(whole) >= whole // 2
         yield maker.masked("lengths.not-in-second-half", base & (used(lengths) | second), about)
@@ -588,8 +587,8 @@ def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]
             ("lengths.alignment-one-off", lengths - 1),
             ("lengths.alignment-one-off", lengths + 1),
         ):
-            offset = ends - problem.shape.query_length
-            yield maker.masked(cause, kept & (_counted(problem, offset) <= 0))
+            offset = ends - maker.queries
+            yield maker.masked(cause, kept & (_counted(maker, offset) <= 0))
 
 
 def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
@@ -615,8 +614,8 @@ def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
         yield maker.masked(cause, base & seen[:, None])
     if problem.causal is not None:
         kept = _without(problem, "causal")
-        more = problem.shape.key_length - problem.shape.query_length
-        yield maker.masked("segments.aligned-as-a-whole", kept & (_counted(problem, more) <= 0))
+        more = problem.shape.key_length - maker.queries
+        yield maker.masked("segments.aligned-as-a-whole", kept & (_counted(maker, more) <= 0))
         at_start = problem.replace(causal=None).distances() <= 0
         yield maker.masked("segments.aligned-at-start", kept & at_start)
     if problem.rotary is not None:

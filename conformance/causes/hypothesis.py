@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conformance.causes.stages import Change, Stages
-from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation
 from conformance.definition.problem import NO_WINDOW, Positions, Problem
 from conformance.records.findings import NOTHING, Argument, Phrase
@@ -53,6 +53,9 @@ HALF = ("float16", "bfloat16")
 
 FAILS = 0.05
 """A row is clearly wrong if its largest error exceeds this share of the expected array's rms."""
+
+Chosen = tuple[IntArray, int]
+"""The indices of the queries that were chosen from a longer problem, and how many it has."""
 
 About = Mapping[str, Argument]
 """The arguments of the phrase that names a cause, by name."""
@@ -112,12 +115,18 @@ class Maker:
         problem: the problem that was posed.
         handed: how tokens were packed, paged or cached; None if they were passed unchanged.
         right: the correct computation.
+        rows: the indices of the queries: those of the problem, or of a longer one that it is from.
+        queries: the number of queries of that problem.
     """
 
-    def __init__(self, problem: Problem, handed: Handed | None = None) -> None:
+    def __init__(
+        self, problem: Problem, handed: Handed | None = None, chosen: Chosen | None = None
+    ) -> None:
         self.problem = problem
         self.handed = handed
         self.right = Stages(problem)
+        count = problem.shape.query_length
+        self.rows, self.queries = (np.arange(count), count) if chosen is None else chosen
 
     def asked(
         self, cause: str, about: About = NO_MORE, /, *, in_parts: bool = True, **changes: Any

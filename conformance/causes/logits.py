@@ -170,14 +170,15 @@ def _without_edge(allowed: BoolArray, last: bool) -> BoolArray:
 
 def _causal(maker: Maker) -> Iterator[Hypothesis]:
     problem, shape = maker.problem, maker.problem.shape
-    queries, keys = shape.query_length, shape.key_length
+    queries, keys = maker.queries, shape.key_length
+    rows, columns = maker.rows[:, None], np.arange(keys)
     other = "top-left" if problem.causal == "bottom-right" else "bottom-right"
-    if queries != keys:
+    if queries != keys and queries == shape.query_length:
         yield maker.asked("causal.aligned", {"alignment": other}, causal=other)
     own = 0 if problem.causal == "top-left" else keys - queries
 
     def tri(offset: int) -> BoolArray:
-        return np.tri(queries, keys, own + offset, dtype=np.bool_)
+        return columns <= rows + own + offset
 
     def seen(cause: str, triangle: BoolArray, about: About = NO_MORE) -> Hypothesis:
         full = np.broadcast_to(triangle, shape.logits)
@@ -186,10 +187,12 @@ def _causal(maker: Maker) -> Iterator[Hypothesis]:
     yield seen("causal.without-own-key", tri(-1))
     yield seen("causal.sees-next-key", tri(1))
     if queries != keys:
-        yield seen("causal.offset-negated", np.tri(queries, keys, queries - keys, dtype=np.bool_))
-    yield seen("causal.reversed", ~tri(0) | np.eye(queries, keys, dtype=np.bool_))
+        yield seen("causal.offset-negated", columns <= rows + queries - keys)
+        if queries != shape.query_length:
+            aligned = columns <= rows + (0 if other == "top-left" else keys - queries)
+            yield seen("causal.aligned", aligned, {"alignment": other})
+    yield seen("causal.reversed", ~tri(0) | (columns == rows))
     yield seen("causal.reversed", ~tri(-1))
-    rows, columns = np.arange(queries)[:, None], np.arange(keys)
     if max(queries, keys) > 256:
         for kind in (BFLOAT16, FLOAT16):
             rounded = kind.round(columns) <= kind.round(rows + own)
@@ -205,8 +208,18 @@ def _causal(maker: Maker) -> Iterator[Hypothesis]:
 
 def _causal_unasked(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which a causal mask is applied although the problem has none."""
-    for alignment in unasked_alignments(maker.problem):
-        yield maker.asked("causal.unasked", {"alignment": alignment}, causal=alignment)
+    problem, keys = maker.problem, maker.problem.shape.key_length
+    if maker.queries == problem.shape.query_length:
+        for alignment in unasked_alignments(problem):
+            yield maker.asked("causal.unasked", {"alignment": alignment}, causal=alignment)
+    elif problem.causal is None:
+        offsets = {"top-left": 0, "bottom-right": keys - maker.queries}
+        for name, own in offsets.items():
+            if own or name == "top-left":
+                triangle = np.arange(keys) <= maker.rows[:, None] + own
+                full = np.broadcast_to(triangle, problem.shape.logits)
+                allowed = full if problem.allowed is None else problem.allowed & full
+                yield maker.masked("causal.unasked", allowed, {"alignment": name})
 
 
 def unasked_alignments(problem: Problem) -> tuple[Causal, ...]:

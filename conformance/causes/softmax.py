@@ -65,7 +65,7 @@ def _exponentials(logits: Array) -> Array:
 
 def _keys(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which keys are left out or counted twice."""
-    queries, keys = maker.problem.shape.query_length, maker.problem.shape.key_length
+    queries, keys = maker.queries, maker.problem.shape.key_length
     full, bias, at = maker.right.allowed, maker.problem.attn_bias, np.arange(keys)
     ends = {keys - 1, queries, *range(4, min(keys, 64), 4), *range(64, keys, 16)}
     # Causal kernels may stop after the tile of the last query.
