@@ -319,7 +319,19 @@ def of(given: Given) -> Diagnosis:
             raise
         return causal
     unexplained = found.verdict == "deviates" and not found.causes
-    return (_if_causal(given) if unexplained else None) or found
+    if not unexplained or _is_near(found):
+        # Without a causal mask, or with one, the answer would be another one altogether.
+        return found
+    return _if_causal(given) or found
+
+
+def _is_near(found: Diagnosis) -> bool:
+    """Return whether the worst element is nearly what is wanted."""
+    worst = found.differences[0].worst
+    if worst is None:
+        return False
+    got, want = float(worst.got), float(worst.want)
+    return abs(got - want) < NEAR * abs(want)
 
 
 def _if_causal(given: Given) -> Diagnosis | None:
@@ -331,10 +343,10 @@ def _if_causal(given: Given) -> Diagnosis | None:
         return None
     causal = replace(given, causal=True)
     try:
-        found = judged(readings(causal), causal)
+        found, _, _ = _explained_reading(readings(causal), causal)
     except BadArrays:
         return None
-    if any(it.id == "causal.not-applied" for it in found.causes):
+    if found is None or any(it.id == "causal.not-applied" for it in found.causes):
         # That is the answer without a causal mask, which has been tried.
         return None
     assumed = [*found.assumed, told(Phrase("reading.causal-not-told"))]
@@ -344,13 +356,32 @@ def _if_causal(given: Given) -> Diagnosis | None:
 @np.errstate(all="ignore")
 def judged(every: Sequence[Reading], given: Given) -> Diagnosis:
     """Return the diagnosis of the reading that fits, or else of the one that is explained."""
+    explained, found, layouts = _explained_reading(every, given)
+    if explained is not None:
+        return explained
+    if len(layouts) > 1:
+        raise Ambiguous(
+            f"the output deviates, no known mistake explains it, and the axes may be "
+            f"{' or '.join(repr(it) for it in layouts)}; tell which: layout= (--layout)"
+        )
+    of_best = [one for one in found if one.reading.layout == layouts[0]]
+    return min(of_best, key=lambda one: one.misfit).with_wrong_rows().as_deviating([])
+
+
+def _explained_reading(
+    every: Sequence[Reading], given: Given
+) -> tuple[Diagnosis | None, list[Judged], list[str]]:
+    """Return the diagnosis of the reading that fits or is explained, or None; and what was read.
+
+    The last result holds the layouts between which the numbers do not decide.
+    """
     found: list[Judged] = []
     for _, same in itertools.groupby(every, lambda reading: reading.layout):
         of_layout = [Judged(reading, given) for reading in same]
         fitting = [one for one in of_layout if one.fits]
         if fitting:
             # That another order of axes fits too would be a coincidence.
-            return fitting[0].as_noise(fitting[1:])
+            return fitting[0].as_noise(fitting[1:]), found, []
         found += of_layout
     layouts = [*dict.fromkeys(one.reading.layout for one in found)]
     right = {it: max(one.right for one in found if one.reading.layout == it) for it in layouts}
@@ -360,14 +391,8 @@ def judged(every: Sequence[Reading], given: Given) -> Diagnosis:
     for layout in layouts:
         explained = [one for one in found if one.reading.layout == layout and one.causes]
         if explained:
-            return explained[0].as_deviating(explained[1:])
-    if len(layouts) > 1:
-        raise Ambiguous(
-            f"the output deviates, no known mistake explains it, and the axes may be "
-            f"{' or '.join(repr(it) for it in layouts)}; tell which: layout= (--layout)"
-        )
-    of_best = [one for one in found if one.reading.layout == best]
-    return min(of_best, key=lambda one: one.misfit).with_wrong_rows().as_deviating([])
+            return explained[0].as_deviating(explained[1:]), found, layouts
+    return None, found, layouts
 
 
 class Judged:
