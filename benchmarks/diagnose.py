@@ -5,10 +5,12 @@
     python benchmarks/diagnose.py --jobs 2            in two processes
     python benchmarks/diagnose.py --size 2x4x32x16    another size: batch x heads x tokens x head
     python benchmarks/diagnose.py --honest            right answers only, which get no name
+    python benchmarks/diagnose.py --long              in bfloat16 at 1 x 32 heads x 4,096 x 128
 
 Each mutant of the zoo that is a small change to the attention answers a random problem on heads,
 with those features that its own case has. Its output, and nothing else of it, is diagnosed. Right
-answers are those of the honest algorithms, in each dtype.
+answers are those of the honest algorithms, in each dtype. Of long outputs, the wall time of each
+diagnosis is told, and the memory of the process.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import resource
 import sys
 import time
 from collections import Counter
@@ -79,7 +82,8 @@ def posed(case_id: str, dtype: str, sizes: tuple[int, int, int, int]) -> Problem
         if like.attn_bias is not None:
             fields["attn_bias"] = drawn(1, heads, queries, tokens)
         fields["causal"] = like.causal
-        fields["scale"] = like.scale
+        # A scale of 0 is refused: it leaves nothing of query and key to compare.
+        fields["scale"] = like.scale or None
         if like.window != NO_WINDOW:
             fields["window"] = tuple(
                 None if side is None else (side * tokens // 16 or side) for side in like.window
@@ -210,17 +214,87 @@ def honest(sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, Diagnosis]]:
                     yield name, judged(problem, answer.output)
 
 
+LONG = (1, 32, 4096, 128)
+
+
+def long(sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, dict[str, Any], list[Array]]]:
+    """Yield mistakes in long outputs: a name, what is told, and query, key, value and output."""
+    batch, heads, tokens, size = sizes
+    index = np.arange(tokens)
+    ahead = index - index[:, None]
+    causal, padding = ahead <= 0, np.broadcast_to(index < tokens - tokens // 8, ahead.shape)
+    angles = index[:, None] / 10000.0 ** (np.arange(0, size, 2) / size)
+    sine, cosine = (turn(angles).astype(np.float32) for turn in (np.sin, np.cos))
+
+    def turned(array: Array) -> Array:
+        """Rotate neighbours, where halves are told."""
+        one, other = array[..., ::2], array[..., 1::2]
+        found = np.empty_like(array)
+        found[..., ::2] = one * cosine - other * sine
+        found[..., 1::2] = one * sine + other * cosine
+        return found
+
+    told_window = {"causal": True, "window": tokens // 4}
+    told_cap = {"causal": True, "soft_cap": 2.0}
+    told_rotary = {"causal": True, "rotary": {"base": 10000.0, "pairs": "halves"}}
+    told_mask = {"mask": padding[:1], "mask_true": "attends"}
+    for name, told, change in (
+        ("right", {}, {}),
+        ("right, causal", {"causal": True}, {"seen": causal}),
+        ("no scale", {}, {"scale": 1.0}),
+        ("mask inverted", told_mask, {"seen": ~padding}),
+        ("causal mask off by one", {"causal": True}, {"seen": ahead <= 1}),
+        ("window off by one", told_window, {"seen": causal & (ahead >= -tokens // 4)}),
+        ("rotary pairs", told_rotary, {"seen": causal, "turn": turned}),
+        ("groups tiled", {"causal": True}, {"seen": causal, "group": 2}),
+        ("cap after mask", told_cap, {"seen": causal, "cap": 2.0}),
+        ("every fifth weight lost", {"causal": True}, {"seen": causal & (index % 5 != 3)}),
+    ):
+        random = np.random.default_rng(0)
+        kv_heads = heads // change.get("group", 1)
+        rounded = dtype_of("bfloat16").round
+        query, key, value = (
+            rounded(random.standard_normal((batch, count, tokens, size))).astype(np.float32)
+            for count in (heads, kv_heads, kv_heads)
+        )
+        output = np.empty_like(query)
+        turn = change.get("turn", lambda array: array)
+        for entry, head in itertools.product(range(batch), range(heads)):
+            own = entry, head % kv_heads
+            logits = turn(query[entry, head]) @ turn(key[own]).T
+            logits *= np.float32(change.get("scale", size**-0.5))
+            logits[~change.get("seen", np.ones_like(causal))] = -np.inf
+            if "cap" in change:
+                logits = change["cap"] * np.tanh(logits / change["cap"])
+            logits -= logits.max(axis=-1, keepdims=True)
+            np.exp(logits, out=logits)
+            output[entry, head] = logits @ value[own] / logits.sum(axis=-1, keepdims=True)
+        yield name, told, [query, key, value, rounded(output).astype(np.float32)]
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="1/1", help="which mutants, such as 1/20")
-    parser.add_argument("--size", default="2x8x256x64", help="batch x heads x tokens x head")
+    parser.add_argument("--size", help="batch x heads x tokens x head")
     parser.add_argument("--honest", action="store_true", help="right answers only")
+    parser.add_argument("--long", action="store_true", help="mistakes in long outputs only")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--verbose", action="store_true", help="print what was not named rightly")
     options = parser.parse_args()
-    batch, heads, tokens, head = (int(size) for size in options.size.split("x"))
+    usual = LONG if options.long else (2, 8, 256, 64)
+    given = (int(size) for size in options.size.split("x")) if options.size else usual
+    batch, heads, tokens, head = given
     sizes = (batch, heads, tokens, head)
+    if options.long:
+        for name, told, arrays in long(sizes):
+            begun = time.perf_counter()
+            found = diagnose(*arrays, dtype="bfloat16", layout="batch heads length head", **told)
+            took = time.perf_counter() - begun
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            said = ", ".join(it.text for it in found.causes) or found.verdict
+            print(f"  {name}: {took:.0f} s, {memory:.2f} GiB: {said}", flush=True)
+        return
     if options.honest:
         count = names = deviates = 0
         for name, found in honest(sizes):
@@ -247,7 +321,8 @@ def main() -> None:
                 said = ", ".join(causes[:4])
                 print(f"  {name}: {kind}: {CAUSES[name]}; {said}; {took:.1f} s", flush=True)
     shown = sum(kinds[kind] for kind in KINDS[:4])
-    print(f"{len(mutants)} mutants at {options.size}, of which {shown} show in the output")
+    size = "x".join(map(str, sizes))
+    print(f"{len(mutants)} mutants at {size}, of which {shown} show in the output")
     for kind in (*KINDS, "no output"):
         share = f" ({kinds[kind] / shown:.0%})" if shown and kind in KINDS[:4] else ""
         print(f"  {kind:<20} {kinds[kind]:4d}{share}")
