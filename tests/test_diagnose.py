@@ -759,6 +759,45 @@ def test_a_long_output_tells_its_mistake():
         assert found.differences[0].wrong >= output.size / 2
 
 
+@pytest.mark.usefixtures("short_is_long")
+def test_the_gradients_of_a_long_output_are_judged(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(tiles, "MOST_LOGITS", 2**12)
+    random = np.random.default_rng(3)
+    q, k, v = drawn(kv_heads=2, queries=40)
+    cotangent = random.standard_normal(q.shape).astype(np.float32)
+    given = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    output = torch.nn.functional.scaled_dot_product_attention(
+        *given, is_causal=True, enable_gqa=True
+    )
+    output.backward(torch.tensor(cotangent))
+    right = {
+        name: it.grad.numpy() for name, it in zip(("query", "key", "value"), given, strict=True)
+    }
+    told = {"layout": "batch heads length head", "causal": True}
+    output = output.detach().numpy()
+    found = diagnose(q, k, v, output, gradients={"output": cotangent, **right}, **told)
+    assert found.verdict == "noise", str(found)
+    sizes = {"output": q.size, "gradient.query": q.size}
+    sizes |= {f"gradient.{name}": k.size for name in ("key", "value")}
+    assert {it.array: it.size for it in found.differences} == sizes
+    wrong = {**right, "query": right["query"] * np.float32(8**0.5)}
+    found = diagnose(q, k, v, output, gradients={"output": cotangent, **wrong}, **told)
+    assert [it.array for it in found.differences if not it.fits] == ["gradient.query"]
+    assert [it.id for it in found.causes] == ["gradient.without-scale"], str(found)
+    spoilt = {**right, "key": right["key"].copy()}
+    spoilt["key"][1, 1, 7] *= 2
+    found = diagnose(q, k, v, output, gradients={"output": cotangent, **spoilt}, **told)
+    assert found.verdict == "deviates"
+    (one,) = (it for it in found.differences if not it.fits)
+    assert one.array == "gradient.key"
+    assert "arrays.gradients-not-sought" in [it.id for it in found.notes]
+    assert one.where.text == "batch entry 1 (the last), head 1 (the last), key 7"
+    monkeypatch.setattr(tiles, "MOST_LOGITS", 2**8)
+    with pytest.raises(BadArrays, match="leave the gradients out"):
+        diagnose(q, k, v, output, gradients={"output": cotangent, **right}, **told)
+
+
 def seen_by(offset, queries, keys):
     return np.tri(queries, keys, offset) > 0
 
@@ -805,9 +844,9 @@ def test_a_few_rows_of_a_long_output_are_found():
     assert (found.map.entry, found.map.head) == (1, 2)
     assert [row for row, cells in enumerate(found.map.cells) if max(cells) > 8] == [33, 34]
     assert [it.id for it in found.causes] == ["scale.missing"], str(found)
-    given = {"output": output, "query": output}
-    with pytest.raises(BadArrays, match="gradients"):
-        diagnose(q, k, v, output, layout="batch heads length head", gradients=given)
+    weights = np.zeros((2, 4, 40, 40), np.float32)
+    with pytest.raises(BadArrays, match="leave them out"):
+        diagnose(q, k, v, output, layout="batch heads length head", weights=weights)
 
 
 @pytest.mark.parametrize("name", sorted(HONEST))

@@ -406,7 +406,7 @@ class Judged:
             self.whole = reading
             wrong = None
             if screen:
-                wrong = screen.wrong if screen.count else _wrong_sums(screen)
+                wrong = screen.wrong if screen.count else _of_queries(screen)
             self.chosen = tiles.chosen(reading, wrong), reading.problem.shape.query_length
             reading = tiles.thinned(reading, self.chosen[0])
             if screen:
@@ -498,9 +498,11 @@ class Judged:
         """How each array differs."""
         if self.whole is not None:
             listed = [_of_screen(self.screen, "output", self.whole.answer.output.size)]
-            if self.screen.log_sum_exp is not None:
-                count = self.screen.log_sum_exp.wrong.size
-                listed.append(_of_screen(self.screen.log_sum_exp, LSE, count))
+            shape = self.whole.problem.shape
+            sizes = {LSE: 1, "gradient.value": shape.value_head_size}
+            for name, of_other in self.screen.others.items():
+                size = of_other.wrong.size * sizes.get(name, shape.head_size)
+                listed.append(_of_screen(of_other, name, size))
             return listed
         found = [
             _difference(
@@ -581,6 +583,9 @@ class Judged:
         if self.whole is not None:
             rows = self.problem.shape.query_length
             notes.append(told(Phrase("arrays.in-tiles", {"rows": rows})))
+            sides = ("gradient.key", "gradient.value")
+            if any(not it.fits for name, it in self.screen.others.items() if name in sides):
+                notes.append(told(Phrase("arrays.gradients-not-sought")))
         empty = int(ports.empty(self.problem).sum())
         if empty:
             notes.append(told(Phrase("arrays.masked-rows-not-judged", {"count": empty})))
@@ -1060,12 +1065,15 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
     )
 
 
-def _wrong_sums(screen: tiles.Screen) -> BoolArray | None:
-    return screen.log_sum_exp.wrong if screen.log_sum_exp is not None else None
+def _of_queries(screen: tiles.Screen) -> BoolArray | None:
+    """Return which queries have a wrong log-sum-exp or gradient; None if none has."""
+    every = [it.wrong for n, it in screen.others.items() if n in (LSE, "gradient.query")]
+    return next((wrong for wrong in every if wrong.any()), None)
 
 
 def _of_screen(screen: tiles.Screen, array: str, size: int) -> Difference:
-    where = where_wrong(screen.wrong)
+    tokens = "key" if array in ("gradient.key", "gradient.value") else "query"
+    where = where_wrong(screen.wrong, tokens)
     return Difference(
         array=array,
         fits=screen.fits,

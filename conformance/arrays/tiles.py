@@ -26,7 +26,7 @@ from conformance.causes.hypothesis import MOST_ELEMENTS, Evidence
 from conformance.definition.arithmetic import classes_of
 from conformance.definition.comparison import Comparison, compare, element
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.expectation import expect
+from conformance.definition.expectation import Expectation, expect
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import BadArrays
 from conformance.records.findings import Worst
@@ -54,7 +54,7 @@ class Screen:
         count: the number of elements that deviate.
         fits: whether every tile is within its limits.
         cells: the map of each head, by batch entry and head; see `figure.pooled`.
-        log_sum_exp: the same of the log-sum-exp, if it was returned, without a map.
+        others: the same of the log-sum-exp and of gradients, by name, without maps.
     """
 
     wrong: BoolArray
@@ -64,7 +64,7 @@ class Screen:
     count: int = 0
     fits: bool = True
     cells: dict[tuple[int, int], Array] = field(default_factory=dict)
-    log_sum_exp: Screen | None = None
+    others: dict[str, Screen] = field(default_factory=dict)
 
     def add(self, judged: Tile, entry: int, heads: slice, rows: IntArray) -> Array:
         """Add a tile of these heads and rows; return its |error| / σ, `[heads query ...]`."""
@@ -96,13 +96,19 @@ class Tile(NamedTuple):
 
 
 def screened(reading: Reading, accuracy: str) -> Screen:
-    """Return how every element of an output, and of a log-sum-exp, compares with the expected."""
+    """Return how every element of an output, and of what came with it, compares with the expected.
+
+    Raises:
+        BadArrays: if there are gradients, and those of one key/value head are too large.
+    """
     problem, output = reading.problem, reading.answer.output
     shape = problem.shape
     found = Screen(np.zeros(shape.logits[:3], np.bool_))
     sums = reading.log_sum_exp
     if sums is not None:
-        found.log_sum_exp = Screen(np.zeros(shape.logits[:3], np.bool_))
+        found.others[LSE] = Screen(np.zeros(shape.logits[:3], np.bool_))
+    if reading.answer.gradients:
+        found.others |= _of_gradients(reading, accuracy)
     step = max(1, MOST_OF_TILE // (shape.group * shape.key_length))
     spans = [
         np.arange(start, min(start + step, shape.query_length))
@@ -128,21 +134,74 @@ def screened(reading: Reading, accuracy: str) -> Screen:
                 tile = ports.rows_of(whole, rows)
                 judged = _judged(tile, got[:, rows], accuracy, not found.fits)
                 of_sums = None
-                if found.log_sum_exp is not None and sums is not None:
+                if sums is not None:
                     of_rows = sums[place[0], place[1]][:, rows]
-                    of_sums = _judged_lse(tile, of_rows, not found.log_sum_exp.fits)
+                    of_sums = _judged_lse(tile, of_rows, not found.others[LSE].fits)
                 return judged, of_sums
 
             for rows, (judged, of_sums) in zip(spans, pool.map(judge, spans), strict=True):
                 size = found.add(judged, entry, heads, rows)
-                if found.log_sum_exp is not None and of_sums is not None:
-                    found.log_sum_exp.add(of_sums, entry, heads, rows)
+                if of_sums is not None:
+                    found.others[LSE].add(of_sums, entry, heads, rows)
                 for head, of_head in enumerate(size, heads.start):
                     cells = pooled(of_head, rows, shape.query_length)
                     before = found.cells.get((entry, head), 0.0)
                     found.cells[entry, head] = np.maximum(before, cells)
                 advance()
     return found
+
+
+@np.errstate(all="ignore")
+def _of_gradients(reading: Reading, accuracy: str) -> dict[str, Screen]:
+    """Return how gradients compare, for one batch entry and one key/value head after another.
+
+    A gradient of a key is a sum over all queries, so that tiles of queries would not do.
+    """
+    problem = reading.problem
+    shape = problem.shape
+    logits = shape.group * shape.query_length * shape.key_length
+    if logits > MOST_LOGITS:
+        raise BadArrays(
+            f"{logits:,} attention weights of a key/value head are more than those whose gradients "
+            f"are judged, {MOST_LOGITS:,}; leave the gradients out, or pass fewer queries"
+        )
+    counts = {"query": shape.heads, "key": shape.kv_heads, "value": shape.kv_heads}
+    lengths = {"query": shape.query_length, "key": shape.key_length, "value": shape.key_length}
+    names = reading.answer.gradients.keys()
+    found = {
+        f"gradient.{name}": Screen(np.zeros((shape.batch, counts[name], lengths[name]), np.bool_))
+        for name in names
+    }
+    classes = classes_of(problem.format, accuracy)
+    decisive = [it for it in classes if it.name == accuracy] or classes[-1:]
+    told: dict[str, Any] = {"weights": False, "promised": accuracy, "classes": decisive}
+    parts = [*itertools.product(range(shape.batch), range(shape.kv_heads))]
+    with progress("judging gradients", len(parts)) as advance:
+        for entry, group in parts:
+            part = ports.part(problem, entry, group)
+            rough, careful = expect(part, samples=1, **told), None
+            for name in names:
+                array = f"gradient.{name}"
+                each = counts[name] // shape.kv_heads
+                heads = slice(group * each, (group + 1) * each)
+                got = separate(reading.answer.gradients[name], counts[name])[entry, heads]
+                tile = _compared(array, got, rough)
+                if not tile.fits and found[array].fits:
+                    careful = careful or expect(part, **told)
+                    tile = _compared(array, got, careful)
+                found[array].add(tile, entry, heads, np.arange(lengths[name]))
+            advance()
+    return found
+
+
+def _compared(array: str, got: Array, expectation: Expectation) -> Tile:
+    """Return how the heads `[heads length head]` of a gradient compare with what is expected."""
+    want, noise = (
+        separate(it[array], len(got))[0] for it in (expectation.arrays, expectation.sigma)
+    )
+    underflow = expectation.underflow
+    fits = compare(array, got, want, noise, underflow).fits
+    return Tile(array, got, want, noise, ratios(got, want, noise, underflow), fits)
 
 
 @np.errstate(all="ignore")
@@ -228,21 +287,23 @@ def thinned(reading: Reading, rows: IntArray) -> Reading:
     """Return the reading of some of the queries only.
 
     Raises:
-        BadArrays: if there are weights or gradients, which are judged as a whole only.
+        BadArrays: if there are weights, which are judged as a whole only.
     """
     answer = reading.answer
-    if len(answer.arrays()) > 1:
+    if answer.weights is not None:
         raise BadArrays(
-            f"with {math.prod(reading.problem.shape.logits):,} attention weights, more than "
-            f"{MOST_LOGITS:,}, only the output and the log-sum-exp are judged; leave the weights "
-            "and gradients out, or pass fewer heads, batch entries or queries"
+            f"{math.prod(reading.problem.shape.logits):,} attention weights are more than those "
+            f"that are judged themselves, {MOST_LOGITS:,}; leave them out, or pass fewer heads, "
+            "batch entries or queries"
         )
+    # The gradient of a query depends on no other query.
+    gradients = {n: it[:, rows] for n, it in answer.gradients.items() if n == "query"}
     sums = reading.log_sum_exp
     return replace(
         reading,
         log_sum_exp=None if sums is None else sums[:, :, rows],
         problem=ports.rows_of(reading.problem, rows),
-        answer=replace(answer, output=answer.output[:, rows]),
+        answer=replace(answer, output=answer.output[:, rows], gradients=gradients),
     )
 
 
