@@ -11,6 +11,7 @@ Axes: b batch, q query, k key, h heads, d head or value_head, e width; projected
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from types import MethodType
@@ -24,6 +25,19 @@ from conformance.definition.problem import Problem
 
 Change = Callable[..., Any]
 """A replacement for a stage: a function of the `Stages` and of the arguments of the stage."""
+
+
+_latest: deque[tuple[Array, Array, Array]] = deque(maxlen=4)
+"""Angles with their cosines and sines: those of keys are the same in most hypotheses."""
+
+
+def _cosine_and_sine(angles: Array) -> tuple[Array, Array]:
+    """Return the cosine and the sine of angles, which may be known."""
+    for known, cosine, sine in _latest:
+        if np.array_equal(known, angles):
+            return cosine, sine
+    _latest.append((angles, np.cos(angles), np.sin(angles)))
+    return _latest[-1][1:]
 
 
 class Stages:
@@ -245,11 +259,12 @@ class Stages:
         """
         rotary = self.problem.rotary
         assert rotary is not None
-        size, turned = rotary.size, heads.copy()
+        size = rotary.size
+        turned = np.empty_like(heads) if size == heads.shape[-1] else heads.copy()
         first, second = slice(0, size, 2), slice(1, size, 2)
         if rotary.pairs == "halves":
             first, second = slice(size // 2), slice(size // 2, size)
-        cos, sin = np.cos(angles), np.sin(angles)
+        cos, sin = _cosine_and_sine(angles)
         turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
         turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
         return turned
