@@ -403,6 +403,31 @@ def test_gradients_of_a_fully_masked_row(finish, output, filled, added):
         assert found[f"mask, {form}: gradients"] == gradients
 
 
+@pytest.mark.parametrize(
+    ("left", "value"),
+    [(1e-14, "Σ dV = 0, as in the output"), (0.5, "not those of the output: the masked queries")],
+)
+def test_rounding_noise_is_no_gradient_of_a_masked_query(left, value):
+    @attention_function("torch", MASK)
+    def attend(query, key, value, mask=None):
+        logits = query @ key.mT / query.shape[-1] ** 0.5
+        seen = 1 if mask is None else mask != 0
+        powers = logits.exp() * seen
+        weights = powers / powers.sum(-1, keepdim=True).clamp_min(1e-30)
+        # A residual that cancels in the output may leave a part of it in the gradient.
+        return weights @ value + left * (query - query.detach()).sum(-1, keepdim=True)
+
+    pytest.importorskip("torch")
+    found = values(attend, "masked-rows")
+    assert found["mask, bool: gradients if only the masked query has a cotangent"] == value
+
+
+@pytest.mark.parametrize("form", ["bool", "float32 0/−inf", "float32 0/−1e9"])
+def test_a_row_is_also_filled_with_numbers_where_all_but_0_block(form):
+    adapter = fake(lambda logits, mask: blocked(logits, mask == 0))
+    assert values(adapter, "masked-rows")[f"mask, {form}: output"] == "NaN"
+
+
 # The causal flag
 
 

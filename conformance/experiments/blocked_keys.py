@@ -24,7 +24,7 @@ from conformance.requirements.laboratory import (
     Seen,
     numbers,
 )
-from conformance.requirements.meaning import ADDED, INFINITE, examined, forms_of
+from conformance.requirements.meaning import ADDED, BLOCKING, INFINITE, examined, forms_of
 from conformance.requirements.probed import declared_row
 from conformance.words import say
 
@@ -34,8 +34,8 @@ OUTPUT_BIAS, MEAN = Phrase("row.output-bias"), Phrase("row.mean-of-values")
 FINITE = Phrase("gradients.finite")
 
 NEAR = 0.02
-"""The relative difference beyond which sums of weights count as different. In every dtype, it is
-larger than their rounding noise."""
+"""The relative difference beyond which sums of weights, and gradients, count as different. In every
+dtype, it is larger than their rounding noise."""
 
 _SHOWN = {
     NAN: ("output[0, 0, :4]", "NaN"),
@@ -71,7 +71,7 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
             ways += [
                 Blocking(argument, form, 0.0, min(form.values))
                 for form in forms_of(lab.dtype)[3:]
-                if examined(lab, argument, form).value == ADDED
+                if examined(lab, argument, form).value in (ADDED, *BLOCKING)
             ]
         for way in ways:
             first: dict[str, Phrase] = {}
@@ -193,7 +193,7 @@ def _by_cotangent(
             expected = float(others.sum() if name == "elsewhere" else shown.sum(axis=-1).mean())
             value = _sum(found, expected, name)
             if value.id == "gradients.sum":
-                value = _unlike(lab, found, shown) or value
+                value = _unlike(lab, found, shown, whole) or value
             backward = numbers(_values_gradient(found).mean(axis=1))
             evidence = f"sums of weights, by key: {backward} in the gradient of the values"
             if name == "alone":
@@ -232,11 +232,12 @@ def _sum(found: Seen, expected: float, name: str) -> Phrase:
     return Phrase("gradients.sum", {"sum": total})
 
 
-def _unlike(lab: Laboratory, found: Seen, shown: Array) -> Phrase | None:
+def _unlike(lab: Laboratory, found: Seen, shown: Array, whole: Seen) -> Phrase | None:
     """Return a phrase that says where gradients are not those of the masked query's output.
 
     Only the masked query has a cotangent. `shown` `[heads key]` are its weights, which its output
-    shows. The result is None if all gradients fit, or if the output follows no known convention.
+    shows. `whole` is the answer with the usual cotangent. The result is None if all gradients fit,
+    or if the output follows no known convention.
     """
     known = [_row(row, plain) for row, plain in zip(shown, _plain_rows(lab, found), strict=True)]
     if SOMETHING_ELSE in known:
@@ -247,9 +248,11 @@ def _unlike(lab: Laboratory, found: Seen, shown: Array) -> Phrase | None:
     if np.abs(of_values - mean[:, None]).max() > NEAR * max(float(mean.max()), 1 / len(mean)):
         places.append("values")
     if not shown.any():
-        # Zeros depend on nothing; other weights may have lost the logits to rounding only.
+        # Zeros depend on nothing; other weights may have lost the logits to rounding only. What is
+        # added and cancels around an attention, such as a residual, leaves its rounding noise.
         for name, place in (("query", "masked-queries"), ("key", "keys"), ("value", "values")):
-            if np.any(found.answer.gradients.get(name, 0)):
+            usual = np.abs(whole.answer.gradients.get(name, 0.0)).max()
+            if np.abs(found.answer.gradients.get(name, 0.0)).max() > NEAR * usual:
                 places.append(place)
     found_at = [Phrase(f"place.{place}") for place in dict.fromkeys(places)]
     return Phrase("gradients.unlike", {"places": [*found_at]}) if found_at else None
@@ -394,6 +397,8 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
         cotangent[:, HIDDEN] = 0
         problem = problem.replace(cotangent=cotangent)
     usual = lab.ask(problem, natives, gradients=True)
+    if isinstance(usual, Refused):
+        usual = lab.ask(problem, natives)
     largest = dtype_of(problem.dtype).largest
     hidden = {"nan": np.nan, "inf": np.inf, "minus-inf": -np.inf, "large": 1e5, "largest": largest}
     for name, what in INPUTS[problem.shape.sharing].items():
@@ -403,7 +408,11 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
         for number_name, number in hidden.items():
             if number_name == "large" and largest <= number:
                 continue
-            found = lab.ask(_spoilt(problem, name, HIDDEN, number), natives, gradients=True)
+            spoilt = _spoilt(problem, name, HIDDEN, number)
+            found = lab.ask(spoilt, natives, gradients=True)
+            if isinstance(found, Refused):
+                # A mask that is attached to a tensor may be lost when a derivative is traced.
+                found = lab.ask(spoilt, natives)
             subject = Phrase("leak", about | {"number": Phrase(f"number.{number_name}")})
             if isinstance(found, Refused):
                 yield Entry(subject, found.value, found.told)

@@ -179,7 +179,8 @@ def blockings(lab: Laboratory, argument: MaskArgument, dtype: str = "") -> Itera
         if value in BLOCKING:
             yield Blocking(argument, form, 0.0, 1.0)
             break
-    if examined(lab, argument, infinite).value == ADDED:
+    # −inf blocks where it is added, and also where whatever is not 0 blocks.
+    if examined(lab, argument, infinite).value in (ADDED, *BLOCKING):
         yield Blocking(argument, infinite, 0.0, -np.inf)
 
 
