@@ -55,7 +55,7 @@ class OpenVinoScaledDotProductAttention(Function):
             broadcasts=True,
         ),
     )
-    causal_flag = CausalFlag("causal", alignment="top-left", alone=True)
+    causal_flag = CausalFlag("causal", alignment="top-left", effect="instead of masks")
     example = Example(
         imports="import openvino as ov\nfrom openvino import opset13",
         build="""\
@@ -92,8 +92,6 @@ def attention(query, key, value, attention_mask=None, causal=False):
         causal = masks.get("causal", False)
         given = {"query": query, "key": key, "value": value}
         if "attention_mask" in masks:
-            if causal:
-                raise Unsupported("with causal=True the mask is ignored")
             given["attention_mask"] = masks["attention_mask"]
         if "scale" in options:
             given["scale"] = np.array(options["scale"], query.dtype)

@@ -144,7 +144,7 @@ class PaddleScaledDotProductAttention(Function):
     custom_scale = True
     fully_masked_row = "nan"
     mask_arguments = (_MASK,)
-    causal_flag = CausalFlag("is_causal", alignment="top-left", alone=True)
+    causal_flag = CausalFlag("is_causal", alignment="top-left", effect="instead of masks")
     example = Example(
         imports="import paddle",
         build="""\
@@ -160,8 +160,6 @@ def attention(query, key, value, **masks):
     ) -> Any:
         import paddle
 
-        if len(masks) > 1:
-            raise Unsupported("documented: the mask beside is_causal is ignored")
         return paddle.nn.functional.scaled_dot_product_attention(
             query, key, value, **masks, **options
         )

@@ -81,7 +81,7 @@ class RingAttentionPytorch(Distributed):
     dtypes = ("float32",)
     grouped = True
     mask_arguments = (MaskArgument("mask", "batch key", true="attends"),)
-    causal_flag = CausalFlag("causal", alignment="bottom-right", alone=True)
+    causal_flag = CausalFlag("causal", alignment="bottom-right", effect="instead of masks")
     features = (SoftCap("softclamp_value"),)
     fully_masked_row = "zeros"
 

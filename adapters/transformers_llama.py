@@ -226,6 +226,8 @@ def _is_triangle(mask: Any) -> bool:
 
     if mask is None or mask.requires_grad:
         return False
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        return False  # Whole numbers cannot block.
     allowed = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
     if mask.dtype != torch.bool:
         allowed = torch.zeros_like(mask).masked_fill(~allowed, -torch.inf)

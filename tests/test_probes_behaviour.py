@@ -526,16 +526,52 @@ def test_the_flag_beside_a_mask(triangle, join, value):
         assert found[f"is_causal with mask, {told}"] == value
 
 
+def test_the_flag_beside_a_mask_in_each_form():
+    def logits(logits, mask=None, is_causal=False):
+        triangle = top_left(*logits.shape[2:]) if is_causal else True
+        if mask is None or mask.dtype != bool:
+            return blocked(logits + (0 if mask is None else mask), triangle)
+        # The triangle is filled in with a number, which is True.
+        return blocked(logits, mask | ~np.bool_(triangle))
+
+    masks = MaskArgument("mask", "batch heads query key", true="attends", number="added")
+    adapter = fake(logits, masks=masks, causal_flag=CausalFlag("is_causal", "top-left"))
+    found = values(adapter, "causal")
+    assert found["is_causal with mask, equal lengths"] == "what mask shows or is_causal blocks"
+    assert found["is_causal with mask, float32 0/−inf, equal lengths"] == "both"
+    # Where both forms do the same, one is enough.
+    both = values(causal(top_left), "causal")
+    assert not any("0/−inf, equal lengths" in subject for subject in both)
+
+
+def test_a_fully_masked_row_beside_the_causal_flag():
+    def logits(logits, mask=None, is_causal=False):
+        triangle = top_left(*logits.shape[2:]) if is_causal else True
+        visible = triangle if mask is None else triangle & mask
+        dead = ~np.broadcast_to(visible, logits.shape).any(axis=-1, keepdims=True)
+        # Only the causal kernel looks for rows without keys.
+        return blocked(logits, visible | dead if is_causal else visible)
+
+    masks = MaskArgument("mask", "batch heads query key", true="attends")
+    adapter = fake(logits, masks=masks, causal_flag=CausalFlag("is_causal", "top-left"))
+    found = values(adapter, "masked-rows")
+    assert found["mask, bool: output"] == "NaN"
+    assert found["mask, bool: output, beside is_causal"] == "as if unmasked"
+    assert not any("beside" in it for it in values(causal(top_left), "masked-rows"))
+
+
 @pytest.mark.parametrize(
     ("effect", "triangle", "join", "wrong"),
     [
+        ("instead of masks", top_left, lambda triangle, mask: triangle | np.zeros_like(mask), 0),
+        ("instead of masks", top_left, lambda triangle, mask: triangle & mask, 3),
         ("without a mask", top_left, lambda triangle, mask: mask, 0),
         ("without a mask", top_left, lambda triangle, mask: triangle & mask, 3),
         ("none", everything, lambda triangle, mask: mask, 0),
         ("none", top_left, lambda triangle, mask: mask, 3),
         ("none", everything, lambda triangle, mask: mask & False, 3),
     ],
-    ids=["replaced", "combined", "ignored", "obeyed", "hides all"],
+    ids=["mask ignored", "mask obeyed", "replaced", "combined", "ignored", "obeyed", "hides all"],
 )
 def test_a_flag_that_is_declared_to_be_ignored(effect, triangle, join, wrong):
     adapter = causal(triangle, join)
@@ -544,7 +580,7 @@ def test_a_flag_that_is_declared_to_be_ignored(effect, triangle, join, wrong):
     assert [entry.agrees for entry in found].count(False) == wrong
 
 
-@pytest.mark.parametrize("effect", ["without a mask", "none"])
+@pytest.mark.parametrize("effect", ["without a mask", "instead of masks", "none"])
 def test_no_problem_is_encoded_by_a_flag_that_is_ignored(effect):
     adapter = causal(top_left, lambda triangle, mask: mask)
     adapter.causal_flag = replace(adapter.causal_flag, effect=effect)

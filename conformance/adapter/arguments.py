@@ -43,7 +43,7 @@ from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Causal, Problem
 from conformance.errors import Unsupported, WrongDeclaration
 
-FlagEffect = Literal["always", "without a mask", "none"]
+FlagEffect = Literal["always", "without a mask", "instead of masks", "none"]
 MaskEffect = Literal["always", "none", "refused"]
 TrueMeans = Literal["attends", "blocks"]
 NumberMeans = Literal[
@@ -168,8 +168,8 @@ class CausalFlag:
             (torch's `is_causal` is a hint about `attn_mask`), or None.
         alone: whether the flag is rejected together with a mask argument.
         effect: when the flag has an effect, if it is not rejected: "always"; "without a mask", if a
-            mask argument replaces it; or "none", if it is accepted and ignored. In the last case,
-            only experiments set it.
+            mask argument replaces it; "instead of masks", if it replaces mask arguments; or "none",
+            if it is accepted and ignored. In the last case, only experiments set it.
     """
 
     name: str
@@ -187,7 +187,7 @@ class CausalFlag:
     @property
     def without_masks(self) -> bool:
         """Whether the flag cannot be combined with a mask argument, as `alone` or `effect` say."""
-        return self.alone or self.effect == "without a mask"
+        return self.alone or self.effect in ("without a mask", "instead of masks")
 
     def expresses(self, problem: Problem) -> bool:
         """Return whether setting the flag means the same as the problem's causal mask.

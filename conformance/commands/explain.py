@@ -555,8 +555,11 @@ def _causal(adapter: Adapter) -> str:
     if flag.effect == "none":
         return f"{flag.name}, which is ignored"
     aligned = f"aligned {flag.alignment}" if flag.alignment else "for equal lengths only"
-    ignored = ", ignored beside a mask" if flag.effect == "without a mask" else ""
-    return f"{flag.name}, {aligned}{ignored}" + (f", beside {flag.needs}" if flag.needs else "")
+    beside = {
+        "without a mask": ", ignored beside a mask",
+        "instead of masks": ", beside which masks are ignored",
+    }.get(flag.effect, f", beside {flag.needs}" if flag.needs else "")
+    return f"{flag.name}, {aligned}{beside}"
 
 
 def _rows(adapter: Adapter) -> str:

@@ -58,13 +58,14 @@ is printed."""
     every_mode=True,
     shared=True,
     every_dtype=True,
-    revision=4,
+    revision=5,
 )
 def masked_rows(lab: Laboratory) -> Iterator[Entry]:
     """Block all keys of one query with each mask argument, in each form that blocks keys.
     Examine the output and the weights of that query, and look for NaN in the gradients. Repeat this
     for each layout of the mask that has a key axis, unless a large finite number blocks the keys;
-    weights and gradients are then reported only if they differ from those for the first layout."""
+    weights and gradients are then reported only if they differ from those for the first layout.
+    Set the causal flag beside the mask too, and report an output that differs from that without."""
     for argument in lab.arguments():
         ways = list(blockings(lab, argument))
         if any(way.hidden == INFINITE for way in ways):
@@ -82,6 +83,8 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
                     if kind == "fully-masked.output" or entry.value != first.get(kind):
                         yield entry
                     first.setdefault(kind, entry.value)
+                if not laid_out and not _is_finite(way):
+                    yield from _flagged(lab, way, native, first["fully-masked.output"])
 
 
 def _is_finite(way: Blocking) -> bool:
@@ -160,6 +163,28 @@ def _one(
     if found.answer.gradients:
         yield Entry(Phrase("fully-masked.gradients", about), *_gradients(found, blocked))
         yield from _by_cotangent(lab, about, found, natives, blocked)
+
+
+def _flagged(lab: Laboratory, way: Blocking, native: Native, usual: Phrase) -> Iterator[Entry]:
+    """Yield an entry if the output is not `usual` with the causal flag set beside the mask.
+
+    Yield nothing if the two cannot be combined.
+    """
+    flag, problem = lab.adapter.causal_flag, lab.problem()
+    if flag is None or flag.needs is not None or flag.alone or flag.effect != "always":
+        return
+    found = lab.ask(problem, {flag.name: True, way.argument.name: native})
+    if isinstance(found, Refused):
+        return
+    value = row_output(lab, found)
+    if value == SOMETHING_ELSE:
+        alone = lab.ask(problem, {flag.name: True})
+        plain = alone.applied[ENTRY, 0, QUERY] if isinstance(alone, Seen) else None
+        value = _row(found.applied[ENTRY, 0, QUERY], plain)
+    if value != usual:
+        subject = Phrase("fully-masked.output", way.about | {"flagged": flag.name})
+        evidence = f"weights applied {numbers(found.applied[ENTRY, 0, QUERY])}"
+        yield Entry(subject, value, evidence)
 
 
 def _by_cotangent(
@@ -335,7 +360,7 @@ HIDDEN, VISIBLE = 1, 0
     place=80,
     every_mode=True,
     shared=True,
-    revision=3,
+    revision=4,
 )
 def leaks(lab: Laboratory) -> Iterator[Entry]:
     """Put NaN, an infinity or a huge number into a key or value that is blocked for every query.

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
+import msgspec
 import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, Native
@@ -56,13 +57,14 @@ SQUARE = Phrase("causal.square")
     place=40,
     every_mode=True,
     shared=True,
-    revision=5,
+    revision=6,
 )
 def causal(lab: Laboratory) -> Iterator[Entry]:
     """Set the causal flag alone, for equal and for different numbers of queries and keys.
     Compare the weights with those predicted for a top-left and a bottom-right triangle. Then set it
-    together with each mask argument. Also set it with weights that give far larger logits, and with
-    a mask that leaves only later keys visible to a query."""
+    together with each mask argument; another encoding of the mask is reported if the two combine
+    otherwise in it. Also set it with weights that give far larger logits, and with a mask that
+    leaves only later keys visible to a query."""
     flag = lab.adapter.causal_flag
     if flag is None:
         yield Entry(Phrase("causal.no-flag"), Phrase("causal.none-declared"), "so none is asked")
@@ -79,10 +81,16 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
     if alone[LENGTHS[0][0]] == SQUARE:
         yield from _blocks(lab, flag)
     for argument in lab.arguments():
-        way = blocking(lab, argument)
-        if way is not None:
-            for told, sizes in lengths:
-                yield _with_mask(lab, flag, way, told, sizes, alone[told])
+        ways = list(blockings(lab, argument))
+        for told, sizes in lengths if ways else ():
+            usual = _with_mask(lab, flag, ways[0], told, sizes, alone[told])
+            yield usual
+            for way in ways[1:]:
+                other = _with_mask(lab, flag, way, told, sizes, alone[told])
+                if other.value != usual.value:
+                    about = other.subject.arguments | {"form": way.form.phrase}
+                    subject = Phrase(f"{other.subject.id}-in", about)
+                    yield msgspec.structs.replace(other, subject=subject)
 
 
 def _with_mask(
@@ -106,7 +114,8 @@ def _with_mask(
         subject = Phrase("causal.beside-two", about | {"needed": str(flag.needs)})
     declared = REFUSED if flag.alone else NOTHING
     if flag.effect != "always":
-        declared = Phrase("combined.only", {"argument": argument})
+        obeyed = flag.name if flag.effect == "instead of masks" else argument
+        declared = Phrase("combined.only", {"argument": obeyed})
     if isinstance(found, Refused):
         return agreeing(subject, found.value, found.told, declared)
     # The triangle is aligned in one of the two ways, or is the one observed for the flag alone.

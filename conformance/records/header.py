@@ -45,11 +45,14 @@ class CausalInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         alignment: the corner of the mask `[query key]` through which its diagonal goes, "top-left"
             or "bottom-right"; "" if there must be as many queries as keys.
         needs: a mask argument that must hold the causal mask in addition to the flag, or "".
+        effect: when it has an effect: "always"; "without a mask", if a mask replaces it; "instead
+            of masks", if it replaces masks; or "none".
     """
 
     name: str
     alignment: str = ""
     needs: str = ""
+    effect: str = "always"
 
 
 class WeightsInfo(msgspec.Struct, frozen=True, omit_defaults=True):

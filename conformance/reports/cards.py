@@ -249,6 +249,8 @@ def _beyond(subject: Phrase) -> str:
     """Return the unusual inputs or mask layout of a subject in words, or "" for the usual ones."""
     if subject.part("sharing"):
         return f"with {say(subject.part('sharing'))}"
+    if subject.name("flagged"):
+        return f"beside {subject.name('flagged')}"
     if subject.name("inputs_in"):
         return f"with inputs in {subject.name('inputs_in')}"
     return f"with {subject.name('laid_out')}" if subject.name("laid_out") else ""
@@ -315,7 +317,11 @@ GLANCES = (
     ),
     Glance(
         "Causal flag beside a mask",
-        taking("causal.beside", "causal.beside-two", named=True, lengths=["", "lengths.equal"]),
+        taking(
+            *("causal.beside", "causal.beside-two", "causal.beside-in", "causal.beside-two-in"),
+            named=True,
+            lengths=["", "lengths.equal"],
+        ),
     ),
     Glance("NaN in a blocked key", _nan("input.key", "input.token", "input.memory")),
     Glance("NaN in a blocked value", _nan("input.value")),

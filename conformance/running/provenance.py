@@ -256,7 +256,9 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
             for item in adapter.mask_arguments
             if item.effect == "always"
         ],
-        causal=CausalInfo(flag.name, flag.alignment or "", flag.needs or "") if flag else None,
+        causal=CausalInfo(flag.name, flag.alignment or "", flag.needs or "", flag.effect)
+        if flag
+        else None,
         unavailable=reason,
         about=_about(adapter),
         example=_example(adapter),
