@@ -105,6 +105,7 @@ class DeepSpeedUlysses(Distributed):
     on_rank = on_rank
     axes: ClassVar[dict[str, tuple[str, ...]]] = {}
     dtypes = ("float32", "bfloat16")
+    native_layout = "batch length heads head"
     grouped = True
     custom_scale = True
     mask_arguments = (

@@ -371,6 +371,7 @@ class _AdditiveAttention(_Keras, Function):
     """
 
     documentation = f"{_DOCS}/additive_attention/"
+    native_layout = "batch length head"
     scores = ("additive",)
     # These are the elements of its argument `mask`, which is a list.
     mask_arguments = (

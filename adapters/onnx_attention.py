@@ -20,10 +20,10 @@ makes `is_causal` align at the end of each batch entry. Keys and values beyond `
 are multiplied by a weight of 0, so NaN there reaches every query. A mask for fewer keys than there
 are is padded with −∞ by ONNX, and rejected by onnxruntime.
 
-Opset 23 introduced the operator, 24 added the input `nonpad_kv_seqlen`, and 25 added windows. If an
-argument needs a later opset than that of the mode, the adapter uses the first opset that has it.
-onnxruntime has kernels for float32 and float16; float64 is computed operator by operator, as ONNX
-defines it.
+Opset 23 introduced the operator, 24 added the input `nonpad_kv_seqlen`, and 25 added windows, which
+onnxruntime has since 1.32. If an argument needs a later opset than that of the mode, the adapter
+uses the first opset that has it. onnxruntime has kernels for float32 and float16; float64 is
+computed operator by operator, as ONNX defines it.
 """
 
 from __future__ import annotations
@@ -328,7 +328,9 @@ class OnnxRuntimeAttention(_Attention):
     # definition of the operator.
     dtypes = ("float64", "float32", "float16")
     fully_masked_row = "zeros"
-    opsets: ClassVar = {23: "1.23", 24: "1.24"}
+    modes = (*_MODES, *([_WINDOWS] if since("onnxruntime", "1.32") else []))
+    features = (*_Attention.features, *([_WINDOW] if since("onnxruntime", "1.32") else []))
+    opsets: ClassVar = {23: "1.23", 24: "1.24", 25: "1.32"}
 
 
 ADAPTERS = {

@@ -68,6 +68,7 @@ class _Contrib(Function):
     dtypes = ("float32", "float16")
     custom_scale = True
     differentiable = False
+    native_layout = "batch length (heads head)"
     operator: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]]
     """The names of the operator's inputs, in order."""

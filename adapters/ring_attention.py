@@ -34,7 +34,12 @@ class Striped(Split):
 
 
 def on_rank(
-    query: Any, key: Any, value: Any, shard: Any, softclamp_value: float = 0.0, **options: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    shard: Any,
+    softclamp_value: float | None = None,
+    **options: Any,
 ) -> Any:
     """Compute attention on one rank, in one or two buckets (blocks of tokens); return its context.
 
@@ -43,7 +48,7 @@ def on_rank(
     """
     from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
-    if softclamp_value:
+    if softclamp_value is not None:
         options |= {"softclamp_qk_sim": True, "softclamp_value": softclamp_value}
     striped, length = shard.split == "striped", key.shape[2]
     # With several buckets, the stripes would have a different width.
@@ -79,10 +84,11 @@ class RingAttentionPytorch(Distributed):
     axes: ClassVar[dict[str, tuple[str, ...]]] = {"mask": ("batch", "keys")}
     # Accumulators are in float32 and cannot be combined with other dtypes.
     dtypes = ("float32",)
+    native_layout = "batch length heads head"
     grouped = True
     mask_arguments = (MaskArgument("mask", "batch key", true="attends"),)
     causal_flag = CausalFlag("causal", alignment="bottom-right", effect="instead of masks")
-    features = (SoftCap("softclamp_value"),)
+    features = (SoftCap("softclamp_value", none=None),)
     fully_masked_row = "zeros"
 
     def attend(

@@ -1,10 +1,11 @@
 """torch.nn.functional.scaled_dot_product_attention: as torch chooses, and kernel by kernel.
 
 Easy to miss in a port: True in a mask attends, which is the opposite of
-torch.nn.MultiheadAttention. The causal flag is aligned top-left if lengths differ, and is rejected
-together with a mask: users must combine both in one mask. Fewer key/value heads need
-enable_gqa=True. dropout_p takes effect even after .eval(). A fully masked query gets zeros, not NaN
-(since torch 2.5).
+torch.nn.MultiheadAttention. The causal flag is aligned top-left if lengths differ. Together with a
+mask it is documented to be an error; on a CPU only the math kernel raises it, and the tiled kernel
+applies both. Fewer key/value heads need enable_gqa=True, except that a single one is broadcast.
+dropout_p takes effect even after .eval(). A fully masked query gets zeros, not NaN (since torch
+2.5).
 
 The function has several kernels, and torch chooses by device, dtype, shape, mask, and by what needs
 a gradient. On a CPU it takes the tiled kernel ("flash"), unless value heads have a different size,

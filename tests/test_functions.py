@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from mutants.miniatures import Correct, attention
 
-from conformance import Mode, Unavailable, Unsupported, attention_function
+from conformance import CausalFlag, Mode, Unavailable, Unsupported, attention_function
 from conformance.adapter.base import DEFAULT_MODE, Adapter, Call
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.errors import DeviceLost
 from conformance.experiments import experiment
@@ -317,3 +318,31 @@ def test_what_is_isolated_and_not_installed_has_no_device():
 
 def test_an_adapter_has_no_versions_unless_it_says_so():
     assert Adapter.versions(leaves) == Adapter.toolkit(leaves) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("ring-attention-pytorch", "batch length heads head"),
+        ("deepspeed-ulysses", "batch length heads head"),
+        ("onnxruntime-mha", "batch length (heads head)"),
+        ("onnxruntime-gqa", "batch length (heads head)"),
+        ("keras-torch-additive", "batch length head"),
+        ("torch-sdpa", "batch heads length head"),
+        ("jax-sdpa", "batch length heads head"),
+    ],
+)
+def test_the_layout_that_is_told_is_that_of_the_library(name, layout):
+    (told,) = describe([(load(name), name)], "cpu")
+    assert told.layout == layout
+
+
+def test_a_flag_that_is_ignored_is_told_as_such():
+    flag = CausalFlag("is_causal", "top-left", effect="none")
+
+    @attention_function("numpy", causal_flag=flag)
+    def attend(query, key, value, is_causal=False):
+        return value
+
+    (told,) = describe([(attend, "attend")], "cpu")
+    assert told.causal.effect == "none"

@@ -460,6 +460,26 @@ def test_what_deviates_on_one_device_only_is_told(tmp_path, monkeypatch):
     assert "| `ours` | It is on the CPU. |" in table
 
 
+def test_a_defect_of_several_is_told_as_most_of_them_have_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reasons = {
+        "ours": "With an option of ours, their function is called. It is wrong everywhere.",
+        "theirs": "It is wrong everywhere.",
+        "others": "It is wrong everywhere.",
+    }
+    known = "".join(
+        f'[[known]]\nimplementation="{name}"\nrequirement="{OUTPUT}"\nverdict="deviates"\nkind="defect"\n'
+        f'reproduction="docs/reproductions/torch_sdpa_nan_in_query.py"\nreason="{reason}"\n'
+        for name, reason in reasons.items()
+    )
+    named = [msgspec.structs.replace(OURS, name=name, title=name) for name in reasons]
+    wrong = [result(bad(), name=name) for name in reasons]
+    whole = record(*wrong, name="env", implementations=named)
+    assert publish(tmp_path, whole, baseline=known) == ExitCode.OK
+    table = Path("published/README.md").read_text().partition("## Defects")[2]
+    assert "| `ours`, `theirs`, `others` | It is wrong everywhere. |" in table
+
+
 def test_what_only_a_gpu_can_run_has_a_row_and_a_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert publish(tmp_path, of(result(good(), name="ours")), baseline=COARSE) == ExitCode.OK

@@ -39,6 +39,8 @@ class Function(NativeAdapter):
 
     Attributes:
         layout: the layout of query, key, value and the result.
+        native_layout: the layout that the library takes, if `attend` rearranges the arrays; "" if
+            it does not. It is only shown.
         fully_masked_row: the result for a fully masked query, before the output projection.
         grouped: whether the function accepts fewer key/value heads than query heads.
         bias_modes: names of the modes in which the function itself adds the biases of query, key
@@ -47,6 +49,7 @@ class Function(NativeAdapter):
     """
 
     layout: Layout = "batch heads length head"
+    native_layout: str = ""
     grouped: bool = False
     projections_supplied = True
     bias_modes: tuple[str, ...] = ()

@@ -113,8 +113,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
         about: the description in its adapter, in Markdown.
         example: Python lines that call it, or "".
         mode_notes: by mode, a text on how the implementation is called; modes may be missing.
-        layout: the layout of the query, key, value and result of a function, such as
-            "batch heads length head".
+        layout: the layout of the query, key, value and result of a function, as the library takes
+            them, such as "batch heads length head".
         grouped: whether a function accepts fewer key/value heads than query heads.
         parameters: the parameter table of a layer, for the simplest shape that it accepts, or [].
         weights: how attention weights are returned, or None if they are not.

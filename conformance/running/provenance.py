@@ -243,7 +243,8 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
     rows = {mode.name: adapter.masked_row(mode) for mode in adapter.modes}
     attending: dict[str, Any] = {"kind": "layer"} if isinstance(adapter, Layer) else {}
     if isinstance(adapter, Function):
-        attending = {"kind": "function", "layout": adapter.layout, "grouped": adapter.grouped}
+        layout = adapter.native_layout or adapter.layout
+        attending = {"kind": "function", "layout": layout, "grouped": adapter.grouped}
     return Implementation(
         **{name: getattr(adapter, name) for name in _SAME},
         **attending,

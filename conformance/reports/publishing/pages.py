@@ -657,7 +657,11 @@ def accuracy_of(report: Report, column: Column) -> dict[str, str]:
 
 
 def _defects(published: Published) -> list[tuple[list[str], Known]]:
-    """Return, for each defect, its columns and its deviation with the longest reason."""
+    """Return, for each defect, its columns and the deviation whose reason is shown for all of them.
+
+    That is the reason that most of its columns have, because another may hold for one of them only.
+    Of several, it is that of most findings, and then the longest.
+    """
     every = [("", published), *([(" on gpu", published.gpu)] if published.gpu else [])]
     defects = [
         (f"{column.key}{where}", known)
@@ -666,13 +670,18 @@ def _defects(published: Published) -> list[tuple[list[str], Known]]:
         for known in (*own.known.get(column.key, ()), *own.sizes.get(column.name, ()))
         if known.kind == "defect"
     ]
-    return [
-        (
-            list(dict.fromkeys(key for key, _ in group)),
-            max((known for _, known in group), key=lambda known: len(known.reason)),
-        )
-        for group in by_key(defects, lambda item: item[1].identity).values()
-    ]
+    chosen = []
+    for group in by_key(defects, lambda item: item[1].identity).values():
+        alike = by_key(group, lambda item: item[1].reason)
+
+        def rank(reason: str, alike: dict[str, list[tuple[str, Known]]] = alike) -> tuple[int, ...]:
+            columns = {key for key, _ in alike[reason]}
+            findings = sum(len(known.group.members) for _, known in alike[reason])
+            return len(columns), findings, len(reason)
+
+        columns = list(dict.fromkeys(key for key, _ in group))
+        chosen.append((columns, alike[max(alike, key=rank)][0][1]))
+    return chosen
 
 
 def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
