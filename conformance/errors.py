@@ -191,7 +191,12 @@ class BrokenCase(ConformanceError):
 
 
 class RankRaised(ConformanceError):
-    """A rank, that is, one of several processes that compute one call together, raised an error."""
+    """A rank, that is, one of several processes that compute one call together, raised an error.
+
+    `ours` says whether the suite or an adapter raised it there, rather than the library.
+    """
+
+    ours = True
 
 
 class ProcessLost(ConformanceError):

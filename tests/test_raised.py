@@ -8,8 +8,9 @@ import types
 
 import pytest
 
-from conformance.errors import WrongShape
-from conformance.requirements.raised import is_our_own
+from conformance.adapter.raised import is_our_own
+from conformance.adapter.world import call_ranks
+from conformance.errors import RankRaised, WrongShape
 
 SOURCE = """
 import numpy as np, einops, msgspec
@@ -23,14 +24,19 @@ class Adapter:
 """
 
 
-def raised(line, module, own=None):
-    """Who raised what this line of an adapter in this module raises?"""
+def made(line, module):
+    """Return an adapter in this module with this line."""
     source = SOURCE.format(line=line)
     name = f"/{module}.py"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    made = types.ModuleType(module)
-    exec(compile(source, name, "exec"), made.__dict__)
-    adapter = made.Adapter()
+    its = types.ModuleType(module)
+    exec(compile(source, name, "exec"), its.__dict__)
+    return its.Adapter()
+
+
+def raised(line, module, own=None):
+    """Who raised what this line of an adapter in this module raises?"""
+    adapter = made(line, module)
     try:
         adapter.attend(own)
     except Exception as error:
@@ -80,6 +86,27 @@ def test_the_file_of_somebody_else_may_hold_the_implementation(line, who):
 
 def test_an_error_of_the_suite_is_ours():
     assert is_our_own(WrongShape("no"), object())
+
+
+class Refusing:
+    """What answers calls on a rank; the library refuses them."""
+
+    def __init__(self, *_):
+        pass
+
+    prepare = staticmethod(lambda: None)
+
+    def serve(self, line):
+        made(line, "conformance.adapters.made_up").attend(foreign)
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"), [("own()", False), ("array.reshape(4, 5)", True), ("raise OSError()", True)]
+)
+def test_an_error_of_a_rank_is_whose_it_was_there(line, ours):
+    with pytest.raises(RankRaised) as caught:
+        call_ranks("test_raised:Refusing", 20.0, ["pass"], [[line]])
+    assert is_our_own(caught.value, object()) == ours
 
 
 def test_what_torch_refuses_without_a_line_of_its_own_is_refused():

@@ -35,6 +35,7 @@ import numpy as np
 
 from conformance.adapter.base import Call, Mode
 from conformance.adapter.function import Function
+from conformance.adapter.raised import is_own_on_rank
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import (
     RankDied,
@@ -427,7 +428,7 @@ class Processes:
             except OSError:
                 died.append(rank)
         answers: dict[int, Any] = {}
-        failed: dict[int, tuple[float, str, bool]] = {}
+        failed: dict[int, tuple[float, str, bool, bool]] = {}
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in died}
         until = time.monotonic() + limit
         while waiting and (left := until - time.monotonic()) > 0:
@@ -447,8 +448,10 @@ class Processes:
             end = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
             raise RankDied(f"rank {died[0]} of {size} died {end}")
         if failed:
-            rank, (_, text, refused) = min(failed.items(), key=lambda item: item[1][0])
-            raise Unsupported(text) if refused else RankRaised(f"rank {rank} of {size}: {text}")
+            rank, (_, text, refused, ours) = min(failed.items(), key=lambda item: item[1][0])
+            raised = RankRaised(f"rank {rank} of {size}: {text}")
+            raised.ours = ours
+            raise Unsupported(text) if refused else raised
         if waiting:
             late = ", ".join(map(str, sorted(waiting.values())))
             raise RankLate(f"rank {late} of {size} did not answer within {limit:g} s")
@@ -512,11 +515,11 @@ def _serve(pipe: Connection, server: str, rank: int, size: int) -> None:
                     served = _named(server)(rank, size, path, START)
                 answer = (True, served.serve(*pickle.loads(received)))
             except Unsupported as error:
-                answer = (False, (time.time(), str(error), True))
+                answer = (False, (time.time(), str(error), True, True))
             except BaseException as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 text = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-                answer = (False, (time.time(), text, False))
+                answer = (False, (time.time(), text, False, is_own_on_rank(error)))
             pipe.send_bytes(pickle.dumps(answer))
 
 

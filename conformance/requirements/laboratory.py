@@ -33,6 +33,7 @@ import numpy as np
 from conformance.adapter.arguments import MaskArgument, Native, Spelling
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.features import Feature
+from conformance.adapter.raised import is_our_own
 from conformance.cases.case import assembled, rounded
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
@@ -48,7 +49,6 @@ from conformance.errors import (
 )
 from conformance.records.findings import Phrase
 from conformance.requirements.examination import check_answer
-from conformance.requirements.raised import is_our_own
 from conformance.text import text_of
 
 Declared = TypeVar("Declared", bound=Feature)

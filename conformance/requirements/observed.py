@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.adapter.arguments import Spelling
+from conformance.adapter.raised import is_our_own
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Answer
@@ -14,7 +15,6 @@ from conformance.records.numbers import LIMIT
 from conformance.requirements import probed
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.meaning import triangles
-from conformance.requirements.raised import is_our_own
 from conformance.requirements.requirement import requirement
 from conformance.words import say
 

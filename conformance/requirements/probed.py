@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.adapter.base import Adapter
+from conformance.adapter.raised import is_our_own
 from conformance.cases.case import FAMILIES, assembled, draw, rounded
 from conformance.definition.attention import heads_alone
 from conformance.definition.geometry import Geometry
@@ -24,7 +25,6 @@ from conformance.errors import Unsupported
 from conformance.records.findings import Entry, Finding, Phrase, Verdict
 from conformance.requirements import agreement
 from conformance.requirements.examination import Examination, Raised
-from conformance.requirements.raised import is_our_own
 from conformance.requirements.requirement import requirement
 from conformance.words import say
 

@@ -13,10 +13,12 @@ import sys
 import traceback
 from contextlib import suppress
 from types import FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from conformance.adapter.base import Adapter
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, RankRaised
+
+if TYPE_CHECKING:
+    from conformance.adapter.base import Adapter
 
 _ADAPTERS = "conformance.adapters."
 _SHAPING = {"reshape", "rearrange", "repeat", "swapaxes", "transpose", "broadcast_to", "stack"}
@@ -35,10 +37,27 @@ def is_our_own(error: BaseException, adapter: Adapter) -> bool:
 
     In an adapter of somebody else, whose file may hold the implementation itself, only an error
     that occurred while an array was being rearranged, as in `array.reshape(...)`, is the adapter's.
+
+    Of what one of several processes raised, that process has decided it: see `is_own_on_rank`.
     """
+    if isinstance(error, RankRaised):
+        return error.ours
+    return _is_own_in(error, {kind.__module__ for kind in type(adapter).__mro__})
+
+
+def is_own_on_rank(error: BaseException) -> bool:
+    """Return the same as `is_our_own` in a process that computes a part of a call.
+
+    The process has the adapter's function, but not the adapter; its module shows in the traceback.
+    """
+    walked = [_module(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = {name for name in walked if name.startswith(_ADAPTERS)}
+    return _is_own_in(error, {name for name in files if "." not in name.removeprefix(_ADAPTERS)})
+
+
+def _is_own_in(error: BaseException, modules: set[str]) -> bool:
     if isinstance(error, ConformanceError):
         return True
-    modules = {kind.__module__ for kind in type(adapter).__mro__}
     trace = error.__traceback__
     walked = [frame for frame, _ in traceback.walk_tb(trace)]
     frames = [*zip(traceback.extract_tb(trace), walked, strict=True)]
