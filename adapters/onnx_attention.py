@@ -221,7 +221,8 @@ class _Attention(Function):
         found = self.bridge.run(node, given)
         context, weights = found["Y"], found.get("qk_matmul_output")
         if mode.options.get("side by side"):
-            context = context.reshape(*context.shape[:2], query.shape[1], -1).swapaxes(1, 2)
+            heads, width = query.shape[1], context.shape[2]
+            context = context.reshape(*context.shape[:2], heads, width // heads).swapaxes(1, 2)
         return context, weights
 
     def check_inputs(self, given: Natives) -> None:
@@ -233,7 +234,8 @@ class _Attention(Function):
 
 def _side_by_side(heads: np.ndarray) -> np.ndarray:
     """Return `[batch heads length head]` rearranged to `[batch length (heads head)]`."""
-    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(heads.shape[0], heads.shape[2], -1)
+    batch, count, length, size = heads.shape
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(batch, length, count * size)
 
 
 _Instead = tuple[Natives, dict[str, Any], Any]
@@ -328,7 +330,7 @@ class OnnxRuntimeAttention(_Attention):
     # definition of the operator.
     dtypes = ("float64", "float32", "float16")
     fully_masked_row = "zeros"
-    modes = (*_MODES, *([_WINDOWS] if since("onnxruntime", "1.32") else []))
+    modes = (*_MODES, _WINDOWS)
     features = (*_Attention.features, *([_WINDOW] if since("onnxruntime", "1.32") else []))
     opsets: ClassVar = {23: "1.23", 24: "1.24", 25: "1.32"}
 

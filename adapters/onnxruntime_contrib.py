@@ -25,7 +25,8 @@ GroupQueryAttention is made for decoding. It is causal, aligned bottom-right, un
 with `causal=0` (since 1.30). Keys that come before the queries have to be in a cache, and with a
 cache, a batch of several sequences may have only one query each. The head size must be a multiple
 of 8, and values must have the same size. The adapter pads other heads with zeros and passes the
-scale of their original size, so that the result stays the same.
+scale of their original size, so that the result stays the same. A batch of 0 ends the process
+(SIGFPE, as seen in 1.32), and is not passed.
 """
 
 from __future__ import annotations
@@ -169,6 +170,8 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         heads = query.shape[1]
+        if 0 in (query.shape[0], query.shape[2]):
+            _needs("1.29", "no batch entry or query, which ends the process with SIGFPE before")
         biases = [options.pop(name).ravel() for name in _BIASES if name in options]
         given = {"num_heads": heads, **options, **masks}
         given |= {n: number for n, number in mode.options.items() if n == "mask_filter_value"}
@@ -275,6 +278,8 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         (batch, heads, queries, size), keys = query.shape, key.shape[2]
+        if not batch:
+            raise Unsupported("an empty batch ends the process with SIGFPE, as seen in 1.32")
         given = {"num_heads": heads, "kv_num_heads": key.shape[1], "scale": size**-0.5}
         given |= options | masks
         if "attention_bias" in masks:
@@ -346,14 +351,15 @@ def _filled(heads: np.ndarray, size: int) -> np.ndarray:
 
 def _merged(heads: np.ndarray) -> np.ndarray:
     """Return `[batch heads length head]` rearranged to `[batch length (heads head)]`."""
-    batch, _, length, _ = heads.shape
-    return heads.swapaxes(1, 2).reshape(batch, length, -1)
+    batch, count, length, size = heads.shape
+    return heads.swapaxes(1, 2).reshape(batch, length, count * size)
 
 
 def _split(merged: np.ndarray, heads: int) -> np.ndarray:
     """Return `[batch length (heads head)]` rearranged to `[batch heads length head]`."""
-    batch, length, _ = merged.shape
-    return np.ascontiguousarray(merged.reshape(batch, length, heads, -1).swapaxes(1, 2))
+    batch, length, width = merged.shape
+    split = merged.reshape(batch, length, heads, width // heads)
+    return np.ascontiguousarray(split.swapaxes(1, 2))
 
 
 ADAPTERS = {
