@@ -301,9 +301,10 @@ def filled(fill, **declared):
         (lambda plain: 0, "output bias only", "zeros"),
         (lambda plain: 1 / plain.shape[-1], "mean of the values", "uniform"),
         (lambda plain: plain, "as if unmasked", "as if unmasked"),
+        (lambda plain: 1 / 128, *["equal weights that sum to less than 1"] * 2),
         (lambda plain: np.eye(plain.shape[-1])[0], "something else", "something else"),
     ],
-    ids=["NaN", "zeros", "mean", "unmasked", "first key"],
+    ids=["NaN", "zeros", "mean", "unmasked", "padded tile", "first key"],
 )
 def test_a_fully_masked_row(fill, output, weights):
     found = values(filled(fill), "masked-rows")

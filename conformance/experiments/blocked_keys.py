@@ -31,6 +31,7 @@ from conformance.words import say
 ENTRY, QUERY = 0, 1
 NAN, ZEROS, UNIFORM = Phrase("row.nan"), Phrase("row.zeros"), Phrase("row.uniform")
 OUTPUT_BIAS, MEAN = Phrase("row.output-bias"), Phrase("row.mean-of-values")
+BELOW_ONE = Phrase("row.equal-below-one")
 FINITE = Phrase("gradients.finite")
 
 NEAR = 0.02
@@ -310,6 +311,9 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
         return ZEROS
     if np.allclose(weights, 1 / len(weights), rtol=0.01, atol=0):
         return UNIFORM
+    if np.allclose(weights, weights[0], rtol=0.01, atol=0) and 0 < weights.sum() < 1:
+        # For example, the last tile is filled up with keys that get as much.
+        return BELOW_ONE
     if plain is not None and np.allclose(weights, plain, rtol=0.01, atol=0):
         return Phrase("row.unmasked")
     return SOMETHING_ELSE

@@ -227,6 +227,7 @@ _RULES = (
         conforms=(
             "causal.blocks",
             *("row.nan", "row.zeros", "row.output-bias", "row.mean-of-values"),
+            "row.equal-below-one",
         ),
         deviates=("causal.lowers",),
     ),
@@ -296,7 +297,7 @@ ONE_FOR_ALL = ("masks", "masked-rows", "causal", "pairs", "leaks", "degenerate-s
 Entries on subjects for which `_is_judged` returns False may differ."""
 
 _FINITE = ("form.zero-large", "form.zero-least")
-_MAY_BE = ("row.mean-of-values", "row.unmasked")
+_MAY_BE = ("row.mean-of-values", "row.equal-below-one", "row.unmasked")
 
 Pairs = Iterator[tuple[Entry, Entry]]
 
