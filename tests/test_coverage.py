@@ -124,9 +124,12 @@ def test_each_level_has_counts_of_its_own(tmp_path):
     assert "default:float32:cpu:eval: plain 3 of 6" in str(tell(judge(known, less)))
 
 
-def test_implementations_that_were_not_asked_are_not_compared(tmp_path):
-    known = counted(tmp_path, Made("other"))
-    assert judge(known, Made().record()).holds
+def test_an_implementation_that_has_no_counts_beside_others_is_not_counted(tmp_path):
+    found = judge(counted(tmp_path, Made("other")), Made().record())
+    assert found.uncounted == ["mine"]
+    assert not found.holds
+    assert not found.worse
+    assert judge(counted(tmp_path, Made()), Made().record()).holds
 
 
 def test_a_count_of_another_device_is_not_asked(tmp_path):

@@ -17,7 +17,7 @@ from test_suite_plugin import conformance
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.records.record import encode_line, read
+from conformance.records.record import encode_line, read, save
 from conformance.reports.gate.baseline import read_baseline
 
 NARROW = ("--dtype", "float32", "--case", "mask/shared/self", "--case", "plain/no-mask/self")
@@ -160,11 +160,11 @@ def test_the_record_is_written_although_the_gate_is_red(tmp_path):
 
 
 def test_the_advice_after_a_record_runs_nothing_again(tmp_path, here):
-    options = ["--record", "r.json", "--baseline", "none/such.toml", *QUICK]
+    options = ["--record", "r.json", *QUICK]
     told = mha("gate", mini("Inverted"), *options, cwd=tmp_path, expect=ExitCode.DEVIATES).stdout
-    assert "\nnone/such.toml: no such file, nothing is known yet\n" in told
+    assert "\nconformance.toml: no such file, nothing is known yet\n" in told
     (advice,) = re.findall(r"^  mha-conformance (.*) --reason '...'$", told, re.MULTILINE)
-    assert advice == "baseline update --from-record r.narrowed.json --baseline none/such.toml"
+    assert advice == "baseline update --from-record r.narrowed.json --baseline conformance.toml"
     here(*advice.split(), "--reason", "x", expect=ExitCode.OK)
     here("gate", *advice.split()[2:], expect=ExitCode.OK)
 
@@ -271,7 +271,10 @@ def test_the_table_of_a_project_says_what_the_gate_asks(tmp_path):
     done = mha("gate", "--no-isolate", cwd=tmp_path, expect=ExitCode.DEVIATES)
     assert "gate: Inverted: changed for the worse" in done.stdout
     assert "known.toml: no such file" in done.stdout
-    made = read(tmp_path / "made.narrowed.json")
+    # What the table chooses is the whole.
+    made = read(tmp_path / "made.json")
+    assert made.header.provenance.selection == ""
+    assert made.header.provenance.chosen.startswith("--case ")
     assert {result.dtype for result in made.results} == {"float32"}
     assert {result.case for result in made.results} == {"mask/shared/self", "plain/no-mask/self"}
     # What is given is not taken from the table; the rest is.
@@ -279,6 +282,46 @@ def test_the_table_of_a_project_says_what_the_gate_asks(tmp_path):
     mha("gate", mini("Correct"), *options, cwd=tmp_path, expect=ExitCode.OK)
     (result,) = read(tmp_path / "other.narrowed.json").results
     assert result.id == "Correct:plain/no-mask/self:float32:cpu:default"
+
+
+def test_what_the_table_leaves_out_later_is_less_verified(tmp_path, here):
+    table = f'implementations = ["{mini("Correct")}"]\ncases = ["plain/no-mask/self"]\n'
+    table = f'[tool.mha-conformance]\n{table}level = "full"\nrecord = "r.json"\n'
+    dtypes = 'dtypes = ["float32", "float16"]\n'
+    (tmp_path / "pyproject.toml").write_text(table + dtypes, encoding="utf-8")
+    here("baseline", "update", "--no-isolate", expect=ExitCode.OK)
+    counts = read_baseline(tmp_path / "conformance.toml").verified
+    assert {place.split(":")[0] for place in counts["Correct"]} == {"float32", "float16"}
+    assert "all that pyproject.toml asks" in here("gate", "--no-isolate", expect=ExitCode.OK).out
+    (tmp_path / "pyproject.toml").write_text(table + 'dtypes = ["float32"]\n', encoding="utf-8")
+    told = here("gate", "--no-isolate", expect=ExitCode.DEVIATES).out
+    assert "less verified: Correct at float16:cpu" in told
+    # An option restricts a run, as before, and what it leaves out is not lost.
+    here("gate", "--no-isolate", "--dtype", "float32", expect=ExitCode.OK)
+
+
+def test_what_has_another_name_is_not_counted(records, tmp_path, here):
+    made = read(records["Correct"])
+    provenance = msgspec.structs.replace(made.header.provenance, selection="")
+    header = msgspec.structs.replace(made.header, provenance=provenance)
+    path = tmp_path / "made.json"
+    save(path, msgspec.structs.replace(made, header=header))
+    here("baseline", "update", "--from-record", path, expect=ExitCode.OK)
+    here("gate", "--from-record", path, expect=ExitCode.OK)
+    baseline = tmp_path / "conformance.toml"
+    text = baseline.read_text(encoding="utf-8")
+    assert "[verified.Correct]" in text
+    baseline.write_text(text.replace("verified.Correct", "verified.Renamed"), encoding="utf-8")
+    told = here("gate", "--from-record", path, expect=ExitCode.DEVIATES).out
+    assert "not counted: Correct: conformance.toml has numbers of others only" in told
+
+
+def test_a_baseline_that_is_misspelt_is_no_empty_one(records, here):
+    record = ("--from-record", records["Correct"])
+    (line,) = here(
+        "gate", *record, "--baseline", "known.tmol", expect=ExitCode.USAGE
+    ).err.splitlines()
+    assert "known.tmol: no such file" in line
 
 
 def test_a_run_without_names_takes_the_table_and_one_with_a_name_nothing(tmp_path):
@@ -302,6 +345,7 @@ def test_a_record_is_judged_whatever_the_table_names(records, tmp_path, here):
     here("baseline", "update", *record, "--reason", "so", expect=ExitCode.OK)
     assert read_baseline(tmp_path / "known.toml").entries
     here("gate", *record, expect=ExitCode.OK)
+    (tmp_path / "none.toml").touch()
     here("gate", *record, "--baseline", "none.toml", expect=ExitCode.DEVIATES)
 
 

@@ -89,6 +89,13 @@ def _gate(options: argparse.Namespace) -> int:
     from conformance.reports.gate.judging import judge
     from conformance.text import relative
 
+    named = options.baseline
+    # A new project has no file yet, and documents name the default one.
+    if named is not None and named.name != BASELINE and not named.exists():
+        raise ConformanceError(
+            f"{options.baseline}: no such file; baseline update --baseline FILE writes one, and "
+            "without --baseline nothing is known to deviate"
+        )
     baseline = _completed(options)
     if options.format == "json":
         return _gate_for_programs(options, baseline)

@@ -110,7 +110,20 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def fill_in(options: argparse.Namespace, settings: Settings) -> None:
-    """Take from `settings` the implementations and options that the command line does not give."""
+    """Take from `settings` the implementations and options that the command line does not give.
+
+    Set `options.chosen` to the names of those options with which `settings` chooses cases, dtypes
+    or modes. These are all that the project asks, so that a run of them is not a part of a run.
+    """
+    options.chosen = [
+        name
+        for name, value in (
+            ("case", settings.cases),
+            ("dtype", settings.dtypes),
+            ("mode", settings.modes),
+        )
+        if value and not getattr(options, name)
+    ]
     options.implementation = options.implementation or settings.implementations
     options.case = options.case or settings.cases
     options.dtype = options.dtype or settings.dtypes
@@ -221,6 +234,8 @@ def examine(
     arguments += [*(f"-pno:{plugin}" for plugin in (*SLOW, UNUSED)), *_for_pytest(options)]
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []
+    chosen = getattr(options, "chosen", ())
+    arguments += ["--conformance-chosen", " ".join(chosen)] if chosen else []
     arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
     if not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}:
         shown: Shown = "nothing" if options.quiet else "bar" if shows_progress() else "lines"

@@ -269,6 +269,8 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     command: str
     selection: str = ""
     """The options that restricted the run, or ""."""
+    chosen: str = ""
+    """The options by which the project's settings choose what every run asks, or ""."""
     level: str = "full"
     """The level of the run: with "full", every case was asked in every dtype and mode."""
     machine: str = ""

@@ -312,6 +312,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Re
         return None
     header, then = previous.header, previous.header.provenance
     whole = previous.complete and not then.selection and not header.deselected
+    whole = whole and not then.chosen
     if not whole or device != "cpu" or then.device != device or then.level not in (level, "full"):
         return None
     if [one.spec for one in header.implementations] != list(specs):
@@ -453,6 +454,11 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
     def several(key: str) -> str:
         return "; ".join(dict.fromkeys(filter(None, (getattr(each, key) for each in made))))
 
+    asks = {each.chosen for each in made}
+    # What the settings of some parts leave out restricts these, if it is not the same for all.
+    left = [each.selection for each in made]
+    if len(asks) > 1:
+        left = [f"{each.chosen} {each.selection}".strip() for each in made]
     packages = {name: version for each in made for name, version in each.packages.items()}
     ids = [case.id for case in every_case()]
     cases = {name: case for header in headers for name, case in header.cases.items()}
@@ -470,7 +476,8 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
             created=max(each.created for each in made),
             packages=dict(sorted(packages.items())),
             command=shlex.join(["mha-conformance", *sys.argv[1:]]),
-            selection=joined_selection([each.selection for each in made]),
+            selection=joined_selection(left),
+            chosen=asks.pop() if len(asks) == 1 else "",
             level=next((each.level for each in made if each.level != "full"), "full"),
             platform=several("platform"),
             machine=several("machine"),

@@ -72,6 +72,12 @@ def _add_options(parser: pytest.Parser) -> None:
         help="pass if exactly the deviations in this file are found",
     )
     group.addoption(
+        "--conformance-chosen",
+        default="",
+        metavar="OPTIONS",
+        help="those of case, dtype and mode that restrict no run, because the project asks no more",
+    )
+    group.addoption(
         "--conformance-verbose",
         action="store_true",
         help="print all deviations that the gate found, not the first of each kind",

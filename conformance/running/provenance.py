@@ -107,6 +107,7 @@ def header_of(
     selection: str,
     *,
     command: str,
+    chosen: str = "",
     level: str = "full",
     name: str = "",
     folder: Path | None = None,
@@ -118,6 +119,7 @@ def header_of(
         rows: the rows to examine.
         device: "cpu" or "gpu".
         selection: the options that restrict the run, or "".
+        chosen: the options by which the project chooses what is asked, or "".
         level: the level of the run.
         command: the command line.
         name: the name of the record.
@@ -143,6 +145,7 @@ def header_of(
         packages=dict(sorted(packages.items())),
         command=command,
         selection=selection,
+        chosen=chosen,
         level=level,
         driver=driver() if device == "gpu" else "",
         **setting(),

@@ -6,6 +6,7 @@ the only process that writes the record.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import shlex
@@ -146,8 +147,13 @@ class Run:
         files = {case.id: case for case in map(load_case, map(Path, option("--case-file")))}
         cases, dtypes, modes, level = map(option, ("--case", "--dtype", "--mode", "--level"))
         keyword = [option("keyword", "")] if option("keyword", "") else []
-        level = level_of(level, cases, dtypes, modes, keyword)
+        chosen = option("--conformance-chosen").split()
+        keys = {"case": cases, "dtype": dtypes, "mode": modes}
+        rest = {f"{name}s": [] if name in chosen else value for name, value in keys.items()}
+        level = level_of(level, *rest.values(), keyword)
         self.selection = Selection(cases, dtypes, modes, level, files)
+        self._restriction = str(dataclasses.replace(self.selection, **rest))
+        self._chosen = str(Selection(**{f"{name}s": keys[name] for name in chosen}))
         self.supervisors: dict[str, Supervisor] = {}
         self._told: set[str] = set()
         if self._given is not None:
@@ -204,7 +210,7 @@ class Run:
     @cached_property
     def narrowing(self) -> str:
         """The options that restrict or extend the run, as text, or "" if there are none."""
-        words = [str(self.selection)] if str(self.selection) else []
+        words = [self._restriction] if self._restriction else []
         words += [f"--shard {self.shard[0]}/{self.shard[1]}"] if self.shard[1] > 1 else []
         keyword = self.config.getoption("keyword", "")
         words += [f"-k {keyword!r}"] if keyword else []
@@ -367,6 +373,7 @@ class Run:
             self.planned,
             self.device,
             self.narrowing,
+            chosen=self._chosen,
             level=self.selection.level,
             command=_command(),
             name=self._given.stem if self._given is not None else "",

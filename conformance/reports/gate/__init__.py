@@ -282,11 +282,14 @@ class _Log:
             f"{plural(stale, 'entry', 'entries')} to edit" if stale else "",
             f"{lost} not verified" if lost else "",
             "less verified than before" if judgement.less else "",
+            "not counted" if judgement.uncounted else "",
             plural(len(judgement.changed), "changed convention") if judgement.changed else "",
         ]
         selection = header.provenance.selection
         narrowed = f"narrowed by {selection}" if selection else ""
-        about = "; ".join(filter(None, [", ".join(filter(None, parts)), items, narrowed]))
+        chosen = header.provenance.chosen
+        chosen = f"all that pyproject.toml asks: {chosen}" if chosen else ""
+        about = "; ".join(filter(None, [", ".join(filter(None, parts)), items, chosen, narrowed]))
         word = {ExitCode.OK: "holds", ExitCode.INCOMPLETE: "is incomplete"}.get(
             code, "changed for the worse" if judgement.worse else "the baseline is out of date"
         )
@@ -344,6 +347,13 @@ class _Log:
     def _less(self) -> None:
         """Print where less was verified than the baseline requires."""
         places = by_key(self.judgement.less, lambda loss: (loss.implementation, loss.place))
+        if uncounted := self.judgement.uncounted:
+            path = self.judgement.baseline.path
+            self._line("")
+            self._line(
+                f"not counted: {', '.join(uncounted)}: {path} has numbers of others only", BAD
+            )
+            self._line("  baseline update writes what is verified; or was it renamed?", DIM)
         if not places:
             return
         self._line("")

@@ -179,6 +179,17 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
     return found
 
 
+def implementations_counted(expected: Counts, record: Record) -> set[str]:
+    """Return the implementations that have counts for the level and the device of a record."""
+    device, level = record.header.provenance.device, _level(record)
+    return {
+        name
+        for name, places in expected.items()
+        for *levels, _, on, _ in (place.split(":") for place in places)
+        if on == device and "".join(levels) == level
+    }
+
+
 def _level(record: Record) -> str:
     level = record.header.provenance.level
     return level if level != "full" else ""

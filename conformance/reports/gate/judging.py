@@ -28,8 +28,10 @@ from conformance.reports.gate.coverage import (
     Change,
     Loss,
     changes,
+    implementations_counted,
     is_narrowed,
     is_open,
+    is_whole,
     losses,
 )
 from conformance.reports.tables import Located, by_key, finding_counts, located
@@ -106,6 +108,17 @@ class Judgement:
         return [name for name in names if not verified(finding_counts(results.get(name, ())))]
 
     @property
+    def uncounted(self) -> list[str]:
+        """The implementations of a whole run for which only the baseline's numbers are missing.
+
+        The baseline has counts for this level and device, but none for them: they may have been
+        renamed, and all that was verified of them before would be lost unnoticed.
+        """
+        names = [one.name for one in self.record.header.implementations]
+        counted = implementations_counted(self.baseline.verified, self.record)
+        return [name for name in names if counted and is_whole(self.record) and name not in counted]
+
+    @property
     def to_edit(self) -> tuple[tuple[str, Entry], ...]:
         """The reasons why entries need to be edited, each with the entry.
 
@@ -148,7 +161,7 @@ class Judgement:
         unverified = self.unverified
         if every <= {*unverified}:
             return ExitCode.NOTHING_VERIFIED
-        if self.worse or self.to_edit:
+        if self.worse or self.to_edit or self.uncounted:
             return ExitCode.DEVIATES
         if unverified and self.answered:
             return ExitCode.NOTHING_VERIFIED
