@@ -163,7 +163,8 @@ def test_a_gate_as_json_says_what_is_new_and_what_is_outdated(capsys, tmp_path):
     assert found["new"][0]["cause"] == "equals the answer with the mask inverted"
     assert [own["why"] for own in found["outdated"]] == ["fixed"]
     arguments[1] = mini("Correct")
-    found = printed(capsys, *arguments, tmp_path / "none.toml")
+    baseline.write_text("")
+    found = printed(capsys, *arguments, baseline)
     assert (found["holds"], found["new"], found["outdated"]) == (True, [], [])
 
 

@@ -157,9 +157,9 @@ def _native(given: Mapping[str, Numbers], layer: Layer, number: int) -> Mapping[
     if len(whole) > 1:
         places = ", ".join(whole[:3])
         raise BadArrays(f"there are weights of {len(whole)} layers ({places}, ...); pass one's")
-    if not whole:
-        return given
-    return {name.removeprefix(whole[0]): it for name, it in given.items() if whole[0] in name}
+    # A layer may lack some of its parameters, such as biases.
+    (before,) = whole or (inside if len(inside) == 1 else [""])
+    return {name.removeprefix(before): it for name, it in given.items() if before in name}
 
 
 def _read(
