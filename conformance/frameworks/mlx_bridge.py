@@ -51,6 +51,8 @@ class Mlx(Framework):
         self._programs: dict[Hashable, Callable[..., dict[str, Any]]] = {}
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
+        # From 0.32 on, MLX refuses negative strides.
+        values = np.asarray(values, order="C")
         if values.dtype != np.float64:
             return mx.array(values)
         with mx.stream(mx.cpu):
