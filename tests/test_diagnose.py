@@ -849,6 +849,22 @@ def test_a_few_rows_of_a_long_output_are_found():
         diagnose(q, k, v, output, layout="batch heads length head", weights=weights)
 
 
+@pytest.mark.usefixtures("short_is_long")
+def test_rows_with_the_largest_errors_tell_similar_mistakes_apart():
+    """Where noise hides most of the others: every fifth key was told as the last of each four."""
+    q, k, v = drawn(queries=40)
+    arrays = {"query": q, "key": k, "value": v, "output": attention(q, k, v)}
+    given = Given(**arrays, layout="batch heads length head")
+    (reading, *_) = readings(given)
+    sizes = np.full(reading.problem.shape.logits[:3], 9.0)
+    sizes[0, 1, 20:24] = 50.0
+    sizes[..., 30:] = 1.0
+    rows = tiles.chosen(reading, sizes)
+    assert {20, 21, 22} <= {*rows.tolist()}
+    assert (rows >= 30).any()
+    assert ((rows < 20) | (rows > 23)).sum() >= len(rows) / 2
+
+
 @pytest.mark.parametrize("name", sorted(HONEST))
 def test_keys_that_no_query_of_a_tile_sees_are_left_out(name):
     given = Given(**{"layout": "batch heads length head", **HONEST[name]})

@@ -404,10 +404,10 @@ class Judged:
         self.chosen: Chosen | None = None
         if tiles.is_long(reading):
             self.whole = reading
-            wrong = None
+            sizes = None
             if screen:
-                wrong = screen.wrong if screen.count else _of_queries(screen)
-            self.chosen = tiles.chosen(reading, wrong), reading.problem.shape.query_length
+                sizes = screen.sizes if screen.count else _of_queries(screen)
+            self.chosen = tiles.chosen(reading, sizes), reading.problem.shape.query_length
             reading = tiles.thinned(reading, self.chosen[0])
             if screen:
                 self.screen = screen
@@ -1065,10 +1065,10 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
     )
 
 
-def _of_queries(screen: tiles.Screen) -> BoolArray | None:
-    """Return which queries have a wrong log-sum-exp or gradient; None if none has."""
-    every = [it.wrong for n, it in screen.others.items() if n in (LSE, "gradient.query")]
-    return next((wrong for wrong in every if wrong.any()), None)
+def _of_queries(screen: tiles.Screen) -> Array | None:
+    """Return the largest errors of rows whose log-sum-exp or gradient is wrong; None if none is."""
+    every = [it for n, it in screen.others.items() if n in (LSE, "gradient.query")]
+    return next((it.sizes for it in every if it.wrong.any()), None)
 
 
 def _of_screen(screen: tiles.Screen, array: str, size: int) -> Difference:

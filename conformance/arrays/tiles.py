@@ -48,7 +48,7 @@ class Screen:
     """What is seen of a long output.
 
     Attributes:
-        wrong: which rows have elements that deviate, `[batch heads query]`.
+        sizes: the largest |error| in σ of each row, `[batch heads query]`.
         largest: the largest |error| in σ, and its element in `worst`.
         squares: the sum of the squares of error / σ.
         count: the number of elements that deviate.
@@ -57,7 +57,7 @@ class Screen:
         others: the same of the log-sum-exp and of gradients, by name, without maps.
     """
 
-    wrong: BoolArray
+    sizes: Array
     largest: float = 0.0
     worst: Worst | None = None
     squares: float = 0.0
@@ -65,6 +65,11 @@ class Screen:
     fits: bool = True
     cells: dict[tuple[int, int], Array] = field(default_factory=dict)
     others: dict[str, Screen] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> BoolArray:
+        """Which rows have elements that deviate, `[batch heads query]`."""
+        return self.sizes > LIMIT
 
     def add(self, judged: Tile, entry: int, heads: slice, rows: IntArray) -> Array:
         """Add a tile of these heads and rows; return its |error| / σ, `[heads query ...]`."""
@@ -79,8 +84,8 @@ class Screen:
         self.squares += float(finite @ finite)
         self.fits = self.fits and judged.fits
         self.count += int((size > LIMIT).sum())
-        wrong = (size > LIMIT).reshape(*size.shape[:2], -1).any(axis=-1)
-        self.wrong[entry, heads, rows[0] : rows[-1] + 1] = wrong
+        of_rows = size.reshape(*size.shape[:2], -1).max(axis=-1)
+        self.sizes[entry, heads, rows[0] : rows[-1] + 1] = of_rows
         return size
 
 
@@ -103,10 +108,10 @@ def screened(reading: Reading, accuracy: str) -> Screen:
     """
     problem, output = reading.problem, reading.answer.output
     shape = problem.shape
-    found = Screen(np.zeros(shape.logits[:3], np.bool_))
+    found = Screen(np.zeros(shape.logits[:3], np.float32))
     sums = reading.log_sum_exp
     if sums is not None:
-        found.others[LSE] = Screen(np.zeros(shape.logits[:3], np.bool_))
+        found.others[LSE] = Screen(np.zeros(shape.logits[:3], np.float32))
     if reading.answer.gradients:
         found.others |= _of_gradients(reading, accuracy)
     step = max(1, MOST_OF_TILE // (shape.group * shape.key_length))
@@ -169,7 +174,7 @@ def _of_gradients(reading: Reading, accuracy: str) -> dict[str, Screen]:
     lengths = {"query": shape.query_length, "key": shape.key_length, "value": shape.key_length}
     names = reading.answer.gradients.keys()
     found = {
-        f"gradient.{name}": Screen(np.zeros((shape.batch, counts[name], lengths[name]), np.bool_))
+        f"gradient.{name}": Screen(np.zeros((shape.batch, counts[name], lengths[name]), np.float32))
         for name in names
     }
     classes = classes_of(problem.format, accuracy)
@@ -265,8 +270,15 @@ def compared_lse(
     return Evidence(got, want, sigma, underflow), compare(LSE, got, want, sigma, underflow)
 
 
-def chosen(reading: Reading, wrong: BoolArray | None = None) -> IntArray:
-    """Return the rows on which mistakes are tried: mostly wrong ones, if it is known which are."""
+def chosen(reading: Reading, sizes: Array | None = None) -> IntArray:
+    """Return the rows on which mistakes are tried: mostly wrong ones, if it is known which are.
+
+    Half of the wrong ones are those with the largest errors in σ, because only these tell similar
+    mistakes apart where noise hides most of the others, as it does in long rows.
+
+    Args:
+        sizes: the largest |error| in σ of each row, `[batch heads query]`; None if unknown.
+    """
     shape = reading.problem.shape
     of_part = MOST_ELEMENTS // (shape.group * shape.key_length)
     of_all = MOST_TRIED // (shape.batch * shape.heads * shape.key_length)
@@ -276,11 +288,16 @@ def chosen(reading: Reading, wrong: BoolArray | None = None) -> IntArray:
         return of[np.unique(np.linspace(0, len(of) - 1, min(number, len(of))).astype(np.int64))]
 
     every = np.arange(shape.query_length)
-    if wrong is None:
+    if sizes is None:
         return spread(every, count)
-    rows = wrong.any(axis=(0, 1))
-    bad, good = spread(every[rows], count - count // 4), spread(every[~rows], count // 4)
-    return np.sort(np.concatenate([bad, good]))
+    largest = sizes.max(axis=(0, 1))
+    rows = largest > LIMIT
+    good = spread(every[~rows], count // 4)
+    left = count - count // 4
+    by_size = every[rows][np.argsort(-largest[rows], kind="stable")]
+    telling = by_size[: left // 2]
+    others = np.setdiff1d(every[rows], telling)
+    return np.sort(np.concatenate([telling, spread(others, left - len(telling)), good]))
 
 
 def thinned(reading: Reading, rows: IntArray) -> Reading:
