@@ -109,7 +109,7 @@ def test_a_cause_is_told_where_it_is_that_of_half_of_the_findings(times, told):
 
 def test_every_deviation_is_sorted(published):
     unsorted = {
-        key: [item.detail for item in known if item.kind == UNSORTED]
+        key: [item.most_frequent("case") for item in known if item.kind == UNSORTED]
         for own in filter(None, (published, published.gpu))
         for one in (own.known, own.beside, own.sizes)
         for key, known in one.items()
