@@ -236,6 +236,7 @@ def test_an_end_costs_one_question(supervisor, name, value, told):
 def test_time_in_which_a_process_waits_for_a_processor_does_not_count(supervisor, monkeypatch):
     monkeypatch.setattr(isolation, "_activity", lambda *_, **__: (0.0, False))
     seen = card(supervisor("Hesitates").inquire(inquiry(faulty.Hesitates())))
+    assert seen[SHORT] != "does not end"
     assert "does not end" not in seen.values()
 
 

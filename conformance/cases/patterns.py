@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Drawn
-from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.geometry import Pair
 from conformance.definition.problem import Causal, Norm, Pairs, Positions, Rotary, Segments, Shape
 
@@ -698,9 +698,7 @@ def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.G
     versa.
     """
     tokens = max(shape.query_length, shape.key_length)
-    at = 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1)
-    query, key = at[:, tokens - shape.query_length :], at[:, tokens - shape.key_length :]
-    return {"positions": Positions(query=query, key=key)}
+    return _positions(shape, 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1))
 
 
 def positions_permuted(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
@@ -710,8 +708,12 @@ def positions_permuted(shape: Shape, causal: Causal | None, random: np.random.Ge
     the positions of the last keys in the arrays, and vice versa.
     """
     tokens = max(shape.query_length, shape.key_length)
-    at = np.stack([random.permutation(tokens) for _ in range(shape.batch)])
-    query, key = at[:, tokens - shape.query_length :], at[:, tokens - shape.key_length :]
+    return _positions(shape, np.stack([random.permutation(tokens) for _ in range(shape.batch)]))
+
+
+def _positions(shape: Shape, at: IntArray) -> Fields:
+    """Return the last of the positions `at` `[batch token]` for the queries, and for the keys."""
+    query, key = (at[:, at.shape[1] - n :] for n in (shape.query_length, shape.key_length))
     return {"positions": Positions(query=query, key=key)}
 
 

@@ -46,11 +46,8 @@ def add_parser(commands: Commands) -> None:
     ):
         text = f"{whose}: a built-in name, a title, or path/to/file.py:NAME"
         needed = dest == "target"
-        text += (
-            ""
-            if needed
-            else ", or the model_type of a trained model; left out, it is that in config.json"
-        )
+        if not needed:
+            text += ", or the model_type of a trained model; left out, it is that in config.json"
         convert.add_argument(
             option, dest=dest, required=needed, default="", metavar="NAME", help=text
         )

@@ -90,13 +90,13 @@ def _gate(options: argparse.Namespace) -> int:
     from conformance.text import relative
 
     named = options.baseline
-    # A new project has no file yet, and documents name the default one.
-    if named is not None and named.name != BASELINE and not _is_there(named):
-        raise ConformanceError(
-            f"{options.baseline}: no such file; baseline update --baseline FILE writes one, and "
-            "without --baseline nothing is known to deviate"
-        )
     baseline = _completed(options)
+    # A new project has no file yet, and documents name the default one.
+    if named is not None and named.name != BASELINE and not baseline.there:
+        raise ConformanceError(
+            f"{named}: no such file; baseline update --baseline FILE writes one, and without "
+            "--baseline nothing is known to deviate"
+        )
     if options.format == "json":
         return _gate_for_programs(options, baseline)
     if options.from_record is None:
@@ -112,17 +112,6 @@ def _gate(options: argparse.Namespace) -> int:
         return examine(options, *more, survey=True, baseline=options.baseline)
     record = _given(options)
     return gate(judge(baseline, record), _judged(options), verbose=options.verbose)
-
-
-def _is_there(path: Path) -> bool:
-    """Return False if there is no such file; other errors are told by who reads it."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:

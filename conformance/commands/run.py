@@ -115,19 +115,11 @@ def fill_in(options: argparse.Namespace, settings: Settings) -> None:
     Set `options.chosen` to the names of those options with which `settings` chooses cases, dtypes
     or modes. These are all that the project asks, so that a run of them is not a part of a run.
     """
-    options.chosen = [
-        name
-        for name, value in (
-            ("case", settings.cases),
-            ("dtype", settings.dtypes),
-            ("mode", settings.modes),
-        )
-        if value and not getattr(options, name)
-    ]
+    keys = {"case": settings.cases, "dtype": settings.dtypes, "mode": settings.modes}
+    options.chosen = [name for name, value in keys.items() if value and not getattr(options, name)]
+    for name in options.chosen:
+        setattr(options, name, keys[name])
     options.implementation = options.implementation or settings.implementations
-    options.case = options.case or settings.cases
-    options.dtype = options.dtype or settings.dtypes
-    options.mode = options.mode or settings.modes
     options.level = options.level or settings.level
     options.device = options.device or settings.device
     if settings.record is not None:

@@ -311,8 +311,8 @@ def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Re
     except BrokenRecord:
         return None
     header, then = previous.header, previous.header.provenance
-    whole = previous.complete and not then.selection and not header.deselected
-    whole = whole and not then.chosen
+    left_out = then.selection or then.chosen or header.deselected
+    whole = previous.complete and not left_out
     if not whole or device != "cpu" or then.device != device or then.level not in (level, "full"):
         return None
     if [one.spec for one in header.implementations] != list(specs):

@@ -114,9 +114,11 @@ class Judgement:
         The baseline has counts for this level and device, but none for them: they may have been
         renamed, and all that was verified of them before would be lost unnoticed.
         """
-        names = [one.name for one in self.record.header.implementations]
         counted = implementations_counted(self.baseline.verified, self.record)
-        return [name for name in names if counted and is_whole(self.record) and name not in counted]
+        if not counted or not is_whole(self.record):
+            return []
+        names = [one.name for one in self.record.header.implementations]
+        return [name for name in names if name not in counted]
 
     @property
     def to_edit(self) -> tuple[tuple[str, Entry], ...]:
