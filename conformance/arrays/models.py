@@ -222,8 +222,7 @@ def _of_layer(seen: Seen, arguments: Mapping[str, Any]) -> None:
     """Remember what `torch.nn.MultiheadAttention` was called with, with the batch first."""
     module = seen.module
 
-    def batched(name: str, array: Any) -> Numbers:
-        numbers = _padded(f"{seen.name}.{name}", array)
+    def batched(numbers: Numbers) -> Numbers:
         values = numbers.values
         if values.ndim == 3 and not module.batch_first:
             values = values.swapaxes(0, 1)
@@ -231,14 +230,11 @@ def _of_layer(seen: Seen, arguments: Mapping[str, Any]) -> None:
 
     inputs = {name: arguments[name] for name in ("query", "key", "value")}
     same = inputs["query"] is inputs["key"] is inputs["value"]
-    seen.arrays = {name: batched(name, it) for name, it in inputs.items()}
+    seen.arrays = {name: batched(_padded(f"{seen.name}.{name}", it)) for name, it in inputs.items()}
     if same:
         seen.arrays |= dict.fromkeys(("key", "value"), seen.arrays["query"])
     assert seen.returned is not None
-    returned = seen.returned.values
-    if returned.ndim == 3 and not module.batch_first:
-        returned = returned.swapaxes(0, 1)
-    seen.returned = Numbers(returned if returned.ndim == 3 else returned[None], seen.returned.dtype)
+    seen.returned = batched(seen.returned)
     if inputs["query"].is_nested:
         lengths = [len(it) for it in inputs["query"].unbind()]
         seen.masks |= {"query_lengths": lengths, "key_lengths": lengths}
