@@ -700,6 +700,26 @@ def test_a_record_that_is_added_replaces_what_it_measured_again(tmp_path, monkey
     assert read_record(file).results == again.results
 
 
+def test_other_versions_are_added_to_those_that_are_kept(tmp_path, monkeypatch):
+    """The dots of a version are no end of a name."""
+    monkeypatch.chdir(tmp_path)
+    old, older = (of(result(good(), name="ours"), name=f"env-v0.{n}") for n in (8, 7))
+    assert publish(tmp_path, of(result(good(), name="ours")), versions=[old, older]) == ExitCode.OK
+    kept = Path("published/versions/env-v0.7.json.gz").read_bytes()
+    again = of(result(bad(), name="ours"), name="env-v0.8")
+    Path("env-v0.8.json").write_bytes(msgspec.json.encode(again))
+    assert main(["publish", "--versions", "env-v0.8.json", *ADD]) == ExitCode.OK
+    assert Path("published/versions/env-v0.7.json.gz").read_bytes() == kept
+    assert read_record(Path("published/versions/env-v0.8.json.gz")).results == again.results
+
+
+def test_versions_without_records_are_not_ignored(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    assert main([*RENDERED, "--versions", "versions"]) == ExitCode.USAGE
+    assert "use --add" in capsys.readouterr().err
+
+
 def test_a_record_of_another_catalogue_is_not_added(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK

@@ -11,6 +11,7 @@ import datetime
 import gzip
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +74,7 @@ class Wanted:
         records: record files or folders; if empty, the records stored in `output` are rendered
             again.
         versions: record files or folders of the same implementations with other versions of their
-            libraries; they replace all stored ones if `records` are given without `add`.
+            libraries; they replace all stored ones, with `add` only those of the same names.
         large: record files or folders of level "large"; if empty, those in `output` are kept.
         gpu: folders of records that were made on a GPU, those of level "large" and of long
             sequences in folders `LARGE` and `LONG` inside; if empty, those in `output` are kept.
@@ -109,8 +110,12 @@ def publish(wanted: Wanted) -> int:
             no record is stored, or if a record to add does not fit those that are stored.
     """
     with progress("reading records") as advance:
-        if wanted.records:
-            (_add if wanted.add else _keep_all)(wanted)
+        if wanted.add:
+            _add(wanted)
+        elif wanted.records:
+            _keep_all(wanted)
+        elif wanted.versions:
+            raise ConformanceError("--versions without records replaces nothing; use --add")
         if wanted.large:
             folder = wanted.output / LARGE
             keep(_beside(_narrowed(wanted.large), folder, add=wanted.add), folder)
@@ -161,7 +166,11 @@ def _keep_all(wanted: Wanted) -> None:
 
 
 def _add(wanted: Wanted) -> None:
-    new = find_records(wanted.records)
+    if wanted.versions:
+        folder = wanted.output / VERSIONS
+        keep(_beside(find_records(wanted.versions), folder, add=True), folder)
+    if not (new := find_records(wanted.records)):
+        return
     loaded = load([*find_records([wanted.output / RECORDS]), *new])
     if loaded.problems:
         raise ConformanceError("; ".join(loaded.problems))
@@ -198,8 +207,8 @@ def _beside(new: Sequence[Path], folder: Path, *, add: bool, device: str = "") -
     Raises:
         ConformanceError: if a record cannot be read, or was made on another device than `device`.
     """
-    names = {path.name.partition(".")[0] for path in new}
-    old = [path for path in folder.glob("*.json.gz") if path.name.partition(".")[0] not in names]
+    names = {_name(path) for path in new}
+    old = [path for path in folder.glob("*.json.gz") if _name(path) not in names]
     loaded, problems = load_versions([*new, *(old if add else [])])
     if problems:
         raise ConformanceError("; ".join(problems))
@@ -207,6 +216,11 @@ def _beside(new: Sequence[Path], folder: Path, *, add: bool, device: str = "") -
         _check_device(path, record.header.provenance.device, device)
     # Of a run that was begun again, the record that is whole replaces the one that is not.
     return sorted(loaded, key=lambda item: item[1].complete)
+
+
+def _name(path: Path) -> str:
+    """Return the name of a record's file without what says its form; versions have dots too."""
+    return re.sub(r"(\.narrowed)?\.json(\.gz|\.journal)?$", "", path.name)
 
 
 def _keep_gpu(wanted: Wanted) -> None:
