@@ -52,7 +52,7 @@ HEIGHT = {
 READS = {
     "reports": {"reports", "records", "words", "text", "errors"},
     "records": {"records", "text", "errors"},
-    "definition": {"definition", "records", "errors"},
+    "definition": {"definition", "records", "text", "errors"},
     "experiments": set(HEIGHT) - {"frameworks"},
     "requirements": set(HEIGHT) - {"frameworks"},
     "explore": set(HEIGHT) - {"reports"},

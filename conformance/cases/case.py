@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -22,11 +22,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from conformance.definition import features
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.definition.geometry import Fixed, Grid, Pair, apart, joined
 from conformance.definition.problem import (
     ARRAY_NAMES,
-    NO_WINDOW,
     Causal,
     Problem,
     Shape,
@@ -275,12 +275,12 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
 def rounded(problem: Problem, dtype: str) -> Problem:
     """Return the problem in a dtype, with its floating-point arrays rounded to this dtype.
 
-    These are inputs, weights, cotangent, bias, sinks, slopes and the gains of the norm.
+    These are inputs, weights, cotangent, bias and the arrays of features.
     """
     to_dtype = dtype_of(dtype).round
     query = to_dtype(problem.query)
     key = query if problem.shape.sharing == "self" else to_dtype(problem.key)
-    bias, norm = problem.attn_bias, problem.norm
+    bias = problem.attn_bias
     return problem.replace(
         dtype=dtype,
         weights=Weights(**{n: to_dtype(array) for n, array in problem.weights.named().items()}),
@@ -289,9 +289,7 @@ def rounded(problem: Problem, dtype: str) -> Problem:
         value=to_dtype(problem.value) if problem.shape.sharing == "separate" else key,
         cotangent=to_dtype(problem.cotangent),
         attn_bias=None if bias is None else to_dtype(bias),
-        sinks=None if problem.sinks is None else to_dtype(problem.sinks),
-        slopes=None if problem.slopes is None else to_dtype(problem.slopes),
-        norm=norm and dataclasses.replace(norm, query=to_dtype(norm.query), key=to_dtype(norm.key)),
+        **features.rounded(problem, to_dtype),
     )
 
 
@@ -510,43 +508,13 @@ def facts(problem: Problem) -> list[str]:
         every.append(f"additive bias of shape {_size(problem.attn_bias.shape)}")
     if problem.scale is not None:
         every.append(f"scale {problem.scale:g}")
-    return every + list(_features(problem))
+    return every + [fact for entry in problem.entries for fact in entry.facts(problem)]
 
 
 def _biases(shape: Shape) -> str:
     if isinstance(shape.bias, tuple):
         return f"with biases of {' and '.join(shape.bias)} only"
     return "with biases" if shape.bias else "without biases"
-
-
-def _features(problem: Problem) -> Iterator[str]:
-    """Yield a short text on each feature of a problem."""
-    if problem.norm is not None:
-        yield f"RMS norm of query and key heads, epsilon {problem.norm.epsilon:g}"
-    if problem.rotary is not None:
-        rotary = problem.rotary
-        yield f"rotary positions, {rotary.size} components, {rotary.pairs}, base {rotary.base:g}"
-    if problem.soft_cap is not None:
-        yield f"soft cap {problem.soft_cap:g}"
-    if problem.slopes is not None:
-        yield f"ALiBi slopes {_numbers(problem.slopes)}"
-    if problem.window != NO_WINDOW:
-        sides = zip(problem.window, ("before", "after"), strict=True)
-        yield "window of " + ", ".join(f"{n} {side}" for n, side in sides if n is not None)
-    if problem.query_lengths is not None:
-        yield f"lengths of queries {_numbers(problem.query_lengths)}"
-    if problem.key_lengths is not None:
-        yield f"lengths of keys {_numbers(problem.key_lengths)}"
-    if problem.segments is not None:
-        yield f"packed, {plural(len(np.unique(problem.segments.query)), 'segment')}"
-    if problem.positions is not None:
-        yield "positions of their own"
-    if problem.sinks is not None:
-        yield f"sinks {_numbers(problem.sinks)}"
-
-
-def _numbers(values: np.ndarray) -> str:
-    return some([f"{value:.3g}" for value in values], 8)
 
 
 def planes(problem: Problem) -> list[Plane]:

@@ -15,31 +15,23 @@ import dataclasses
 import hashlib
 import json
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
 from conformance.cases.case import StoredCase, assembled
-from conformance.definition.problem import (
-    FEATURE_ARRAYS,
-    NO_WINDOW,
-    Causal,
-    Norm,
-    Pairs,
-    Positions,
-    Problem,
-    Rotary,
-    Segments,
-    Shape,
-)
+from conformance.definition.features import ABSENT, ARRAYS, FEATURES
+from conformance.definition.problem import Causal, Problem, Shape
 from conformance.errors import BrokenCase, ConformanceError, WrongTensors
 from conformance.records.findings import STORED
 
@@ -74,30 +66,37 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_NUMBERS)]
 
 
-Sizes = msgspec.defstruct(
-    "Sizes",
-    [(name, Size if kind is int else kind) for name, kind in get_type_hints(Shape).items()],
-    frozen=True,
-    forbid_unknown_fields=True,
-)
+def _struct(name: str, kinds: Mapping[str, Any], **defaults: Any) -> type:
+    """Return a struct with fields of these types, in which every integer is a `Size`."""
+    fields = [
+        (n, _bounded(kind), *([defaults[n]] if n in defaults else [])) for n, kind in kinds.items()
+    ]
+    return msgspec.defstruct(
+        name, fields, frozen=True, forbid_unknown_fields=True, omit_defaults=bool(defaults)
+    )
+
+
+def _bounded(kind: Any) -> Any:
+    """Return the type with `Size` instead of `int`, and a struct instead of a dataclass."""
+    parts = get_args(kind)
+    if kind is int:
+        return Size
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _struct(f"Stored{kind.__name__}", get_type_hints(kind))
+    if isinstance(kind, UnionType):
+        return reduce(operator.or_, map(_bounded, parts))
+    if get_origin(kind) is tuple and ... not in parts:
+        return tuple[tuple(map(_bounded, parts))]  # type: ignore[misc]
+    return kind
+
+
+Sizes = _bounded(Shape)
 """A struct with the fields of `Shape` that checks the bounds of sizes."""
 
+NUMBERS = {name: kind for entry in FEATURES for name, kind in entry.numbers.items()}
+"""What features have besides arrays, by name, with its type."""
 
-class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rotary embedding as a case file stores it; the fields are those of `Rotary`."""
-
-    size: Size
-    base: float
-    pairs: Pairs
-
-
-class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The features of a problem that are not arrays; `epsilon` is that of the norm, if any."""
-
-    window: tuple[Size | None, Size | None] = NO_WINDOW
-    soft_cap: float | None = None
-    rotary: Turns | None = None
-    epsilon: float | None = None
+Features = _struct("Features", NUMBERS, **{name: ABSENT.get(name) for name in NUMBERS})
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -113,7 +112,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     causal: Causal | None
     scale: float | None
     found: Failure | None
-    features: Features | None = None
+    features: Features | None = None  # type: ignore[valid-type]
 
 
 def store(path: Path, name: str, problem: Problem, why: str, found: Failure | None) -> StoredCase:
@@ -126,13 +125,8 @@ def store(path: Path, name: str, problem: Problem, why: str, found: Failure | No
             query is fully masked.
         ConformanceError: if the file cannot be written.
     """
-    sizes, rotary = Sizes(**dataclasses.asdict(problem.shape)), problem.rotary
-    features = Features(
-        window=problem.window,
-        soft_cap=problem.soft_cap,
-        rotary=None if rotary is None else Turns(**dataclasses.asdict(rotary)),
-        epsilon=None if problem.norm is None else problem.norm.epsilon,
-    )
+    sizes = Sizes(**dataclasses.asdict(problem.shape))
+    told = {name: value for entry in FEATURES for name, value in entry.told(problem).items()}
     described = Description(
         SCHEMA,
         name,
@@ -141,7 +135,7 @@ def store(path: Path, name: str, problem: Problem, why: str, found: Failure | No
         problem.causal,
         problem.scale,
         found,
-        features if problem.features else None,
+        msgspec.convert(msgspec.to_builtins(told), Features) if problem.features else None,
     )
     arrays = {key: np.ascontiguousarray(array) for key, array in _arrays(problem).items()}
     case = _case(path, described, arrays)
@@ -250,7 +244,7 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
     wanted = {*inputs, "cotangent", *(f"weights.{name}" for name in shape.weight_shapes())}
     optional = {"mask", "attn_bias"}
     if described.features is not None:
-        optional |= set(FEATURE_ARRAYS)
+        optional |= set(ARRAYS)
     missing, foreign = wanted - arrays.keys(), arrays.keys() - wanted - optional
     if missing or foreign:
         raise BrokenCase(f"arrays are missing {sorted(missing)}, or too many {sorted(foreign)}")
@@ -278,39 +272,29 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
     return problem
 
 
-def _features(described: Features | None, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _features(described: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the features as fields of `Problem`; an empty dictionary if `described` is None.
 
     Raises:
-        BrokenCase: if a number is out of range, or a part of a feature is missing.
+        BrokenCase: if a number is out of range.
+        WrongShape: if a part of a feature is missing.
     """
     if described is None:
         return {}
-    rotary, epsilon = described.rotary, described.epsilon
-    numbers = (described.soft_cap, epsilon, None if rotary is None else rotary.base)
-    if any(number is not None and not 1 / LARGEST <= number <= LARGEST for number in numbers):
-        raise BrokenCase(f"a cap, a base or an epsilon is not within 1/{LARGEST:g} and {LARGEST:g}")
-    fields: dict[str, Any] = {"window": described.window, "soft_cap": described.soft_cap}
-    if rotary is not None:
-        fields["rotary"] = Rotary(size=rotary.size, base=rotary.base, pairs=rotary.pairs)
-    for name in ("sinks", "slopes"):
-        fields[name] = arrays.get(name)
-    for name in ("query_lengths", "key_lengths"):
-        fields[name] = _whole(name, arrays) if name in arrays else None
-    kinds: dict[str, Callable[..., Any]]
-    kinds = {
-        "segments": Segments,
-        "positions": Positions,
-        "norm": partial(Norm, epsilon=epsilon or 0.0),
+    plain = msgspec.to_builtins(described)
+    for name, value in plain.items():
+        for number in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(number, float) and not 1 / LARGEST <= number <= LARGEST:
+                raise BrokenCase(f"{name} has {number}, not within 1/{LARGEST:g} and {LARGEST:g}")
+    told = {
+        name: msgspec.convert(plain[name], kind) if name in plain else ABSENT.get(name)
+        for name, kind in NUMBERS.items()
     }
-    for name, kind in kinds.items():
-        sides = [f"{name}.{side}" for side in ("query", "key") if f"{name}.{side}" in arrays]
-        if len(sides) == 1 or (name == "norm" and bool(sides) != (epsilon is not None)):
-            raise BrokenCase(f"a part of {name} is missing")
-        if sides:
-            read = arrays.__getitem__ if name == "norm" else partial(_whole, arrays=arrays)
-            query, key = map(read, sides)
-            fields[name] = kind(query=query, key=key)
+    fields: dict[str, Any] = {}
+    for entry in FEATURES:
+        own = [name for name in entry.arrays if name in arrays]
+        read = {name: _whole(name, arrays) if entry.whole else arrays[name] for name in own}
+        fields |= entry.made(told, read)
     return fields
 
 

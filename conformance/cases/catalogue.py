@@ -21,6 +21,7 @@ import numpy as np
 from conformance.cases import patterns
 from conformance.cases.case import FAMILIES, KEY_BIAS_IDLE, Case, StoredCase
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
+from conformance.definition.features import FEATURES
 from conformance.definition.geometry import LARGE, Fixed, Geometry, Grid, fixing
 from conformance.definition.problem import ARRAY_NAMES, Causal
 from conformance.errors import UnknownName
@@ -36,7 +37,9 @@ SCALE_OF_0_IDLE = dict.fromkeys(
     ("query", "weights.query", "weights.query_bias", "weights.key", "weights.key_bias"),
     "with a scale of 0, every logit is 0 whatever query and key are",
 )
-_FEEL_KEY_BIAS = {"soft", "sinks", "rotary", "norm"}
+_FEEL_KEY_BIAS = {
+    name.split("_")[0] for one in FEATURES if one.feels_key_bias for name in one.drawn
+}
 """The first words of the names of features with which the key bias affects the answer."""
 
 

@@ -28,7 +28,7 @@ reference with a scalar loop, 50-digit arithmetic, complex steps and two framewo
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -38,70 +38,38 @@ import numpy as np
 
 from conformance.definition.arithmetic import Exact
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.problem import Problem, Rotary, Weights
+from conformance.definition.problem import Problem, Weights
 
 
 @dataclass(frozen=True, eq=False)
-class Normed:
-    """Projected heads x divided by `root` = √(mean(x²) + ε), which is `[batch heads length 1]`.
+class PreparedHeads:
+    """Query or key heads after norm and rotation.
 
-    `heads` are the quotients, before the gain of the norm is applied.
+    `kept` is what the backward pass of each feature needs, by its name.
     """
 
     heads: Array
-    root: Array
+    kept: Mapping[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """The cosine and sine of the rotary angle of each token and pair of components.
-
-    The axes are `[batch 1 length size/2]`, where `size` components of each head are rotated.
-    """
-
-    cosine: Array
-    sine: Array
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """Query or key heads after norm and rotation, with what the backward pass needs.
-
-    `normed` and `tables` are None if the problem has no norm or no rotation.
-    """
-
-    heads: Array
-    normed: Normed | None = None
-    tables: Tables | None = None
-
-
-def prepared(problem: Problem, query: Array, key: Array, hold: Exact) -> tuple[Prepared, Prepared]:
-    """Return the projected queries and keys after any norm and rotation that the problem has."""
-    tables = (
-        (None, None)
-        if problem.rotary is None
-        else _tables(problem, problem.rotary, query.dtype, hold)
-    )
-    norm = problem.norm
-    gains = (None, None) if norm is None else (norm.query, norm.key)
+def prepared(
+    problem: Problem, query: Array, key: Array, hold: Exact
+) -> tuple[PreparedHeads, PreparedHeads]:
+    """Return the projected queries and keys after the features that change heads."""
+    given = [entry.on_both(problem, query.dtype, hold) for entry in problem.entries]
     found = []
-    for heads, gain, table in zip((query, key), gains, tables, strict=True):
-        normed = None
-        if norm is not None and gain is not None:
-            normed = _normed(heads, norm.epsilon, hold)
-            heads = hold(normed.heads * gain, "tensor")
-        if problem.rotary is not None and table is not None:
-            heads = _rotated(heads, problem.rotary, table.cosine, table.sine, hold)
-        found.append(Prepared(heads, normed, table))
+    for place, (side, heads) in enumerate((("query", query), ("key", key))):
+        kept = {}
+        for entry, of_both in zip(problem.entries, given, strict=True):
+            heads, kept[entry.name] = entry.on_heads(problem, side, heads, of_both[place], hold)
+        found.append(PreparedHeads(heads, kept))
     return found[0], found[1]
 
 
 def gradients_of_prepared(
-    problem: Problem, role: str, gradient: Array, after: Prepared, hold: Exact
+    problem: Problem, role: str, gradient: Array, after: PreparedHeads, hold: Exact
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the gradient of the projected heads, and that of the norm's gain by its name.
-
-    The second result is a dictionary, which is empty if the problem has no norm.
+    """Return the gradient of the projected heads, and those of arrays of features by their names.
 
     Args:
         problem: the problem.
@@ -110,72 +78,12 @@ def gradients_of_prepared(
         after: the prepared heads.
         hold: the arithmetic.
     """
-    if problem.rotary is not None and after.tables is not None:
-        back = -after.tables.sine
-        gradient = _rotated(gradient, problem.rotary, after.tables.cosine, back, hold)
-    if problem.norm is None or after.normed is None:
-        return gradient, {}
-    gain, normed = getattr(problem.norm, role), after.normed
-    d_gain = hold.contract("...bhqd,...bhqd->...d", gradient, normed.heads, "tensor")
-    d_normed = hold(gradient * gain, "tensor")
-    along = hold.contract("...bhqd,...bhqd->...bhq", d_normed, normed.heads, "logits")
-    mean = hold(along / problem.shape.head_size, "logits")[..., None]
-    across = hold(d_normed - hold(normed.heads * mean, "logits"), "logits")
-    return hold(across / normed.root, "tensor"), {f"norm.{role}": d_gain}
-
-
-def _normed(heads: Array, epsilon: float, hold: Exact) -> Normed:
-    squares = hold.contract("...bhqd,...bhqd->...bhq", heads, heads, "logits")
-    mean = hold(squares / heads.shape[-1], "logits")
-    root = hold(np.sqrt(mean + epsilon), "logits")[..., None]
-    return Normed(hold(heads / root, "tensor"), root)
-
-
-def _tables(
-    problem: Problem, rotary: Rotary, kind: np.dtype[Any], hold: Exact
-) -> tuple[Tables, Tables]:
-    """Return the rotary tables for the queries and for the keys of a problem.
-
-    Both are taken from one table of all positions, so equal positions share their noise.
-    """
-    sides = (problem.position_of_queries, problem.position_of_keys)
-    positions = np.unique(np.concatenate([side.ravel() for side in sides]))
-    exponents = hold.lift(-math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size)
-    frequencies = np.exp(exponents)
-    angles = positions[:, None] * frequencies[..., None, :]
-    # Errors of angles come from the frequency, shared by all positions, and from the product.
-    wrong = hold.error(exponents, "angle") + hold.error(np.ones_like(exponents), "angle")
-    off = angles * wrong[..., None, :] + hold.error(angles, "angle")
-    cosine, sine = np.cos(angles), np.sin(angles)
-    # To first order, because float64 has no digits for the noise of a large angle in float64.
-    cosine, sine = cosine - off * sine, sine + off * cosine
-    cosine, sine = (hold(table.astype(kind), "logits") for table in (cosine, sine))
-
-    def of(tokens: IntArray) -> Tables:
-        index = np.searchsorted(positions, tokens)
-        return Tables(*(table[..., index, :][..., None, :, :] for table in (cosine, sine)))
-
-    return of(sides[0]), of(sides[1])
-
-
-def _rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exact) -> Array:
-    """Return heads with their first `rotary.size` components rotated and the others unchanged."""
-    half = rotary.size // 2
-    if rotary.pairs == "halves":
-        places = slice(half), slice(half, rotary.size)
-    else:
-        places = slice(0, rotary.size, 2), slice(1, rotary.size, 2)
-    first, second = (heads[..., place] for place in places)
-    halves = (
-        hold(hold(first * cosine, "logits") - hold(second * sine, "logits"), "tensor"),
-        hold(hold(second * cosine, "logits") + hold(first * sine, "logits"), "tensor"),
-    )
-    # Heads that are given, not projected, have one sample, but rounded tables have several.
-    turned = np.empty((*halves[0].shape[:-1], heads.shape[-1]), heads.dtype)
-    turned[..., rotary.size :] = heads[..., rotary.size :]
-    for place, half_turned in zip(places, halves, strict=True):
-        turned[..., place] = half_turned
-    return turned
+    found: dict[str, Array] = {}
+    for entry in reversed(problem.entries):
+        kept = after.kept[entry.name]
+        gradient, trained = entry.back_to_heads(problem, role, gradient, kept, hold)
+        found |= trained
+    return gradient, found
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,11 +93,12 @@ class Forward:
     `q`, `k` `[batch heads length head]` are projected, normed and rotated; `v`
     `[batch heads key value_head]` is projected. In `k` and `v`, heads are repeated for all query
     heads; `queries` and `keys` hold the prepared heads before they are repeated. `hidden` is
-    tanh(q + k) of the additive score; `capped` is tanh(logits / cap). `log_total`
-    `[batch heads query 1]` is the logarithm of the softmax's normaliser. `softmax` and `weights`
-    differ only in rounding: the former divides exponentials by their sum, the latter is
-    exp(logits - log_total). `of_sink` `[batch heads query 1]` is the weight of the sink. `hidden`,
-    `capped` and `of_sink` are None if the problem has no such step.
+    tanh(q + k) of the additive score; `kept` is what the backward pass of each feature needs,
+    which may have changed the logits, by its name. `log_total` `[batch heads query 1]` is the
+    logarithm of the softmax's normaliser. `softmax` and `weights` differ only in rounding: the
+    former divides exponentials by their sum, the latter is exp(logits - log_total). `of_sink`
+    `[batch heads query 1]` is the weight of the sink. `hidden` and `of_sink` are None if the
+    problem has no such step.
     """
 
     q: Array
@@ -202,9 +111,9 @@ class Forward:
     log_total: Array
     context: Array
     output: Array
-    queries: Prepared
-    keys: Prepared
-    capped: Array | None
+    queries: PreparedHeads
+    keys: PreparedHeads
+    kept: Mapping[str, Any]
     of_sink: Array | None
 
 
@@ -217,7 +126,7 @@ def forward(problem: Problem, hold: Exact) -> Forward:
     q, k = queries.heads, np.repeat(keys.heads, shape.group, axis=-3)
     v = np.repeat(v, shape.group, axis=-3)
 
-    hidden = capped = None
+    hidden = None
     if shape.score == "additive":
         summed = hold(q[..., :, None, :] + k[..., None, :, :], "logits")
         hidden = hold(np.tanh(summed), "logits")
@@ -225,16 +134,9 @@ def forward(problem: Problem, hold: Exact) -> Forward:
     else:
         logits = hold.contract("...bhqd,...bhkd->...bhqk", q, k, "logits")
     logits = hold(problem.logit_scale * logits, "logits")
-    if problem.soft_cap is not None:
-        capped = hold(np.tanh(hold(logits / problem.soft_cap, "logits")), "logits")
-        logits = hold(problem.soft_cap * capped, "logits")
-    if problem.slopes is not None:
-        distance = np.abs(
-            problem.position_of_queries[:, :, None] - problem.position_of_keys[:, None]
-        )
-        distance = distance.astype(problem.slopes.dtype)
-        alibi = hold.lift(problem.slopes[:, None, None] * distance[:, None])
-        logits = hold(logits - hold(alibi, "logits"), "logits")
+    kept = {}
+    for entry in problem.entries:
+        logits, kept[entry.name] = entry.on_logits(problem, logits, hold)
     if problem.attn_bias is not None:
         logits = hold(logits + problem.attn_bias, "logits")
 
@@ -259,7 +161,7 @@ def forward(problem: Problem, hold: Exact) -> Forward:
         output=output,
         queries=queries,
         keys=keys,
-        capped=capped,
+        kept=kept,
         of_sink=of_sink,
     )
 
@@ -309,10 +211,9 @@ def masked_softmax(
 def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
     """Return the gradients of ⟨output, cotangent⟩, by the names that `Answer.gradients` explains.
 
-    They are the gradients of inputs, weights, bias, sinks and gains of norms, as far as the problem
-    has them. ALiBi slopes are constants, and so are the projections if the problem's `heads_alone`
-    is true. If it has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ +
-    ⟨weights, weights_cotangent⟩.
+    They are the gradients of inputs, weights, bias and trained arrays of features, as far as the
+    problem has them. The projections are constants if the problem's `heads_alone` is true. If it
+    has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ + ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
     hold = hold.among_equals(equal_keys(problem))
@@ -350,9 +251,8 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
         of_sink = hold.recomputed(results.of_sink, results.log_total)[..., 0]
         d_sink = hold(-of_sink * row, "probability")
         gradients["sinks"] = hold.total("...bhq->...h", d_sink, "tensor")
-    if results.capped is not None:
-        slope = hold(1.0 - results.capped**2, "logits")
-        d_logits = hold(d_logits * slope, "probability")
+    for entry in reversed(problem.entries):
+        d_logits = entry.back_to_logits(problem, d_logits, results.kept[entry.name], hold)
 
     d_scores = hold(problem.logit_scale * d_logits, "probability")
     if results.hidden is None:

@@ -19,10 +19,10 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
+from conformance.definition import features
 from conformance.definition.arithmetic import (
     AROUND_A_FUNCTION,
     AccuracyClass,
@@ -272,7 +272,7 @@ def _squares_of_large(
             name: weight if is_identity(weight) else weight.astype(wide)
             for name, weight in problem.weights.named().items()
         }
-    ).replace(**given, **_features_as(problem, wide))
+    ).replace(**given, **features.rounded(problem, lambda array: array.astype(wide)))
     noisy = Amplified(problem.format, seed, wide, reach)
     gradients = _has_gradients(exact)
     found: dict[str, dict[str, Array]] = {}
@@ -300,22 +300,10 @@ FAR = 256.0
 
 def _reach(problem: Problem) -> float:
     """Return the greatest position that a rotation uses, as a multiple of `FAR`, but at least 1."""
-    if problem.rotary is None:
+    if not any(entry.turns for entry in problem.entries):
         return 1.0
     sides = (problem.position_of_queries, problem.position_of_keys)
     return max(1.0, *(float(np.abs(side).max(initial=0)) / FAR for side in sides))
-
-
-def _features_as(problem: Problem, wide: type[np.floating]) -> dict[str, Any]:
-    """Return the features that have floating-point arrays, converted to `wide`, by field name."""
-    found: dict[str, Any] = {}
-    for name in ("sinks", "slopes"):
-        if getattr(problem, name) is not None:
-            found[name] = getattr(problem, name).astype(wide)
-    if problem.norm is not None:
-        gains = {side: getattr(problem.norm, side).astype(wide) for side in ("query", "key")}
-        found["norm"] = replace(problem.norm, **gains)
-    return found
 
 
 def _wide(problem: Problem, weights: Array) -> type[np.floating]:

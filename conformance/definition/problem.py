@@ -40,75 +40,16 @@ from typing import Any, Literal
 import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray, DType, IntArray, dtype_of
+from conformance.definition.features import ARRAYS, FEATURES, IN_ORDER, FeatureEntry
+from conformance.definition.features import NO_WINDOW as NO_WINDOW
+from conformance.definition.features import Norm as Norm
+from conformance.definition.features import Pairs as Pairs
+from conformance.definition.features import Positions as Positions
+from conformance.definition.features import Rotary as Rotary
+from conformance.definition.features import Segments as Segments
+from conformance.definition.features import Window as Window
+from conformance.definition.features import within as within
 from conformance.errors import WrongShape
-
-Pairs = Literal["halves", "interleaved"]
-Window = tuple[int | None, int | None]
-
-NO_WINDOW: Window = (None, None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rotary:
-    """Rotary position embedding of the first `size` components of each query and key head.
-
-    Pair t turns by position · base^(−2t/size). It is made of the components t and t + size/2
-    ("halves") or 2t and 2t + 1 ("interleaved").
-    """
-
-    size: int
-    base: float = 10000.0
-    pairs: Pairs = "halves"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Norm:
-    """RMS norm of each query and key head, x · g / √(mean(x²) + epsilon), before the rotation.
-
-    The gains `query` and `key` are `[head]`: all heads share them.
-    """
-
-    query: Array
-    key: Array
-    epsilon: float = 1e-6
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Segments:
-    """The ids of the segments (packed sequences) to which the tokens of each batch entry belong.
-
-    A query may attend only to keys with the same id. `query` is `[batch query]`, `key` is
-    `[batch key]`.
-    """
-
-    query: IntArray
-    key: IntArray
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Positions:
-    """Explicit positions of the tokens, which replace those derived from lengths and segments.
-
-    `query` is `[batch query]`, `key` is `[batch key]`.
-    """
-
-    query: IntArray
-    key: IntArray
-
-
-def within(window: Window, ahead: IntArray) -> BoolArray:
-    """Return an array shaped like `ahead`, True where the window of a query includes a key.
-
-    `ahead` is the position of each key minus that of the query. `window` is how many
-    positions before and after the query's own it includes; None means no limit.
-    """
-    before, after = window
-    seen = np.ones(ahead.shape, np.bool_)
-    if before is not None:
-        seen &= ahead >= -before
-    if after is not None:
-        seen &= ahead <= after
-    return seen
 
 
 def ranks(segments: IntArray) -> IntArray:
@@ -308,20 +249,6 @@ class Weights:
 WEIGHT_NAMES = tuple(item.name for item in dataclasses.fields(Weights))
 ARRAY_NAMES = ("query", "key", "value", "cotangent", "mask", "attn_bias", "weights_cotangent")
 """The fields of a problem that are arrays and do not belong to a feature."""
-FEATURE_ARRAYS = (
-    "sinks",
-    "slopes",
-    "norm.query",
-    "norm.key",
-    "query_lengths",
-    "key_lengths",
-    "segments.query",
-    "segments.key",
-    "positions.query",
-    "positions.key",
-)
-"""The arrays of a problem's features; a dot separates a field of `Problem` from a field of its
-value."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -416,62 +343,26 @@ class Problem:
             self._check_features()
 
     def _check_features(self) -> None:
-        shape = self.shape
-        for side, count in zip(("before", "after"), self.window, strict=True):
-            if count is not None and count < 0:
-                raise WrongShape(f"window has {count} keys {side} the query; None means no limit")
-        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
-            raise WrongShape(f"soft_cap is {self.soft_cap}; it is positive and finite")
-        sizes = range(2, shape.head_size + 1, 2)
-        if self.rotary is not None and self.rotary.size not in sizes:
-            raise WrongShape(
-                f"rotary.size is {self.rotary.size}; "
-                f"it is even, positive and at most the head size, {shape.head_size}"
-            )
-        if self.rotary is not None and not 0 < self.rotary.base < math.inf:
-            raise WrongShape(f"rotary.base is {self.rotary.base}; it is positive and finite")
-        if self.norm is not None and not 0 < self.norm.epsilon < math.inf:
-            raise WrongShape(f"norm.epsilon is {self.norm.epsilon}; it is positive and finite")
-        axes = {
-            "sinks": (shape.heads,),
-            "slopes": (shape.heads,),
-            "norm": (shape.head_size,),
-            "query_lengths": (shape.batch,),
-            "key_lengths": (shape.batch,),
-            "query": (shape.batch, shape.query_length),
-            "key": (shape.batch, shape.key_length),
-        }
         for name, array in self.feature_arrays().items():
-            field_name, _, role = name.partition(".")
-            check_shape(name, array.shape, axes[field_name] if field_name in axes else axes[role])
-        for name, length in (
-            ("query_lengths", shape.query_length),
-            ("key_lengths", shape.key_length),
-        ):
-            lengths = getattr(self, name)
-            if lengths is not None and not ((lengths >= 0) & (lengths <= length)).all():
-                raise WrongShape(f"{name} are {lengths.tolist()}; they are within 0 and {length}")
+            axes = ARRAYS[name]
+            check_shape(name, array.shape, tuple(getattr(self.shape, axis) for axis in axes))
+        for entry in self.entries:
+            entry.check(self)
+
+    @cached_property
+    def entries(self) -> tuple[FeatureEntry, ...]:
+        """The features that the problem has, in the order of the definition."""
+        return tuple(entry for entry in IN_ORDER if entry.fields(self))
 
     @cached_property
     def features(self) -> tuple[str, ...]:
         """The names of the features that the problem has, in the order of the definition."""
-        present = {
-            "query/key norm": self.norm is not None,
-            "rotary": self.rotary is not None,
-            "soft cap": self.soft_cap is not None,
-            "alibi": self.slopes is not None,
-            "window": self.window != NO_WINDOW,
-            "lengths": self.query_lengths is not None or self.key_lengths is not None,
-            "segments": self.segments is not None,
-            "positions": self.positions is not None,
-            "sinks": self.sinks is not None,
-        }
-        return tuple(name for name, there in present.items() if there)
+        return tuple(entry.name for entry in self.entries)
 
     def feature_arrays(self) -> dict[str, Array | IntArray]:
         """Return the arrays of the features that the problem has: "sinks", "norm.query", ..."""
         found: dict[str, Array | IntArray] = {}
-        for name in FEATURE_ARRAYS:
+        for name in ARRAYS:
             holder: Any = self
             for part in name.split("."):
                 holder = None if holder is None else getattr(holder, part)
@@ -499,7 +390,7 @@ class Problem:
 
     def trained(self) -> dict[str, Array | IntArray]:
         """Return the arrays of features that have gradients, by the name of the gradient."""
-        named = ("sinks", "norm.query", "norm.key")
+        named = {name for entry in self.entries for name in entry.trained}
         return {name: array for name, array in self.feature_arrays().items() if name in named}
 
     def _positions(self) -> tuple[IntArray, IntArray]:
@@ -514,12 +405,12 @@ class Problem:
         if self.causal != "bottom-right":
             return queries, keys
         if segments is not None:
-            return queries + surplus_of_keys(segments, *self._used()), keys
+            return queries + surplus_of_keys(segments, *self.used()), keys
         more = shape.key_length if self.key_lengths is None else self.key_lengths[:, None]
         less = shape.query_length if self.query_lengths is None else self.query_lengths[:, None]
         return queries + (more - less), keys
 
-    def _used(self) -> tuple[BoolArray, BoolArray]:
+    def used(self) -> tuple[BoolArray, BoolArray]:
         """Return masks `[1 or batch, length]` of queries and of keys, True within the lengths."""
         queries = np.arange(self.shape.query_length)[None]
         keys = np.arange(self.shape.key_length)[None]
@@ -555,20 +446,10 @@ class Problem:
         The rules are "causal", "window", "query lengths", "key lengths" and "segments", as far as
         the problem has them. Each array broadcasts to the shape of the logits.
         """
-        if self.causal is not None or self.window != NO_WINDOW:
-            ahead = self.distances()
-            if self.causal is not None:
-                yield "causal", ahead <= 0
-            if self.window != NO_WINDOW:
-                yield "window", within(self.window, ahead)
-        queries, keys = self._used()
-        if self.query_lengths is not None:
-            yield "query lengths", queries[:, None, :, None]
-        if self.key_lengths is not None:
-            yield "key lengths", keys[:, None, None, :]
-        if self.segments is not None:
-            together = self.segments.query[:, None, :, None] == self.segments.key[:, None, None, :]
-            yield "segments", together
+        if self.causal is not None:
+            yield "causal", self.distances() <= 0
+        for entry in self.entries:
+            yield from entry.rules(self)
 
     def distances(self) -> IntArray:
         """Return each key's position minus each query's, `[1 or batch, 1, query, key]`."""
@@ -625,8 +506,8 @@ class Problem:
         if self.heads_alone:
             hashed.update(b"heads alone")
         if self.features:
-            epsilon = None if self.norm is None else self.norm.epsilon
-            hashed.update(repr((self.window, self.soft_cap, self.rotary, epsilon)).encode())
+            told = {name: value for entry in FEATURES for name, value in entry.told(self).items()}
+            hashed.update(repr(tuple(told.values())).encode())
         return hashed.hexdigest()
 
     def replace(self, **changes: Any) -> Problem:

@@ -1,0 +1,714 @@
+"""The features of a problem: a feature is one entry of `FEATURES`, which says all that is its own.
+
+A feature is an optional step of the definition, such as a soft cap or a window. Whatever treats
+features alike loops over the entries: checks, hashes, the reference and its noise, case files, the
+search for failures, generated scripts. Only what differs in kind stands elsewhere: how
+implementations are told of a feature, the experiments on it, its hypotheses, its cases.
+
+The order of `FEATURES` is that of the fields of `Problem`; in `IN_ORDER`, entries stand in the
+order in which the definition applies them. `step` is the place of an entry in this order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from conformance.definition.arithmetic import Exact
+from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.errors import WrongShape
+from conformance.text import plural, some
+
+if TYPE_CHECKING:
+    from conformance.definition.problem import Problem, Shape
+
+Pairs = Literal["halves", "interleaved"]
+Window = tuple[int | None, int | None]
+
+NO_WINDOW: Window = (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary position embedding of the first `size` components of each query and key head.
+
+    Pair t turns by position · base^(−2t/size). It is made of the components t and t + size/2
+    ("halves") or 2t and 2t + 1 ("interleaved").
+    """
+
+    size: int
+    base: float = 10000.0
+    pairs: Pairs = "halves"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Norm:
+    """RMS norm of each query and key head, x · g / √(mean(x²) + epsilon), before the rotation.
+
+    The gains `query` and `key` are `[head]`: all heads share them.
+    """
+
+    query: Array
+    key: Array
+    epsilon: float = 1e-6
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Segments:
+    """The ids of the segments (packed sequences) to which the tokens of each batch entry belong.
+
+    A query may attend only to keys with the same id. `query` is `[batch query]`, `key` is
+    `[batch key]`.
+    """
+
+    query: IntArray
+    key: IntArray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Positions:
+    """Explicit positions of the tokens, which replace those derived from lengths and segments.
+
+    `query` is `[batch query]`, `key` is `[batch key]`.
+    """
+
+    query: IntArray
+    key: IntArray
+
+
+OF_HEADS, OF_LOGITS, OF_RULES, OF_SOFTMAX = 1, 3, 5, 6
+"""The first places of the entries that change heads, logits, who sees whom, and the softmax."""
+
+
+class FeatureEntry:
+    """All that is special about a feature.
+
+    Attributes:
+        name: its name in records, such as "soft cap".
+        step: the place at which the definition applies it; see `OF_HEADS` and the like.
+        absent: the fields of `Problem` that hold it, each with its value without the feature.
+        arrays: the arrays that it brings, each with the fields of `Shape` that give the sizes of
+            its axes; a dot separates a field of `Problem` from a field of its value.
+        whole: whether these arrays hold integers instead of numbers in the problem's dtype.
+        trained: the arrays that have gradients.
+        numbers: what else it brings, by the name in case files, with its type.
+        value: the class of its value, if it has an array for queries and one for keys.
+        drawn: the functions of `conformance.cases.patterns` with which a search draws it.
+        feels_key_bias: whether the bias of keys, which else adds the same number to all logits of a
+            row, affects the answer.
+        symbols: the names of its arrays in generated scripts, if they have others there.
+        turns: whether it turns heads by angles that grow with positions, and so does their noise.
+        placed: whether its lines in generated scripts use the positions of tokens.
+    """
+
+    name: ClassVar[str]
+    step: ClassVar[int]
+    absent: ClassVar[Mapping[str, Any]]
+    arrays: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    whole: ClassVar[bool] = False
+    trained: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    value: ClassVar[type[Any] | None] = None
+    drawn: ClassVar[tuple[str, ...]] = ()
+    feels_key_bias: ClassVar[bool] = False
+    symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    turns: ClassVar[bool] = False
+    placed: ClassVar[bool] = False
+
+    def fields(self, problem: Problem) -> dict[str, Any]:
+        """Return the fields of the problem that hold the feature, without those that are absent."""
+        held = {name: getattr(problem, name) for name in self.absent}
+        return {
+            name: value
+            for name, value in held.items()
+            if value is not None and not (isinstance(value, tuple) and value == self.absent[name])
+        }
+
+    def parts(self, problem: Problem) -> tuple[str, ...]:
+        """Return the names under which adapters declare what the problem has of the feature."""
+        return (self.name,)
+
+    def check(self, problem: Problem) -> None:
+        """Raise `WrongShape` if a number of the feature is out of range."""
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        """Yield short texts that describe the feature."""
+        raise NotImplementedError
+
+    def told(self, problem: Problem) -> dict[str, Any]:
+        """Return what the problem has for `numbers`."""
+        return {name: getattr(problem, name) for name in self.numbers}
+
+    def made(self, numbers: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the fields of `Problem` that hold the feature.
+
+        Args:
+            numbers: the values of `numbers`; those of other features are ignored.
+            arrays: the arrays of `arrays` that there are.
+
+        Raises:
+            WrongShape: if a part of the feature is missing.
+        """
+        fields = {n: numbers[n] if n in numbers else arrays.get(n) for n in self.absent}
+        if self.value is None:
+            return fields
+        (name,) = fields
+        sides = {
+            side: arrays[f"{name}.{side}"]
+            for side in ("query", "key")
+            if f"{name}.{side}" in arrays
+        }
+        more = {n: value for n, value in numbers.items() if n in self.numbers and value is not None}
+        if len(sides) == 1 or (self.numbers and bool(sides) != bool(more)):
+            raise WrongShape(f"a part of {name} is missing")
+        return {name: self.value(**sides, **more) if sides else None}
+
+    def void(self, problem: Problem) -> dict[str, Any]:
+        """Return fields of `Problem` with which the feature is there and has no effect."""
+        raise NotImplementedError
+
+    # The definition
+
+    def on_both(self, problem: Problem, kind: np.dtype[Any], hold: Exact) -> tuple[Any, Any]:
+        """Return what is computed once, before the heads, for queries and for keys."""
+        return None, None
+
+    def on_heads(
+        self, problem: Problem, side: str, heads: Array, given: Any, hold: Exact
+    ) -> tuple[Array, Any]:
+        """Return query or key heads after the feature, and what its backward pass needs.
+
+        `side` is "query" or "key", and `given` the result of `on_both` for this side.
+        """
+        return heads, None
+
+    def back_to_heads(
+        self, problem: Problem, side: str, gradient: Array, kept: Any, hold: Exact
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the gradient of the heads before `on_heads`, and those of trained arrays.
+
+        `kept` is the second result of `on_heads`.
+        """
+        return gradient, {}
+
+    def on_logits(self, problem: Problem, logits: Array, hold: Exact) -> tuple[Array, Any]:
+        """Return scaled logits after the feature, and what its backward pass needs."""
+        return logits, None
+
+    def back_to_logits(self, problem: Problem, gradient: Array, kept: Any, hold: Exact) -> Array:
+        """Return the gradient of the logits before `on_logits`, whose second result is `kept`."""
+        return gradient
+
+    def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
+        """Yield names and arrays, True where the feature lets a query attend to a key.
+
+        Each array broadcasts to the shape of the logits.
+        """
+        yield from ()
+
+    # The search for failures, and the scripts that reproduce them
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        """Yield fields of `Problem` that make the feature simpler."""
+        yield from ()
+
+    def cut(self, arrays: dict[str, Any], kept: Mapping[str, list[int]]) -> None:
+        """Adapt the numbers in the feature's arrays to fewer tokens.
+
+        `kept` tells which positions of an axis of `Shape` are kept. The axes of the arrays are cut
+        in any case.
+        """
+
+    def fitted(self, problem: Problem, shape: Shape) -> dict[str, Any]:
+        """Return the fields of `Problem` that hold the feature, made to fit a smaller shape."""
+        return {name: getattr(problem, name) for name in self.absent}
+
+    def code(self, problem: Problem) -> list[str]:
+        """Return lines of the function of a script that computes the definition, at their step.
+
+        The heads are `q`, `k` and `v`, the dictionary of arrays is `n`, and the logits are
+        `logits`.
+        """
+        return []
+
+    def code_before(self, problem: Problem) -> list[str]:
+        """Return lines of code before that function."""
+        return []
+
+
+class _WindowEntry(FeatureEntry):
+    name = "window"
+    step = OF_RULES
+    absent = MappingProxyType({"window": NO_WINDOW})
+    numbers = MappingProxyType({"window": Window})
+    drawn = (
+        "window",
+        "window_tight",
+        "window_before",
+        "window_nothing_before",
+        "window_nothing_after",
+    )
+
+    def check(self, problem: Problem) -> None:
+        for side, count in zip(("before", "after"), problem.window, strict=True):
+            if count is not None and count < 0:
+                raise WrongShape(f"window has {count} keys {side} the query; None means no limit")
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        sides = zip(problem.window, ("before", "after"), strict=True)
+        yield "window of " + ", ".join(f"{n} {side}" for n, side in sides if n is not None)
+
+    def void(self, problem: Problem) -> dict[str, Any]:
+        whole = problem.shape.query_length + problem.shape.key_length
+        return {"window": (whole, None if problem.window[1] is None else whole)}
+
+    def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
+        yield "window", within(problem.window, problem.distances())
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        before, after = problem.window
+        windows: list[Window] = []
+        if before is not None and after is not None:
+            windows += [(before, None), (None, after)]
+        windows += [(less, after) for less in _fewer(before)]
+        windows += [(before, less) for less in _fewer(after)]
+        for window in windows:
+            yield {"window": window}
+
+
+def within(window: Window, ahead: IntArray) -> BoolArray:
+    """Return an array shaped like `ahead`, True where the window of a query includes a key.
+
+    `ahead` is the position of each key minus that of the query. `window` is how many
+    positions before and after the query's own it includes; None means no limit.
+    """
+    before, after = window
+    seen = np.ones(ahead.shape, np.bool_)
+    if before is not None:
+        seen &= ahead >= -before
+    if after is not None:
+        seen &= ahead <= after
+    return seen
+
+
+def _fewer(count: int | None) -> list[int]:
+    return sorted({0, count // 2, count - 1}) if count else []
+
+
+class _SoftCapEntry(FeatureEntry):
+    name = "soft cap"
+    step = OF_LOGITS
+    absent = MappingProxyType({"soft_cap": None})
+    numbers = MappingProxyType({"soft_cap": float | None})
+    drawn = ("soft_cap",)
+    feels_key_bias = True
+
+    def check(self, problem: Problem) -> None:
+        assert problem.soft_cap is not None
+        if not 0 < problem.soft_cap < math.inf:
+            raise WrongShape(f"soft_cap is {problem.soft_cap}; it is positive and finite")
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        yield f"soft cap {problem.soft_cap:g}"
+
+    def void(self, problem: Problem) -> dict[str, Any]:
+        return {"soft_cap": {"float64": 2.0**40, "float32": 2.0**20}.get(problem.dtype, 2.0**12)}
+
+    def on_logits(self, problem: Problem, logits: Array, hold: Exact) -> tuple[Array, Any]:
+        cap = problem.soft_cap
+        assert cap is not None
+        capped = hold(np.tanh(hold(logits / cap, "logits")), "logits")
+        return hold(cap * capped, "logits"), capped
+
+    def back_to_logits(self, problem: Problem, gradient: Array, kept: Any, hold: Exact) -> Array:
+        slope = hold(1.0 - kept**2, "logits")
+        return hold(gradient * slope, "probability")
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        cap = problem.soft_cap
+        if cap is not None and cap != 1:
+            for simple in (1.0, 2.0 ** round(math.log2(cap))):
+                if simple != cap:
+                    yield {"soft_cap": simple}
+
+    def code(self, problem: Problem) -> list[str]:
+        return [f"    logits = {problem.soft_cap!r} * np.tanh(logits / {problem.soft_cap!r})"]
+
+
+class _SinksEntry(FeatureEntry):
+    name = "sinks"
+    step = OF_SOFTMAX
+    absent = MappingProxyType({"sinks": None})
+    arrays = MappingProxyType({"sinks": ("heads",)})
+    trained = ("sinks",)
+    drawn = ("sinks",)
+    feels_key_bias = True
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        yield f"sinks {_listed(problem.sinks)}"
+
+    def void(self, problem: Problem) -> dict[str, Any]:
+        assert problem.sinks is not None
+        return {"sinks": problem.format.round(0 * problem.sinks - 30000.0)}
+
+    def code(self, problem: Problem) -> list[str]:
+        return [
+            "    peak = logits.real.max(axis=-1, keepdims=True)",
+            "    powers = np.exp(logits - peak)",
+            "    weights = powers / (powers.sum(-1, keepdims=True) + "
+            'np.exp(n["sinks"][:, None, None] - peak))',
+        ]
+
+
+class _AlibiEntry(FeatureEntry):
+    name = "alibi"
+    step = OF_LOGITS + 1
+    absent = MappingProxyType({"slopes": None})
+    arrays = MappingProxyType({"slopes": ("heads",)})
+    drawn = ("slopes", "slopes_of_alibi")
+    placed = True
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        yield f"ALiBi slopes {_listed(problem.slopes)}"
+
+    def void(self, problem: Problem) -> dict[str, Any]:
+        assert problem.slopes is not None
+        return {"slopes": 0.0 * problem.slopes}
+
+    def on_logits(self, problem: Problem, logits: Array, hold: Exact) -> tuple[Array, Any]:
+        slopes = problem.slopes
+        assert slopes is not None
+        distance = np.abs(
+            problem.position_of_queries[:, :, None] - problem.position_of_keys[:, None]
+        )
+        distance = distance.astype(slopes.dtype)
+        alibi = hold.lift(slopes[:, None, None] * distance[:, None])
+        return hold(logits - hold(alibi, "logits"), "logits"), None
+
+    def code(self, problem: Problem) -> list[str]:
+        distance = "abs(at_query[:, None, :, None] - at_key[:, None, None])"
+        return [f'    logits = logits - n["slopes"][:, None, None] * {distance}']
+
+
+class _RotaryEntry(FeatureEntry):
+    name = "rotary"
+    step = OF_HEADS + 1
+    absent = MappingProxyType({"rotary": None})
+    numbers = MappingProxyType({"rotary": Rotary | None})
+    drawn = ("rotary_halves", "rotary_interleaved", "rotary_partial", "rotary_far")
+    feels_key_bias = True
+    turns = True
+    placed = True
+
+    def check(self, problem: Problem) -> None:
+        rotary, head_size = problem.rotary, problem.shape.head_size
+        assert rotary is not None
+        if rotary.size not in range(2, head_size + 1, 2):
+            raise WrongShape(
+                f"rotary.size is {rotary.size}; "
+                f"it is even, positive and at most the head size, {head_size}"
+            )
+        if not 0 < rotary.base < math.inf:
+            raise WrongShape(f"rotary.base is {rotary.base}; it is positive and finite")
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        rotary = problem.rotary
+        assert rotary is not None
+        yield f"rotary positions, {rotary.size} components, {rotary.pairs}, base {rotary.base:g}"
+
+    def on_both(self, problem: Problem, kind: np.dtype[Any], hold: Exact) -> tuple[Any, Any]:
+        """Return the rotary tables for the queries and for the keys of a problem.
+
+        Both are taken from one table of all positions, so equal positions share their noise.
+        """
+        rotary = problem.rotary
+        assert rotary is not None
+        sides = (problem.position_of_queries, problem.position_of_keys)
+        positions = np.unique(np.concatenate([side.ravel() for side in sides]))
+        exponents = hold.lift(-math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size)
+        frequencies = np.exp(exponents)
+        angles = positions[:, None] * frequencies[..., None, :]
+        # Errors of angles come from the frequency, shared by all positions, and from the product.
+        wrong = hold.error(exponents, "angle") + hold.error(np.ones_like(exponents), "angle")
+        off = angles * wrong[..., None, :] + hold.error(angles, "angle")
+        cosine, sine = np.cos(angles), np.sin(angles)
+        # To first order, because float64 has no digits for the noise of a large angle in float64.
+        cosine, sine = cosine - off * sine, sine + off * cosine
+        cosine, sine = (hold(table.astype(kind), "logits") for table in (cosine, sine))
+
+        def of(tokens: IntArray) -> tuple[Array, Array]:
+            index = np.searchsorted(positions, tokens)
+            cosines, sines = (table[..., index, :][..., None, :, :] for table in (cosine, sine))
+            return cosines, sines
+
+        return of(sides[0]), of(sides[1])
+
+    def on_heads(
+        self, problem: Problem, side: str, heads: Array, given: Any, hold: Exact
+    ) -> tuple[Array, Any]:
+        assert problem.rotary is not None
+        cosine, sine = given
+        return _rotated(heads, problem.rotary, cosine, sine, hold), given
+
+    def back_to_heads(
+        self, problem: Problem, side: str, gradient: Array, kept: Any, hold: Exact
+    ) -> tuple[Array, dict[str, Array]]:
+        assert problem.rotary is not None
+        cosine, sine = kept
+        return _rotated(gradient, problem.rotary, cosine, -sine, hold), {}
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        rotary = problem.rotary
+        if rotary is not None and rotary.pairs != "halves":
+            yield {"rotary": dataclasses.replace(rotary, pairs="halves")}
+        if rotary is not None and rotary.size > 2:
+            yield {"rotary": dataclasses.replace(rotary, size=2)}
+
+    def fitted(self, problem: Problem, shape: Shape) -> dict[str, Any]:
+        """Turn no more components than the head size allows; if it allows none, do not rotate."""
+        rotary = problem.rotary
+        if rotary is None:
+            return {"rotary": None}
+        size = min(rotary.size, shape.head_size // 2 * 2)
+        return {"rotary": dataclasses.replace(rotary, size=size) if size else None}
+
+    def code(self, problem: Problem) -> list[str]:
+        return ["    q, k = turned(q, at_query), turned(k, at_key)"]
+
+    def code_before(self, problem: Problem) -> list[str]:
+        rotary = problem.rotary
+        assert rotary is not None
+        half = rotary.size // 2
+        one, other, axis = f":{half}", f"{half}:{rotary.size}", -2
+        if rotary.pairs == "interleaved":
+            one, other, axis = f":{rotary.size}:2", f"1:{rotary.size}:2", -1
+        turned = f"pairs.reshape(*x.shape[:-1], {rotary.size})"
+        return [
+            "def turned(x, at):  # rotary embedding",
+            f"    a, b, rest = x[..., {one}], x[..., {other}], x[..., {rotary.size}:]",
+            f"    rates = {float(rotary.base)!r} ** (-np.arange({half}) / {half})",
+            "    c, s = (f(at[:, None, :, None] * rates) for f in (np.cos, np.sin))",
+            f"    pairs = np.stack([a * c - b * s, b * c + a * s], axis={axis})",
+            f"    return np.concatenate([{turned}, rest], axis=-1)",
+        ]
+
+
+def _rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exact) -> Array:
+    """Return heads with their first `rotary.size` components rotated and the others unchanged.
+
+    Tables of cosines and sines are `[batch 1 length size/2]`.
+    """
+    half = rotary.size // 2
+    if rotary.pairs == "halves":
+        places = slice(half), slice(half, rotary.size)
+    else:
+        places = slice(0, rotary.size, 2), slice(1, rotary.size, 2)
+    first, second = (heads[..., place] for place in places)
+    halves = (
+        hold(hold(first * cosine, "logits") - hold(second * sine, "logits"), "tensor"),
+        hold(hold(second * cosine, "logits") + hold(first * sine, "logits"), "tensor"),
+    )
+    # Heads that are given, not projected, have one sample, but rounded tables have several.
+    turned = np.empty((*halves[0].shape[:-1], heads.shape[-1]), heads.dtype)
+    turned[..., rotary.size :] = heads[..., rotary.size :]
+    for place, half_turned in zip(places, halves, strict=True):
+        turned[..., place] = half_turned
+    return turned
+
+
+class _NormEntry(FeatureEntry):
+    name = "query/key norm"
+    step = OF_HEADS
+    absent = MappingProxyType({"norm": None})
+    arrays = MappingProxyType({"norm.query": ("head_size",), "norm.key": ("head_size",)})
+    trained = ("norm.query", "norm.key")
+    numbers = MappingProxyType({"epsilon": float | None})
+    value = Norm
+    drawn = ("norm",)
+    feels_key_bias = True
+    symbols = MappingProxyType({"norm.query": "gq", "norm.key": "gk"})
+
+    def told(self, problem: Problem) -> dict[str, Any]:
+        return {"epsilon": None if problem.norm is None else problem.norm.epsilon}
+
+    def check(self, problem: Problem) -> None:
+        assert problem.norm is not None
+        if not 0 < problem.norm.epsilon < math.inf:
+            raise WrongShape(f"norm.epsilon is {problem.norm.epsilon}; it is positive and finite")
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        assert problem.norm is not None
+        yield f"RMS norm of query and key heads, epsilon {problem.norm.epsilon:g}"
+
+    def on_heads(
+        self, problem: Problem, side: str, heads: Array, given: Any, hold: Exact
+    ) -> tuple[Array, Any]:
+        """Return heads x · g / √(mean(x²) + ε); the backward pass needs the quotients and roots."""
+        assert problem.norm is not None
+        squares = hold.contract("...bhqd,...bhqd->...bhq", heads, heads, "logits")
+        mean = hold(squares / heads.shape[-1], "logits")
+        root = hold(np.sqrt(mean + problem.norm.epsilon), "logits")[..., None]
+        normed = hold(heads / root, "tensor")
+        return hold(normed * getattr(problem.norm, side), "tensor"), (normed, root)
+
+    def back_to_heads(
+        self, problem: Problem, side: str, gradient: Array, kept: Any, hold: Exact
+    ) -> tuple[Array, dict[str, Array]]:
+        normed, root = kept
+        d_gain = hold.contract("...bhqd,...bhqd->...d", gradient, normed, "tensor")
+        d_normed = hold(gradient * getattr(problem.norm, side), "tensor")
+        along = hold.contract("...bhqd,...bhqd->...bhq", d_normed, normed, "logits")
+        mean = hold(along / problem.shape.head_size, "logits")[..., None]
+        across = hold(d_normed - hold(normed * mean, "logits"), "logits")
+        return hold(across / root, "tensor"), {f"norm.{side}": d_gain}
+
+    def code(self, problem: Problem) -> list[str]:
+        assert problem.norm is not None
+        text = []
+        for x, gain in (("q", "gq"), ("k", "gk")):
+            root = f"np.sqrt(({x} * {x}).mean(-1, keepdims=True) + {problem.norm.epsilon!r})"
+            text.append(f'    {x} = {x} / {root} * n["{gain}"]  # the RMS norm')
+        return text
+
+
+class _LengthsEntry(FeatureEntry):
+    name = "lengths"
+    step = OF_RULES
+    absent = MappingProxyType({"query_lengths": None, "key_lengths": None})
+    arrays = MappingProxyType({"query_lengths": ("batch",), "key_lengths": ("batch",)})
+    whole = True
+    drawn = ("key_lengths", "key_lengths_from_queries")
+
+    def parts(self, problem: Problem) -> tuple[str, ...]:
+        return tuple(name.replace("_", " ") for name in self.fields(problem))
+
+    def check(self, problem: Problem) -> None:
+        for name, lengths in self.fields(problem).items():
+            length = getattr(problem.shape, name.removesuffix("s"))
+            if not ((lengths >= 0) & (lengths <= length)).all():
+                raise WrongShape(f"{name} are {lengths.tolist()}; they are within 0 and {length}")
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        for of, lengths in (("queries", problem.query_lengths), ("keys", problem.key_lengths)):
+            if lengths is not None:
+                yield f"lengths of {of} {_listed(lengths)}"
+
+    def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
+        queries, keys = problem.used()
+        if problem.query_lengths is not None:
+            yield "query lengths", queries[:, None, :, None]
+        if problem.key_lengths is not None:
+            yield "key lengths", keys[:, None, None, :]
+
+    def cut(self, arrays: dict[str, Any], kept: Mapping[str, list[int]]) -> None:
+        """Count the kept tokens that are within the length."""
+        for name in self.arrays:
+            axis = name.removesuffix("s")
+            if name in arrays and axis in kept:
+                arrays[name] = (np.array(kept[axis]) < arrays[name][:, None]).sum(axis=1)
+
+
+class _SegmentsEntry(FeatureEntry):
+    name = "segments"
+    step = OF_RULES
+    absent = MappingProxyType({"segments": None})
+    arrays = MappingProxyType(
+        {
+            "segments.query": ("batch", "query_length"),
+            "segments.key": ("batch", "key_length"),
+        }
+    )
+    whole = True
+    value = Segments
+    drawn = ("segments", "two_segments")
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        assert problem.segments is not None
+        yield f"packed, {plural(len(np.unique(problem.segments.query)), 'segment')}"
+
+    def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
+        assert problem.segments is not None
+        query, key = problem.segments.query, problem.segments.key
+        yield "segments", query[:, None, :, None] == key[:, None, None, :]
+
+
+class _PositionsEntry(FeatureEntry):
+    name = "positions"
+    step = OF_RULES
+    absent = MappingProxyType({"positions": None})
+    arrays = MappingProxyType(
+        {
+            "positions.query": ("batch", "query_length"),
+            "positions.key": ("batch", "key_length"),
+        }
+    )
+    whole = True
+    value = Positions
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        yield "positions of their own"
+
+
+def _listed(values: Array | IntArray | None) -> str:
+    return some([f"{value:.3g}" for value in ([] if values is None else values)], 8)
+
+
+FEATURES: tuple[FeatureEntry, ...] = (
+    _WindowEntry(),
+    _SoftCapEntry(),
+    _SinksEntry(),
+    _AlibiEntry(),
+    _RotaryEntry(),
+    _NormEntry(),
+    _LengthsEntry(),
+    _SegmentsEntry(),
+    _PositionsEntry(),
+)
+"""All features, in the order of the fields of `Problem`."""
+
+IN_ORDER = tuple(sorted(FEATURES, key=lambda entry: entry.step))
+"""All features, in the order in which the definition applies them."""
+
+ARRAYS: Mapping[str, tuple[str, ...]] = {
+    name: axes for entry in FEATURES for name, axes in entry.arrays.items()
+}
+"""The arrays of all features, each with the fields of `Shape` that give the sizes of its axes."""
+
+ABSENT: Mapping[str, Any] = {
+    name: value for entry in FEATURES for name, value in entry.absent.items()
+}
+"""The fields of `Problem` that hold features, each with its value without the feature."""
+
+NO_RULES: Mapping[str, Any] = {
+    name: value
+    for entry in FEATURES
+    if entry.step == OF_RULES
+    for name, value in entry.absent.items()
+}
+"""Those of them that decide which keys a query may attend to, or where tokens stand."""
+
+
+def with_arrays(problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the problem that hold these arrays of features, by new arrays."""
+    fields: dict[str, Any] = {}
+    for name, array in arrays.items():
+        field, _, part = name.partition(".")
+        value: Any = array
+        if part:
+            value = fields.get(field, getattr(problem, field))
+            value = dataclasses.replace(value, **{part: array})
+        fields[field] = value
+    return fields
+
+
+def rounded(problem: Problem, to: Callable[[Any], Array]) -> dict[str, Any]:
+    """Return the fields that hold features with arrays of numbers, each array passed to `to`."""
+    numbers = {name for entry in FEATURES if not entry.whole for name in entry.arrays}
+    arrays = problem.feature_arrays()
+    return with_arrays(problem, {n: to(array) for n, array in arrays.items() if n in numbers})
