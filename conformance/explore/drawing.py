@@ -34,6 +34,7 @@ from conformance.cases.case import (
     on_tiles,
     rounded,
 )
+from conformance.definition import features
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.geometry import Fixed, Geometry, Pair, fixing
 from conformance.definition.problem import (
@@ -93,25 +94,9 @@ REGIMES: dict[str, Regime | None] = {
     "repeated-maxima": patterns.repeated_maxima,
 }
 FEATURES: dict[str, tuple[FeaturePattern, ...]] = {
-    "window": (
-        patterns.window,
-        patterns.window_tight,
-        patterns.window_before,
-        patterns.window_nothing_before,
-        patterns.window_nothing_after,
-    ),
-    "soft cap": (patterns.soft_cap,),
-    "sinks": (patterns.sinks,),
-    "alibi": (patterns.slopes, patterns.slopes_of_alibi),
-    "rotary": (
-        patterns.rotary_halves,
-        patterns.rotary_interleaved,
-        patterns.rotary_partial,
-        patterns.rotary_far,
-    ),
-    "query/key norm": (patterns.norm,),
-    "lengths": (patterns.key_lengths, patterns.key_lengths_from_queries),
-    "segments": (patterns.segments, patterns.two_segments),
+    entry.name: tuple(getattr(patterns, name) for name in entry.drawn)
+    for entry in features.FEATURES
+    if entry.drawn
 }
 """The ways to draw each feature; recipes contain the feature's name and the index of a way."""
 SCALES = (None, 0.75, 0.125, 2.0, 1.0, 0.0, -0.5, -1.5)

@@ -25,7 +25,8 @@ from conformance.adapter.base import Adapter
 from conformance.adapter.code import FRAMEWORKS, Example, lines
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter
-from conformance.definition.problem import NO_WINDOW, Problem, Shape, Weights
+from conformance.definition.features import FEATURES, OF_HEADS, OF_LOGITS, OF_RULES, OF_SOFTMAX
+from conformance.definition.problem import Problem, Shape, Weights
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.trial import Deviation, Trial
 from conformance.records.findings import INFINITE
@@ -46,8 +47,7 @@ NAMES = {
     "weights.value_bias": "bv",
     "weights.output_bias": "bo",
     "weights.score": "u",
-    "norm.query": "gq",
-    "norm.key": "gk",
+    **{name: symbol for entry in FEATURES for name, symbol in entry.symbols.items()},
 }
 """The names of weights and gains in a generated script; other arrays keep their own names."""
 
@@ -343,11 +343,8 @@ def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, 
         f"adapter = load({spec!r})",
         f"got = adapter.run(problem, Call(adapter.modes[{place}]{device})).{got}",
     ]
-    parts = [
-        name
-        for name in ("Norm", "Positions", "Rotary", "Segments")
-        if any(f"={name}(" in line for line in text)
-    ]
+    values = {kind for line in text for kind in re.findall(r"=([A-Z]\w+)\(", line)}
+    parts = sorted(values - {"Shape", "Weights"})
     imports = [
         "import numpy as np",
         "from conformance import Call, Problem, Shape",
@@ -364,26 +361,26 @@ def _optional_arguments(problem: Problem) -> list[str]:
         f'causal="{problem.causal}",': problem.causal is not None,
         'attn_bias=n["attn_bias"],': problem.attn_bias is not None,
         f"scale={problem.scale!r},": problem.scale is not None,
-        f"window={problem.window!r},": problem.window != NO_WINDOW,
-        f"soft_cap={problem.soft_cap!r},": problem.soft_cap is not None,
-        'sinks=n["sinks"],': problem.sinks is not None,
-        'slopes=n["slopes"],': problem.slopes is not None,
-        f"rotary={problem.rotary!r},": problem.rotary is not None,
     }
     arguments = [argument for argument, there in present.items() if there]
-    if problem.norm is not None:
-        gains = 'query=n["gq"], key=n["gk"]'
-        arguments.append(f"norm=Norm({gains}, epsilon={problem.norm.epsilon!r}),")
-    for name in ("query_lengths", "key_lengths"):
-        if (lengths := getattr(problem, name)) is not None:
-            arguments.append(f"{name}=np.array({literal(lengths)}),")
-    for name in ("segments", "positions"):
-        if (both := getattr(problem, name)) is not None:
-            sides = (
-                f"{side}=np.array({literal(getattr(both, side))})" for side in ("query", "key")
-            )
-            arguments.append(f"{name}={name.capitalize()}({', '.join(sides)}),")
+    for entry in FEATURES:
+        for name, value in entry.fields(problem).items():
+            if name in entry.arrays:
+                code = _array(name, value)
+            elif entry.value is None:
+                code = repr(value)
+            else:
+                sides = {array.partition(".")[2]: array for array in entry.arrays}
+                parts = [f"{side}={_array(a, getattr(value, side))}" for side, a in sides.items()]
+                parts += [f"{told}={number!r}" for told, number in entry.told(problem).items()]
+                code = f"{entry.value.__name__}({', '.join(parts)})"
+            arguments.append(f"{name}={code},")
     return arguments
+
+
+def _array(name: str, array: np.ndarray) -> str:
+    """Return code for an array of a feature: the dictionary of the script holds those of floats."""
+    return f'n["{_called(name)}"]' if array.dtype.kind == "f" else f"np.array({literal(array)})"
 
 
 def _at(index: tuple[int, ...]) -> str:
@@ -498,12 +495,7 @@ def _definition(problem: Problem, returned: str) -> list[str]:
         line = f'    {letter} = np.einsum("bse,ehd->bhsd", n["{source}"], n["W{letter}"])'
         named = {"q": "query", "k": "key", "v": "value"}[letter]
         text.append(line + (f' + n["b{letter}"][:, None]' if shape.has_bias(named) else ""))
-    if problem.norm is not None:
-        for x, gain in (("q", "gq"), ("k", "gk")):
-            root = f"np.sqrt(({x} * {x}).mean(-1, keepdims=True) + {problem.norm.epsilon!r})"
-            text.append(f'    {x} = {x} / {root} * n["{gain}"]  # the RMS norm')
-    if problem.rotary is not None:
-        text.append("    q, k = turned(q, at_query), turned(k, at_key)")
+    text += _code(problem, OF_HEADS, OF_LOGITS)
     if shape.group > 1:
         text.append(f"    k, v = k.repeat({shape.group}, axis=1), v.repeat({shape.group}, axis=1)")
     if shape.score == "additive":
@@ -516,27 +508,15 @@ def _definition(problem: Problem, returned: str) -> list[str]:
     elif shape.score != "additive" and shape.head_size != 1:
         logits += f" / np.sqrt({shape.head_size})"
     text.append(f"    logits = {logits}")
-    if problem.soft_cap is not None:
-        text.append(f"    logits = {problem.soft_cap!r} * np.tanh(logits / {problem.soft_cap!r})")
-    if problem.slopes is not None:
-        distance = "abs(at_query[:, None, :, None] - at_key[:, None, None])"
-        text.append(f'    logits = logits - n["slopes"][:, None, None] * {distance}')
+    text += _code(problem, OF_LOGITS, OF_RULES)
     if problem.attn_bias is not None:
         text.append('    logits = logits + n["attn_bias"]')
     if problem.allowed is not None:
         text.append("    logits = np.where(mask, logits, -np.inf)")
-    if problem.sinks is None:
-        text += [
-            "    powers = np.exp(logits - logits.real.max(axis=-1, keepdims=True))",
-            "    weights = powers / powers.sum(axis=-1, keepdims=True)  # the softmax",
-        ]
-    else:
-        text += [
-            "    peak = logits.real.max(axis=-1, keepdims=True)",
-            "    powers = np.exp(logits - peak)",
-            "    weights = powers / (powers.sum(-1, keepdims=True) + "
-            'np.exp(n["sinks"][:, None, None] - peak))',
-        ]
+    text += _code(problem, OF_SOFTMAX) or [
+        "    powers = np.exp(logits - logits.real.max(axis=-1, keepdims=True))",
+        "    weights = powers / powers.sum(axis=-1, keepdims=True)  # the softmax",
+    ]
     bias = ' + n["bo"]' if shape.has_bias("output") else ""
     end = {
         "output": f'np.einsum("bhqk,bhkd,hde->bqe", weights, v, n["Wo"]){bias}',
@@ -550,32 +530,20 @@ def _definition(problem: Problem, returned: str) -> list[str]:
     return [*before, "def attention(n):  # the definition", *text, f"    return {end}"]
 
 
-def _placed(problem: Problem) -> list[str]:
-    """Return code lines that assign positions and define the rotary embedding, if they are used.
+def _code(problem: Problem, first: float, end: float = math.inf) -> list[str]:
+    """Return the code lines of the features from one step of the definition to before another."""
+    entries = (entry for entry in problem.entries if first <= entry.step < end)
+    return [line for entry in entries for line in entry.code(problem)]
 
-    Return [] if neither is used.
-    """
-    rotary = problem.rotary
-    if rotary is None and problem.slopes is None:
+
+def _placed(problem: Problem) -> list[str]:
+    """Return code lines that assign positions and define what uses them; [] if nothing does."""
+    if not any(entry.placed for entry in problem.entries):
         return []
     sides = (problem.position_of_queries, problem.position_of_keys)
     at = ", ".join(f"np.array({literal(np.ascontiguousarray(side))})" for side in sides)
-    text = [f"at_query, at_key = {at}"]
-    if rotary is None:
-        return text
-    half = rotary.size // 2
-    one, other, axis = f":{half}", f"{half}:{rotary.size}", -2
-    if rotary.pairs == "interleaved":
-        one, other, axis = f":{rotary.size}:2", f"1:{rotary.size}:2", -1
-    return [
-        *text,
-        "def turned(x, at):  # rotary embedding",
-        f"    a, b, rest = x[..., {one}], x[..., {other}], x[..., {rotary.size}:]",
-        f"    rates = {float(rotary.base)!r} ** (-np.arange({half}) / {half})",
-        "    c, s = (f(at[:, None, :, None] * rates) for f in (np.cos, np.sin))",
-        f"    pairs = np.stack([a * c - b * s, b * c + a * s], axis={axis})",
-        f"    return np.concatenate([pairs.reshape(*x.shape[:-1], {rotary.size}), rest], axis=-1)",
-    ]
+    before = [line for entry in problem.entries for line in entry.code_before(problem)]
+    return [f"at_query, at_key = {at}", *before]
 
 
 def parameter(row: Parameter, shape: Shape) -> str:

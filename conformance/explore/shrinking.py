@@ -12,11 +12,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,8 @@ from conformance.adapter.base import Adapter
 from conformance.cases.case import StoredCase, assembled, rounded
 from conformance.cases.casefile import Failure, store
 from conformance.definition.dtypes import Array
-from conformance.definition.problem import (
-    INPUT_AXES,
-    NO_WINDOW,
-    WEIGHT_AXES,
-    Problem,
-    Shape,
-    Window,
-)
+from conformance.definition.features import ABSENT, ARRAYS, FEATURES, FeatureEntry, with_arrays
+from conformance.definition.problem import INPUT_AXES, WEIGHT_AXES, Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.drawing import SHARINGS
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
@@ -53,16 +48,7 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "cotangent": ("batch", "query_length", "output_width"),
     "mask": ("batch", "heads", "query_length", "key_length"),
     "attn_bias": ("batch", "heads", "query_length", "key_length"),
-    "sinks": ("heads",),
-    "slopes": ("heads",),
-    "norm.query": ("head_size",),
-    "norm.key": ("head_size",),
-    "query_lengths": ("batch",),
-    "key_lengths": ("batch",),
-    "segments.query": ("batch", "query_length"),
-    "segments.key": ("batch", "key_length"),
-    "positions.query": ("batch", "query_length"),
-    "positions.key": ("batch", "key_length"),
+    **ARRAYS,
 }
 """The fields of `Shape` that give the sizes of each array's axes, by the name of the array.
 
@@ -75,20 +61,6 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "widths": _WIDTHS,
 }
 """Fields of `Shape` that are reduced together, by a name that `_cut` accepts as an axis."""
-
-FEATURES = (
-    "window",
-    "soft_cap",
-    "sinks",
-    "slopes",
-    "rotary",
-    "norm",
-    "query_lengths",
-    "key_lengths",
-    "segments",
-    "positions",
-)
-"""The fields of a `Problem` that hold its features; a step removes one of these fields."""
 
 UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
 """Steps round numbers to multiples of these units, which are tried in this order."""
@@ -194,12 +166,20 @@ def _mode(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 
 def _without(name: str) -> Move:
-    nothing = NO_WINDOW if name == "window" else None
+    nothing = ABSENT.get(name)
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         there = getattr(trial.problem, name)
-        if there is not None and (name != "window" or there != NO_WINDOW):
+        if there is not None and not (isinstance(there, tuple) and there == nothing):
             yield trial.with_problem(trial.problem.replace(**{name: nothing}))
+
+    return move
+
+
+def _simpler_feature(entry: FeatureEntry) -> Move:
+    def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
+        for fields in entry.simpler(trial.problem):
+            yield trial.with_problem(trial.problem.replace(**fields))
 
     return move
 
@@ -210,40 +190,6 @@ def _causal_as_mask(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         causal = dict(problem.rules())["causal"]
         mask = causal if problem.mask is None else problem.mask & causal
         yield trial.with_problem(problem.replace(mask=mask, causal=None))
-
-
-def _narrower_window(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Yield trials whose window has a limit on one side only, then trials with smaller limits."""
-    before, after = trial.problem.window
-    windows: list[Window] = []
-    if before is not None and after is not None:
-        windows += [(before, None), (None, after)]
-    windows += [(less, after) for less in _fewer(before)]
-    windows += [(before, less) for less in _fewer(after)]
-    for window in windows:
-        yield trial.with_problem(trial.problem.replace(window=window))
-
-
-def _fewer(count: int | None) -> list[int]:
-    return sorted({0, count // 2, count - 1}) if count else []
-
-
-def _simpler_cap(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    cap = trial.problem.soft_cap
-    if cap is not None and cap != 1:
-        for simple in (1.0, 2.0 ** round(math.log2(cap))):
-            if simple != cap:
-                yield trial.with_problem(trial.problem.replace(soft_cap=simple))
-
-
-def _simpler_rotary(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    rotary = trial.problem.rotary
-    if rotary is not None and rotary.pairs != "halves":
-        halves = dataclasses.replace(rotary, pairs="halves")
-        yield trial.with_problem(trial.problem.replace(rotary=halves))
-    if rotary is not None and rotary.size > 2:
-        smaller = dataclasses.replace(rotary, size=2)
-        yield trial.with_problem(trial.problem.replace(rotary=smaller))
 
 
 def _biases(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
@@ -325,7 +271,7 @@ def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 _STRUCTURE: tuple[Move, ...] = (
     _dtype,
     _mode,
-    *map(_without, ("mask", "attn_bias", "causal", "scale", *FEATURES)),
+    *map(_without, ("mask", "attn_bias", "causal", "scale", *ABSENT)),
     _causal_as_mask,
     _biases,
     *map(_less, ("batch", "query_length", "key_length", "lengths", "kv_heads", "group")),
@@ -333,9 +279,7 @@ _STRUCTURE: tuple[Move, ...] = (
     _fewer_queries,
     _sharing,
     *map(_same_for_all, ("mask", "attn_bias")),
-    _narrower_window,
-    _simpler_cap,
-    _simpler_rotary,
+    *map(_simpler_feature, FEATURES),
 )
 
 
@@ -464,21 +408,11 @@ def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Prob
 
 
 def _features(problem: Problem, arrays: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """Return the fields of `Problem` that hold features, with the given arrays and for a new shape.
-
-    Rotary embeddings turn no more components than the new head size allows; if it allows none,
-    "rotary" is None.
-    """
-    fields: dict[str, Any] = {name: getattr(problem, name) for name in FEATURES}
-    if (rotary := problem.rotary) is not None:
-        size = min(rotary.size, shape.head_size // 2 * 2)
-        fields["rotary"] = dataclasses.replace(rotary, size=size) if size else None
-    for name, before in problem.feature_arrays().items():
-        # Simpler numbers are floats, but lengths, segments and positions are integers.
-        array = arrays[name].astype(before.dtype)
-        feature, _, side = name.partition(".")
-        fields[feature] = dataclasses.replace(fields[feature], **{side: array}) if side else array
-    return fields
+    """Return the fields that hold features, with the given arrays and for a new shape."""
+    fitted = (entry.fitted(problem, shape) for entry in FEATURES)
+    # Simpler numbers are floats, but lengths, segments and positions are integers.
+    given = {n: arrays[n].astype(old.dtype) for n, old in problem.feature_arrays().items()}
+    return reduce(operator.or_, fitted) | with_arrays(problem, given)
 
 
 def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
@@ -530,11 +464,8 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
     arrays: dict[str, Any] = _arrays(problem)
     if problem.mask is not None:
         arrays["mask"] = problem.mask
-    for name, axis_of in (("query_lengths", "query_length"), ("key_lengths", "key_length")):
-        if name in arrays and axis_of in positions:
-            # Count the kept positions that are within the length.
-            left = np.array(positions[axis_of]) < arrays[name][:, None]
-            arrays[name] = left.sum(axis=1)
+    for entry in FEATURES:
+        entry.cut(arrays, positions)
     for name, array in arrays.items():
         for place, field in enumerate(_AXES[name]):
             if field in positions and (array.shape[place] > 1 or name not in ("mask", "attn_bias")):
