@@ -522,6 +522,8 @@ class Family(NamedTuple):
         seen: functions that take observed values from a card, in order.
         subject: the part before the dot in the ids of the subjects of the feature's experiment, or
             "" if it has none.
+        keys: whether it determines which keys a query sees and where they are stored; the others
+            change the logits or their softmax.
     """
 
     name: str
@@ -530,6 +532,7 @@ class Family(NamedTuple):
     chapter: str = ""
     seen: tuple[Callable[[Card], list[Shown]], ...] = ()
     subject: str = ""
+    keys: bool = False
 
 
 def _own_key(card: Card) -> list[Shown]:
@@ -554,7 +557,7 @@ def _own_key(card: Card) -> list[Shown]:
 
 
 FAMILIES = (
-    Family("Window", frozenset({"window"}), seen=(_own_key,), subject="window"),
+    Family("Window", frozenset({"window"}), seen=(_own_key,), subject="window", keys=True),
     Family(
         "Soft cap",
         frozenset({"soft cap"}),
@@ -573,10 +576,11 @@ FAMILIES = (
         chapter="lengths",
         seen=(taking("lengths.counts"),),
         subject="lengths",
+        keys=True,
     ),
-    Family("Segments, packed", frozenset({"segments"}), frozenset({"Packed"}), "packed"),
-    Family("Positions", frozenset({"positions"}), chapter="positions"),
-    Family("Caches, pages", frozenset(), frozenset({"Cache", "Pages"}), "cache"),
+    Family("Segments, packed", frozenset({"segments"}), frozenset({"Packed"}), "packed", keys=True),
+    Family("Positions", frozenset({"positions"}), chapter="positions", keys=True),
+    Family("Caches, pages", frozenset(), frozenset({"Cache", "Pages"}), "cache", keys=True),
 )
 """The features, in the order of the report."""
 

@@ -24,7 +24,7 @@ from conformance.records.header import Implementation, Provenance
 from conformance.records.long import Climb, Reach, as_record, reaches
 from conformance.records.record import Exploration
 from conformance.reports import wording
-from conformance.reports.cards import Shown, glances_of
+from conformance.reports.cards import FAMILIES, Shown, glances_of
 from conformance.reports.gate.baseline import Baseline, Entry
 from conformance.reports.gate.judging import Claims, knower
 from conformance.reports.model import Accuracy, Column, Loaded, Point, Report, Trend
@@ -54,9 +54,8 @@ MOST_RECORD = 512 * 2**10
 MOST_TOGETHER = 16 * 2**20
 """The maximum sizes in bytes, in the repository, of one record and of all records in a folder."""
 
-FAMILIES_IN_TABLES = (
-    ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
-    ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
+FAMILIES_IN_TABLES = tuple(
+    tuple(family.name for family in FAMILIES if family.keys == keys) for keys in (True, False)
 )
 """The features in each of two tables: those that determine which keys a query sees and where they
 are stored, and those that change the logits or their softmax."""
