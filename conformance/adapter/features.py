@@ -674,10 +674,24 @@ class Unasked(Feature):
             yield replace(said, parts=said.parts | {*self.says})
 
 
+DECLARATIONS: tuple[type[Feature], ...] = (
+    Window,
+    SoftCap,
+    Sinks,
+    Alibi,
+    Lengths,
+    SegmentIds,
+    PositionIds,
+    RotaryTables,
+    RotaryBase,
+    HeadNorm,
+)
+"""The classes with which an adapter declares arguments."""
+
+
 def parts_of(problem: Problem) -> tuple[str, ...]:
     """Return the parts that a problem has, in the order of `PARTS`."""
-    lengths = {"key lengths": problem.key_lengths, "query lengths": problem.query_lengths}
-    present = {*problem.features, *(part for part, array in lengths.items() if array is not None)}
+    present = {part for entry in problem.entries for part in entry.parts(problem)}
     return tuple(part for part in PARTS if part in present)
 
 

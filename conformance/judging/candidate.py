@@ -51,16 +51,7 @@ _WORDS: Mapping[str, Any] = {
         Geometry,
         MaskArgument,
         Mode,
-        features.Alibi,
-        features.HeadNorm,
-        features.Lengths,
-        features.PositionIds,
-        features.RotaryBase,
-        features.RotaryTables,
-        features.SegmentIds,
-        features.Sinks,
-        features.SoftCap,
-        features.Window,
+        *features.DECLARATIONS,
     )
 }
 """The classes whose objects a declaration may contain, by name."""
