@@ -21,7 +21,7 @@ import numpy as np
 from conformance.cases.patterns import other_mask
 from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.problem import NO_WINDOW, Positions, Problem
+from conformance.definition.problem import Positions, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
@@ -227,6 +227,19 @@ def _same(
     return _judged(ex, name, {n: a for n, a in first.items() if n in noise}, second, noise, said)
 
 
+def _void(ex: Examination, name: str, feature: str, variant: str, said: str) -> Finding | None:
+    """Return the finding on whether a feature without effect changes the answer.
+
+    Return None if the problem or the implementation does not have the feature. The other arguments
+    are those of `_same`.
+    """
+    entry = next((entry for entry in ex.problem.entries if entry.name == feature), None)
+    if entry is None or not _applies(ex, feature):
+        return None
+    void, without = entry.void(ex.problem), entry.absent
+    return _same(ex, name, ex.problem.replace(**void), ex.problem.replace(**without), variant, said)
+
+
 def _judged(
     ex: Examination,
     name: str,
@@ -258,14 +271,8 @@ def _judged(
 def wide_window(ex: Examination) -> Finding | None:
     """Call the implementation with a window that includes all keys, and without a window. Both
     answers must be equal up to rounding noise."""
-    if not _applies(ex, "window"):
-        return None
-    shape, (_, after) = ex.problem.shape, ex.problem.window
-    whole = shape.query_length + shape.key_length
-    wide = ex.problem.replace(window=(whole, None if after is None else whole))
-    without = ex.problem.replace(window=NO_WINDOW)
     said = "a window of everything moves {array}"
-    return _same(ex, wide_window.id, wide, without, "no window", said)
+    return _void(ex, wide_window.id, "window", "no window", said)
 
 
 @requirement(
@@ -277,12 +284,8 @@ def wide_window(ex: Examination) -> Finding | None:
 def high_cap(ex: Examination) -> Finding | None:
     """Call the implementation with a soft cap far above the logits, and without one. Both answers
     must be equal up to rounding noise."""
-    if not _applies(ex, "soft cap"):
-        return None
-    cap = {"float64": 2.0**40, "float32": 2.0**20}.get(ex.dtype, 2.0**12)
-    without = ex.problem.replace(soft_cap=None)
     said = "a soft cap far above the logits moves {array}"
-    return _same(ex, high_cap.id, ex.problem.replace(soft_cap=cap), without, "no soft cap", said)
+    return _void(ex, high_cap.id, "soft cap", "no soft cap", said)
 
 
 @requirement(
@@ -294,11 +297,7 @@ def high_cap(ex: Examination) -> Finding | None:
 def low_sinks(ex: Examination) -> Finding | None:
     """Call the implementation with sinks of −30,000, and without sinks. Both answers must be equal
     up to rounding noise, except for the gradient of the sinks."""
-    if ex.problem.sinks is None or not _applies(ex, "sinks"):
-        return None
-    low = ex.problem.replace(sinks=ex.problem.format.round(0 * ex.problem.sinks - 30000.0))
-    without = ex.problem.replace(sinks=None)
-    return _same(ex, low_sinks.id, low, without, "no sinks", "sinks far below move {array}")
+    return _void(ex, low_sinks.id, "sinks", "no sinks", "sinks far below move {array}")
 
 
 @requirement(
@@ -310,11 +309,7 @@ def low_sinks(ex: Examination) -> Finding | None:
 def no_slopes(ex: Examination) -> Finding | None:
     """Call the implementation with ALiBi slopes of 0, and without slopes. Both answers must be
     equal up to rounding noise."""
-    if ex.problem.slopes is None or not _applies(ex, "alibi"):
-        return None
-    flat = ex.problem.replace(slopes=0.0 * ex.problem.slopes)
-    without = ex.problem.replace(slopes=None)
-    return _same(ex, no_slopes.id, flat, without, "no slopes", "slopes of 0 move {array}")
+    return _void(ex, no_slopes.id, "alibi", "no slopes", "slopes of 0 move {array}")
 
 
 @requirement(
@@ -359,8 +354,7 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
         raise Unsupported("its queries are its keys")
     query = cut(problem.query, queries)
     key = query if sharing == "self" else cut(problem.key, keys)
-    lengths = (problem.query_lengths, problem.key_lengths)
-    if problem.segments is not None or problem.positions is not None or lengths != (None, None):
+    if any(entry.whole for entry in problem.entries):
         raise AssertionError("only what all tokens share can be cut")
     return problem.replace(
         shape=replace(
@@ -442,8 +436,7 @@ def steps(ex: Examination) -> Finding | None:
     those up to the position of its last query. The outputs must equal those of a single pass, and
     the gradients must add up to its gradients, both up to rounding noise."""
     problem = ex.problem
-    ragged = (problem.query_lengths, problem.key_lengths, problem.segments, problem.positions)
-    if any(each is not None for each in ragged) or not ex.varies_arguments:
+    if any(entry.whole for entry in problem.entries) or not ex.varies_arguments:
         return None
     if problem.causal != "bottom-right" or problem.shape.sharing == "self":
         return None
