@@ -19,6 +19,7 @@ from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.definition.features import ARRAYS, NO_RULES, with_arrays
 from conformance.definition.problem import NO_WINDOW, Norm, Positions, Problem, Rotary, Shape
 from conformance.records.findings import NOTHING, Part, Phrase
 
@@ -305,17 +306,11 @@ def part(problem: Problem, entry: int, group: int) -> Problem:
         (1, shape.group, shape.query_length, size), (1, 1, shape.key_length, value)
     )
     changes = {name: cut(getattr(problem, name)) for name in ("mask", "attn_bias")}
-    for name in ("sinks", "slopes"):
-        array = getattr(problem, name)
-        changes[name] = None if array is None else array[heads]
-    for name in ("query_lengths", "key_lengths"):
-        array = getattr(problem, name)
-        changes[name] = None if array is None else array[b]
-    for name in ("segments", "positions"):
-        both = getattr(problem, name)
-        changes[name] = (
-            None if both is None else replace(both, query=both.query[b], key=both.key[b])
-        )
+    first = {"batch": b, "heads": heads}
+    changes |= with_arrays(
+        problem,
+        {n: a[first.get(ARRAYS[n][0], slice(None))] for n, a in problem.feature_arrays().items()},
+    )
     return problem.replace(
         shape=small,
         weights=identities(small),
@@ -378,12 +373,8 @@ def of_seen_keys(problem: Problem) -> Problem:
         value=problem.value[:, keys],
         mask=of_keys(np.array(allowed)),
         attn_bias=of_keys(problem.attn_bias),
-        positions=positions,
         causal=None,
-        window=NO_WINDOW,
-        segments=None,
-        query_lengths=None,
-        key_lengths=None,
+        **{**NO_RULES, "positions": positions},
     )
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation
-from conformance.definition.problem import NO_WINDOW, Positions, Problem
+from conformance.definition.features import FEATURES, NO_RULES, OF_LOGITS
+from conformance.definition.problem import Positions, Problem
 from conformance.records.findings import NOTHING, Argument, Phrase
 from conformance.records.numbers import LIMIT, ratios
 
@@ -63,8 +64,8 @@ About = Mapping[str, Argument]
 NO_MORE: About = MappingProxyType({})
 
 _SHARED = frozenset(
-    {"mask", "causal", "attn_bias", "scale", "window", "soft_cap", "sinks", "slopes"}
-    | {"query_lengths", "key_lengths", "segments", "positions"}
+    {"mask", "causal", "attn_bias", "scale"}
+    | {name for entry in FEATURES if entry.step >= OF_LOGITS for name in entry.absent}
 )
 """Fields of a problem that affect projections and scores at most through a rotary embedding."""
 
@@ -187,8 +188,7 @@ class Maker:
         rest: dict[str, Any] = {}
         if problem.features:
             there = Positions(query=problem.position_of_queries, key=problem.position_of_keys)
-            rest = {"window": NO_WINDOW, "positions": there, "segments": None}
-            rest |= dict.fromkeys(("query_lengths", "key_lengths"))
+            rest = {**NO_RULES, "positions": there}
         return self.asked(cause, about, mask=allowed, causal=None, **rest)
 
     def share(self, found: Stages, *more: str) -> None:
