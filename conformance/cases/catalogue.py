@@ -22,7 +22,7 @@ from conformance.cases import patterns
 from conformance.cases.case import FAMILIES, KEY_BIAS_IDLE, Case, StoredCase
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
 from conformance.definition.features import FEATURES
-from conformance.definition.geometry import LARGE, Fixed, Geometry, Grid, fixing
+from conformance.definition.geometry import LARGE, Fixed, Geometry, Grid, fixed_for, fixing
 from conformance.definition.problem import ARRAY_NAMES, Causal
 from conformance.errors import UnknownName
 
@@ -189,9 +189,7 @@ def posed(
         numbers: the numbers that its features fix, by fields of `Fixed`; see `Adapter.numbers`.
     """
     if numbers and not isinstance(case, StoredCase):
-        problem = case.problem("float64")
-        has = {"base": problem.rotary is not None, "norm_epsilon": problem.norm is not None}
-        fixed = fixing(fixed, **{name: n for name, n in numbers.items() if has[name]})
+        fixed = fixing(fixed, **fixed_for(case.problem("float64"), numbers))
     if fixed is not None and case.fixed is None and not isinstance(case, StoredCase):
         made = case.with_fixed(fixed)
         case = made if not made.beside or _fits(made) else case

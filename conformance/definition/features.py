@@ -98,10 +98,15 @@ class FeatureEntry:
         whole: whether these arrays hold integers instead of numbers in the problem's dtype.
         trained: the arrays that have gradients.
         numbers: what else it brings, by the name in case files, with its type.
+        hashed_if_absent: whether the hash of a problem with other features tells that these numbers
+            are absent; it must not for features that are added, so that no hash changes.
         value: the class of its value, if it has an array for queries and one for keys.
         drawn: the functions of `conformance.cases.patterns` with which a search draws it.
         feels_key_bias: whether the bias of keys, which else adds the same number to all logits of a
             row, affects the answer.
+        files: the names of its arrays in files of `conformance.diagnose`, each with others that are
+            understood.
+        options: what else such a file tells, with its type.
         symbols: the names of its arrays in generated scripts, if they have others there.
         turns: whether it turns heads by angles that grow with positions, and so does their noise.
         placed: whether its lines in generated scripts use the positions of tokens.
@@ -114,9 +119,12 @@ class FeatureEntry:
     whole: ClassVar[bool] = False
     trained: ClassVar[tuple[str, ...]] = ()
     numbers: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    hashed_if_absent: ClassVar[bool] = False
     value: ClassVar[type[Any] | None] = None
     drawn: ClassVar[tuple[str, ...]] = ()
     feels_key_bias: ClassVar[bool] = False
+    files: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    options: ClassVar[Mapping[str, type]] = MappingProxyType({})
     symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
     turns: ClassVar[bool] = False
     placed: ClassVar[bool] = False
@@ -247,6 +255,8 @@ class _WindowEntry(FeatureEntry):
     step = OF_RULES
     absent = MappingProxyType({"window": NO_WINDOW})
     numbers = MappingProxyType({"window": Window})
+    options = MappingProxyType({"window": str})
+    hashed_if_absent = True
     drawn = (
         "window",
         "window_tight",
@@ -306,6 +316,8 @@ class _SoftCapEntry(FeatureEntry):
     step = OF_LOGITS
     absent = MappingProxyType({"soft_cap": None})
     numbers = MappingProxyType({"soft_cap": float | None})
+    options = MappingProxyType({"soft_cap": float})
+    hashed_if_absent = True
     drawn = ("soft_cap",)
     feels_key_bias = True
 
@@ -346,6 +358,7 @@ class _SinksEntry(FeatureEntry):
     step = OF_SOFTMAX
     absent = MappingProxyType({"sinks": None})
     arrays = MappingProxyType({"sinks": ("heads",)})
+    files = MappingProxyType({"sinks": "sink"})
     trained = ("sinks",)
     drawn = ("sinks",)
     feels_key_bias = True
@@ -371,6 +384,7 @@ class _AlibiEntry(FeatureEntry):
     step = OF_LOGITS + 1
     absent = MappingProxyType({"slopes": None})
     arrays = MappingProxyType({"slopes": ("heads",)})
+    files = MappingProxyType({"slopes": "alibi_slopes"})
     drawn = ("slopes", "slopes_of_alibi")
     placed = True
 
@@ -401,6 +415,8 @@ class _RotaryEntry(FeatureEntry):
     step = OF_HEADS + 1
     absent = MappingProxyType({"rotary": None})
     numbers = MappingProxyType({"rotary": Rotary | None})
+    options = MappingProxyType({"rotary.base": float, "rotary.pairs": str, "rotary.size": int})
+    hashed_if_absent = True
     drawn = ("rotary_halves", "rotary_interleaved", "rotary_partial", "rotary_far")
     feels_key_bias = True
     turns = True
@@ -529,6 +545,9 @@ class _NormEntry(FeatureEntry):
     arrays = MappingProxyType({"norm.query": ("head_size",), "norm.key": ("head_size",)})
     trained = ("norm.query", "norm.key")
     numbers = MappingProxyType({"epsilon": float | None})
+    files = MappingProxyType({"norm.query": "q_norm", "norm.key": "k_norm"})
+    options = MappingProxyType({"norm.epsilon": float})
+    hashed_if_absent = True
     value = Norm
     drawn = ("norm",)
     feels_key_bias = True
@@ -582,6 +601,7 @@ class _LengthsEntry(FeatureEntry):
     step = OF_RULES
     absent = MappingProxyType({"query_lengths": None, "key_lengths": None})
     arrays = MappingProxyType({"query_lengths": ("batch",), "key_lengths": ("batch",)})
+    files = MappingProxyType({"query_lengths": "", "key_lengths": "lengths seqlens cache_seqlens"})
     whole = True
     drawn = ("key_lengths", "key_lengths_from_queries")
 
@@ -624,6 +644,7 @@ class _SegmentsEntry(FeatureEntry):
             "segments.key": ("batch", "key_length"),
         }
     )
+    files = MappingProxyType({"segments": "segment_ids"})
     whole = True
     value = Segments
     drawn = ("segments", "two_segments")
@@ -648,6 +669,7 @@ class _PositionsEntry(FeatureEntry):
             "positions.key": ("batch", "key_length"),
         }
     )
+    files = MappingProxyType({"positions": "position_ids"})
     whole = True
     value = Positions
 

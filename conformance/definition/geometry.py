@@ -500,6 +500,12 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise Unsupported(f"it always has biases{of}" if self.bias else "it has no biases")
 
 
+def fixed_for(problem: Problem, numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return those of the fixed numbers whose feature the problem has."""
+    has = {"base": problem.rotary is not None, "norm_epsilon": problem.norm is not None}
+    return {name: number for name, number in numbers.items() if has[name]}
+
+
 def fixing(fixed: Fixed | None, *, base: float = 0.0, norm_epsilon: float = 0.0) -> Fixed | None:
     """Return what is fixed for an implementation, with the numbers that are not 0 fixed too."""
     if not (base or norm_epsilon):

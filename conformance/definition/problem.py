@@ -506,8 +506,13 @@ class Problem:
         if self.heads_alone:
             hashed.update(b"heads alone")
         if self.features:
-            told = {name: value for entry in FEATURES for name, value in entry.told(self).items()}
-            hashed.update(repr(tuple(told.values())).encode())
+            told = [
+                value
+                for entry in FEATURES
+                if entry.hashed_if_absent or entry.fields(self)
+                for value in entry.told(self).values()
+            ]
+            hashed.update(repr(tuple(told)).encode())
         return hashed.hexdigest()
 
     def replace(self, **changes: Any) -> Problem:
