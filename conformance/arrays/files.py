@@ -18,6 +18,7 @@ from conformance.arrays.given import (
     Numbers,
 )
 from conformance.cases.casefile import File, look
+from conformance.definition.features import ABSENT, FEATURES
 from conformance.errors import BadArrays, WrongTensors
 from conformance.frameworks import framework
 
@@ -35,14 +36,7 @@ NAMES: Mapping[str, str] = {
     "bias": "attn_bias attention_bias",
     "weights": "attn_weights attention_weights attention probs",
     "log_sum_exp": "lse softmax_lse logsumexp",
-    "sinks": "sink",
-    "slopes": "alibi_slopes",
-    "query_lengths": "",
-    "key_lengths": "lengths seqlens cache_seqlens",
-    "segments": "segment_ids",
-    "positions": "position_ids",
-    "norm.query": "q_norm",
-    "norm.key": "k_norm",
+    **{name: others for entry in FEATURES for name, others in entry.files.items()},
     "gradient.output": "grad_output d_output dout do",
     "gradient.query": "grad_query d_query dq",
     "gradient.key": "grad_key d_key dk",
@@ -53,18 +47,13 @@ NAMES: Mapping[str, str] = {
 OPTIONS = {
     "causal": str,
     "scale": float,
-    "window": str,
-    "soft_cap": float,
+    **{name: kind for entry in FEATURES for name, kind in entry.options.items()},
     "mask_true": str,
     "layout": str,
     "heads": int,
     "kv_heads": int,
     "dtype": str,
     "accuracy": str,
-    "rotary.base": float,
-    "rotary.pairs": str,
-    "rotary.size": int,
-    "norm.epsilon": float,
 }
 """What files may tell besides arrays, and its type: a scalar or text in .npz, metadata in
 safetensors, or an entry of `options.json` in a folder."""
@@ -292,10 +281,15 @@ def arguments(arrays: Mapping[str, Numbers], options: Mapping[str, Any]) -> dict
             found[name] = option(name, str(value))
         elif "." not in name:
             found[name] = value
-    rotary = {n.partition(".")[2]: v for n, v in options.items() if n.startswith("rotary.")}
-    if rotary:
-        found["rotary"] = rotary
-    gains = {n.partition(".")[2]: a.values for n, a in arrays.items() if n.startswith("norm.")}
-    if gains or "norm.epsilon" in options:
-        found["norm"] = {**gains, "epsilon": options.get("norm.epsilon", 1e-6)}
+    found |= grouped({**arrays, **options})
+    return found
+
+
+def grouped(told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the parts of features, such as "rotary.base", by the feature, without the others."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in told.items():
+        group, _, part = name.partition(".")
+        if part and group in ABSENT:
+            found.setdefault(group, {})[part] = value
     return found

@@ -18,6 +18,7 @@ import numpy as np
 from conformance.arrays.configuration import told
 from conformance.cases.casefile import Tensor
 from conformance.definition.dtypes import DTYPES, Array, IntArray, dtype_of
+from conformance.definition.features import FEATURES
 from conformance.definition.problem import (
     NO_WINDOW,
     Answer,
@@ -527,10 +528,12 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 
 def _features(given: Given, shape: Shape) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("sinks", "slopes"):
-        array = getattr(given, name)
-        if array is not None:
-            found[name] = _sized(name, _floats(name, array).values.reshape(-1), shape.heads)
+    for entry in FEATURES:
+        for name, axes in entry.arrays.items() if entry.value is None else ():
+            array = getattr(given, name)
+            if array is not None:
+                values = _whole(name, array) if entry.whole else _floats(name, array).values
+                found[name] = _sized(name, values.reshape(-1), getattr(shape, axes[0]))
     if given.rotary is not None:
         options = given.rotary
         try:
@@ -554,10 +557,6 @@ def _features(given: Given, shape: Shape) -> dict[str, Any]:
             }
             norm = Norm(**gains, epsilon=float(norm.get("epsilon", 1e-6)))
         found["norm"] = norm
-    for name in ("query_lengths", "key_lengths"):
-        array = getattr(given, name)
-        if array is not None:
-            found[name] = _sized(name, _whole(name, array).reshape(-1), shape.batch)
     for name, kind in (("segments", Segments), ("positions", Positions)):
         array = getattr(given, name)
         if array is None:

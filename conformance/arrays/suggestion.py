@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.arrays.files import option
+from conformance.arrays.files import grouped, option
 from conformance.arrays.given import (
     LAYOUTS,
     Given,
@@ -20,6 +20,7 @@ from conformance.arrays.given import (
 from conformance.cases.casefile import Tensor, write
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import solve
+from conformance.definition.features import ARRAYS
 from conformance.errors import BadArrays, ConformanceError
 
 SEED = 20_240_601
@@ -74,16 +75,14 @@ def suggest(path: Path, arrays: Mapping[str, Numbers], told: Mapping[str, Any]) 
         made["mask"] = mask if "batch" in layout else mask[:1]
     if "bias" in arrays:
         made["bias"] = dtype_of(dtype).round(random.standard_normal((1, heads, queries, keys)))
-    if "sinks" in arrays:
-        made["sinks"] = dtype_of(dtype).round(random.standard_normal(heads))
+    for name in (name for name, axes in ARRAYS.items() if name in arrays and axes == ("heads",)):
+        made[name] = dtype_of(dtype).round(random.standard_normal(heads))
     kept = {
         name: option(name, str(value)) if name in ("causal", "window") else value
         for name, value in told.items()
         if "." not in name and name not in ("layout", "dtype", "accuracy", "mask_true")
     }
-    rotary = {n.partition(".")[2]: v for n, v in told.items() if n.startswith("rotary.")}
-    if rotary:
-        kept["rotary"] = rotary
+    kept |= grouped(told)
     if kept.get("causal") is True:
         kept["causal"] = "bottom-right"
     given = Given(

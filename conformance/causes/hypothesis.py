@@ -141,7 +141,8 @@ class Maker:
         def make() -> Stages:
             problem = self.problem.replace(**changes)
             stages = Stages(problem)
-            if changes.keys() <= _SHARED and not (problem.rotary and _moved(self.problem, problem)):
+            turned = any(entry.turns for entry in problem.entries)
+            if changes.keys() <= _SHARED and not (turned and _moved(self.problem, problem)):
                 self.share(stages)
             return stages
 
