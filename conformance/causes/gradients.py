@@ -16,7 +16,7 @@ from conformance.causes.logits import best_factor, unasked_alignments
 from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
-from conformance.definition.problem import NO_WINDOW
+from conformance.definition.features import FEATURES, OF_LOGITS
 from conformance.records.findings import NOTHING, Phrase
 
 Arrays = dict[str, Array]
@@ -546,20 +546,12 @@ def _of_norm(maker: Maker) -> Iterator[Hypothesis]:
 def _without_features(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses whose backward pass recomputes the weights without a feature."""
     problem = maker.problem
-    fields = {
-        "backward.weights-without-window": "window",
-        "backward.weights-without-cap": "soft_cap",
-        "backward.weights-without-sinks": "sinks",
-        "backward.weights-without-alibi": "slopes",
-        "backward.weights-without-segments": "segments",
-        "backward.weights-without-lengths": "key_lengths",
-    }
-    if problem.window == NO_WINDOW:
-        del fields["backward.weights-without-window"]
-    for cause, field in fields.items():
-        if getattr(problem, field) is not None:
-            plain = Stages(problem.replace(**{field: NO_WINDOW if field == "window" else None}))
+    for entry in FEATURES:
+        # Positions alone do not make other weights.
+        if entry.step >= OF_LOGITS and entry.name != "positions" and entry.fields(problem):
+            plain = Stages(problem.replace(**entry.absent))
             maker.share(plain)
+            cause = f"backward.weights-without-{entry.name.removeprefix('soft ')}"
             yield from _recomputed(maker, cause, lambda a, weights=plain.weights: weights)
 
 
