@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from conformance.adapter import features
 from conformance.adapter.arguments import CausalFlag, MaskArgument
 from conformance.adapter.base import Call, Mode, SideEffects
 from conformance.adapter.function import Function
@@ -26,7 +25,7 @@ from conformance.definition.problem import Answer, Problem
 from conformance.errors import ConformanceError, Unsupported, WrongDeclaration
 from conformance.frameworks import LACKS
 from conformance.frameworks.base import Evaluated, Framework, Natives, Request, Strides
-from conformance.judging.sandbox import Worker
+from conformance.judging.sandbox import DECLARABLE, Worker
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 MOST_SIZE = 1024
@@ -44,16 +43,7 @@ LEAST_SIZE = 2
 """The least head size or tile size in a declared geometry. With heads of size 1 the scale is 1, and
 a softmax over a tile of size 1 is 1, so mistakes in scale or softmax would not show."""
 
-_WORDS: Mapping[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        CausalFlag,
-        Geometry,
-        MaskArgument,
-        Mode,
-        *features.DECLARATIONS,
-    )
-}
+_WORDS: Mapping[str, Any] = {kind.__name__: kind for kind in DECLARABLE}
 """The classes whose objects a declaration may contain, by name."""
 
 _DECLARED = (

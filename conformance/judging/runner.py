@@ -380,20 +380,17 @@ class Said:
         self.kind, self.args, self.named = kind, args, named
 
 
-WORDS = (
-    "Alibi CausalFlag Geometry HeadNorm Lengths MaskArgument Mode PositionIds RotaryBase "
-    "RotaryTables SegmentIds Sinks SoftCap Window "
-).split()
-
-
 class Unsupported(Exception):
     """Raised by a candidate for a problem that it does not support."""
 
 
-def stand_in():
-    """Return a stand-in for the module `conformance`, which records declarations made with it."""
+def stand_in(words):
+    """Return a stand-in for the module `conformance`, which records declarations made with it.
+
+    `words` are the names of the classes with which candidates declare.
+    """
     module = types.ModuleType("conformance")
-    for word in WORDS:
+    for word in words:
         setattr(module, word, lambda *args, _kind=word, **named: Said(_kind, args, named))
 
     def attention_function(framework, *masks, **declaration):
@@ -555,7 +552,7 @@ class Host:
 
     def _import(self, head):
         self.id, name = head["id"], head["name"]
-        sys.modules["conformance"] = stand_in()
+        sys.modules["conformance"] = stand_in(head["words"])
         sys.modules.pop("__main__", None)
         sys.modules["__main__"] = types.ModuleType("__main__")
         try:

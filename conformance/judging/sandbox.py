@@ -40,9 +40,16 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from conformance.adapter.arguments import CausalFlag, MaskArgument
+from conformance.adapter.base import Mode
+from conformance.adapter.features import DECLARATIONS
 from conformance.definition.dtypes import Array
+from conformance.definition.geometry import Geometry
 from conformance.errors import ConformanceError
 from conformance.running.isolation import SLOWEST, Clock, stat_of
+
+DECLARABLE: tuple[type[Any], ...] = (CausalFlag, Geometry, MaskArgument, Mode, *DECLARATIONS)
+"""The classes whose objects a candidate's declaration may contain."""
 
 RUNNER = Path(__file__).with_name("runner.py")
 NOBODY = 65534
@@ -493,6 +500,7 @@ class Worker:
         """
         head = {"do": "import", "source": source, "file": file, "name": name}
         more = {"framework": framework, "frameworks": self._sandbox.warm, "profile": profiled}
+        more["words"] = [kind.__name__ for kind in DECLARABLE]
         reply, _ = self._exchange(head | more, (), self._sandbox.limits.start)
         if reply.raised is not None:
             raise Refused(str(reply.raised))
