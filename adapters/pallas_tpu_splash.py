@@ -5,7 +5,8 @@ kernel is made for one mask and has no batch axis, so it is mapped over the batc
 for all entries. Padding is expressed by segment ids, which are integers: a query attends to the
 keys with the same id. "Causal" is a mask too, aligned top-left unless it has an offset. There is no
 bias. A window is `LocalMask`, (keys before, keys after) the query's position, also aligned
-top-left; None means no limit on a side, but with None on both sides the kernel raises.
+top-left; None means no limit on a side, but with None on both sides the kernel raises. Chunks are
+`ChunkedCausalMask`, which is causal too: blocks of positions from the first key on, as in Llama 4.
 
 `attn_logits_soft_cap` is applied before the mask; None means no cap, and 0 makes all logits equal.
 Sinks are base-e logits, one for each query head, neither scaled nor capped; their gradient is a
@@ -38,6 +39,7 @@ import numpy as np
 from conformance import (
     Call,
     CausalFlag,
+    Chunk,
     Example,
     Function,
     MaskArgument,
@@ -62,6 +64,7 @@ FLAG = CausalFlag("CausalMask", alignment="top-left")
 SEGMENTS = SegmentIds("segment_ids.q", "segment_ids.kv of segments")
 FEATURES = (
     Window("LocalMask", none=None, alignment="top-left"),
+    Chunk("ChunkedCausalMask", alignment="top-left", causal=True),
     SoftCap("attn_logits_soft_cap", none=None),
     Sinks("sinks"),
     SEGMENTS,
@@ -136,13 +139,13 @@ class PallasTpuSplash(Function):
             if problem.shape.sharing != "self":
                 raise Unsupported("interpreted and not compiled: for self-attention only")
             return self.attend, None
-        window = given.get("LocalMask")
-        fixed = {"mask": _static(problem.shape, array, "CausalMask" in given, window)}
+        window, chunk = given.get("LocalMask"), given.get("ChunkedCausalMask")
+        fixed = {"mask": _static(problem.shape, array, "CausalMask" in given, window, chunk)}
 
         def static(query: Any, key: Any, value: Any, masks: Natives, **options: Any) -> Any:
             return self.attend(query, key, value, masks | fixed, **options)
 
-        return static, (window, None if array is None else np.asarray(array).tobytes())
+        return static, (window, chunk, None if array is None else np.asarray(array).tobytes())
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
@@ -164,6 +167,9 @@ class PallasTpuSplash(Function):
             if "LocalMask" in masks:
                 window = masks["LocalMask"]
                 mask &= splash.make_local_attention_mask((length, key.shape[2]), window)
+            if "ChunkedCausalMask" in masks:
+                area, chunk = (length, key.shape[2]), masks["ChunkedCausalMask"]
+                mask &= splash.splash_attention_mask.make_chunk_attention_mask(area, chunk)
             if masks.get("CausalMask"):
                 mask &= splash.make_causal_mask((length, key.shape[2]))
             # The segment ids alone hide the padding.
@@ -193,12 +199,13 @@ class PallasTpuSplash(Function):
         return jax.vmap(partial(one, mask))(*inputs)[:, :, :length]
 
 
-def _static(shape: Shape, array: Any, causal: bool, window: Any) -> Any:
+def _static(shape: Shape, array: Any, causal: bool, window: Any, chunk: Any) -> Any:
     """Return a `MultiHeadMask` for all heads, with lengths padded to multiples of the block size.
 
     A key is visible only if all of these allow it: `array`, `[heads query key]`, where True
-    attends; the causal mask, if `causal` is set; and `window`, (keys before, keys after). `array`
-    and `window` may be None, which allows all keys.
+    attends; the causal mask, if `causal` is set; `window`, (keys before, keys after); and `chunk`,
+    the size of chunks with a causal mask in each. All but `causal` may be None, which allows all
+    keys.
 
     Raises:
         Unsupported: if `array` has a batch axis.
@@ -209,6 +216,7 @@ def _static(shape: Shape, array: Any, causal: bool, window: Any) -> Any:
     area = (shape.query_length + rows, shape.key_length + columns)
     rules: list[Any] = [splash.CausalMask(area)] if causal else []
     rules += [] if window is None else [splash.LocalMask(area, window, 0)]
+    rules += [] if chunk is None else [splash.splash_attention_mask.ChunkedCausalMask(area, chunk)]
     if array is None:
         whole = reduce(and_, rules) if rules else splash.FullMask(area)
         return splash.MultiHeadMask([whole] * shape.heads)

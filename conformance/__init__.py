@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conformance.adapter.base import Mode as Mode
     from conformance.adapter.code import Example as Example
     from conformance.adapter.features import Alibi as Alibi
+    from conformance.adapter.features import Chunk as Chunk
     from conformance.adapter.features import HeadNorm as HeadNorm
     from conformance.adapter.features import Lengths as Lengths
     from conformance.adapter.features import PositionIds as PositionIds
@@ -62,8 +63,8 @@ _NAMES = {
     "conformance.adapter.arguments": "CausalFlag MaskArgument",
     "conformance.adapter.base": "Adapter Call Mode",
     "conformance.adapter.code": "Example",
-    "conformance.adapter.features": "Alibi HeadNorm Lengths PositionIds RotaryBase RotaryTables "
-    "SegmentIds Sinks SoftCap Window",
+    "conformance.adapter.features": "Alibi Chunk HeadNorm Lengths PositionIds RotaryBase "
+    "RotaryTables SegmentIds Sinks SoftCap Window",
     "conformance.adapter.function": "Function attention_function",
     "conformance.adapter.handing": "Cache Packed Pages",
     "conformance.adapter.native": "Layer",

@@ -144,6 +144,7 @@ MODERN = {
     "cap": lambda *_: {"soft_cap": 0.75},
     "slopes": lambda shape, random: {"slopes": random.uniform(0.1, 0.5, shape.heads)},
     "window": lambda *_: {"window": (1, 2)},
+    "chunk": lambda *_: {"chunk": 2},
     "left window": lambda *_: {"window": (1, None)},
     "lengths": _lengths,
     "segments": _segments,
@@ -275,6 +276,8 @@ def may_attend(problem: Problem, entry: int, head: int, query: int, key: int) ->
     if before is not None and there < stands - before:
         return False
     if after is not None and there > stands + after:
+        return False
+    if problem.chunk is not None and there // problem.chunk != stands // problem.chunk:
         return False
     return problem.mask is None or bool(broadcast(problem.mask, entry, head, query, key))
 

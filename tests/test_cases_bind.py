@@ -151,6 +151,13 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
                 if other != -1:
                     window = (other, problem.window[1]) if side == 0 else (problem.window[0], other)
                     yield name, how, problem.replace(window=window)
+    if problem.chunk is not None:
+        for how, size in (
+            ("left out", None),
+            ("one more", problem.chunk + 1),
+            ("one less", problem.chunk - 1),
+        ):
+            yield "chunk", how, problem.replace(chunk=size)
     if problem.soft_cap is not None:
         yield "soft_cap", "left out", problem.replace(soft_cap=None)
         yield "soft_cap", "twice", problem.replace(soft_cap=2.0 * problem.soft_cap)

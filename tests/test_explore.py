@@ -213,6 +213,7 @@ def test_features_are_drawn_where_they_are_declared_only():
     ("name", "feature"),
     [
         ("window-one-key-less-before", "window"),
+        ("chunk-one-more", "chunk"),
         ("cap-on-unscaled", "soft cap"),
         ("sink-twice", "sinks"),
         ("rotary-pairs-swapped", "rotary"),

@@ -18,6 +18,7 @@ from conformance import (
     Alibi,
     Call,
     CausalFlag,
+    Chunk,
     HeadNorm,
     Layer,
     Lengths,
@@ -51,6 +52,7 @@ BOTH = MaskArgument("mask", FULL, true="attends", number="added")
         (lambda: Window("w", form="left"), "w: form='left'; say one of 'left right', 'own and"),
         (lambda: Window("w", none=5), "w: none=5; say -1, 0 or None"),
         (lambda: Window("w", alignment="end"), "w: alignment='end'; say 'top-left' or"),
+        (lambda: Chunk("c", none=-1), "c: none=-1; say one of None, 0"),
         (lambda: Sinks("s", units="bits"), "s: units='bits'; say one of 'natural', 'log2'"),
         (lambda: Sinks("s", per="row"), "s: per='row'; say one of 'head', 'layer'"),
         (lambda: Alibi("a", axes="heads batch"), "a: axes='heads batch'; say one of 'heads', "),
@@ -305,6 +307,7 @@ def test_norms_of_heads():
 
 FEATURES = {
     "window": {"window": (1, 1)},
+    "chunk": {"chunk": 3},
     "soft cap": {"soft_cap": 5.0},
     "sinks": {"sinks": np.ones(3)},
     "alibi": {"slopes": np.ones(3)},
@@ -322,11 +325,39 @@ def test_what_is_not_declared_is_named(name):
     with pytest.raises(Unsupported, match=f"^no {name}$"):
         MaskTable().spell(problem)
     masked = MaskTable((ATTENDS,))
-    if name in ("window", "query lengths", "key lengths", "segments"):
+    if name in ("window", "chunk", "query lengths", "key lengths", "segments"):
         assert masked.spell(problem).arguments.keys() == {"mask"}
         return
     with pytest.raises(Unsupported, match=f"^no {name}$"):
         masked.spell(problem)
+
+
+@pytest.mark.parametrize("includes", [True, False])
+@pytest.mark.parametrize("causal", ["top-left", None])
+def test_chunks_that_include_the_causal_mask(causal, includes):
+    problem = ask(SQUARE, causal=causal).replace(chunk=3)
+    table = MaskTable(features=(Chunk("c", alignment="top-left", causal=includes),))
+    if bool(causal) == includes:
+        assert table.spell(problem).arguments == {"c": 3}
+        return
+    with pytest.raises(Unsupported):
+        table.spell(problem)
+
+
+def test_blocks_are_counted_from_the_first_key():
+    """Not from the first of a segment, and not from a position, unless that is passed."""
+    chunk = Chunk("c", alignment="top-left")
+    ids = np.array([[0, 0, 1, 1]] * SQUARE[0])
+    at = np.arange(4)[None] + np.full((SQUARE[0], 1), 2)
+    packed = ask(SQUARE).replace(chunk=3, segments=Segments(query=ids, key=ids))
+    later = ask(SQUARE).replace(chunk=3, positions=Positions(query=at, key=at))
+    with pytest.raises(Unsupported):
+        MaskTable(features=(chunk, SegmentIds("ids"))).spell(packed)
+    with pytest.raises(Unsupported):
+        MaskTable(features=(chunk,)).spell(later)
+    placed = MaskTable(features=(chunk, PositionIds("at", of=("chunk",)))).spell(later)
+    assert placed.arguments["c"] == 3
+    assert placed.arguments["at"].tolist() == at.tolist()
 
 
 # Every encoding of every problem, decoded by hand

@@ -17,6 +17,7 @@ from mutants.miniatures import MASK
 from conformance import (
     Alibi,
     CausalFlag,
+    Chunk,
     Lengths,
     RotaryTables,
     Sinks,
@@ -141,9 +142,51 @@ def test_a_window_may_need_the_causal_flag():
     assert values(adapter, "windows")["window=0, equal lengths"].endswith("all before and 0 after")
 
 
+def chunked(*, end=False, causal=True):
+    """Blocks of positions from the first key on; the last query may have the last position."""
+
+    def logits(found, chunk):
+        queries, keys = found.shape[-2:]
+        at = np.arange(queries) + (keys - queries if end else 0)
+        seen = at[:, None] // chunk == np.arange(keys) // chunk
+        seen &= (distances(found, end=end) <= 0) | (not causal)
+        return np.where(seen, found, -np.inf)
+
+    return logits
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
+def test_chunks_may_be_causal(declared, causal):
+    feature = Chunk("chunk", alignment="top-left", causal=declared)
+    adapter = fake(chunked(causal=causal), masks=(), features=(feature,))
+    entry = entries(adapter, "chunks")["chunk=3, equal lengths"]
+    assert entry.agrees == (declared == causal)
+    told = f"blocks of 3 keys from the first key on, {'causal' if causal else 'both ways'}"
+    assert say(entry.value) == told
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("declared", ["top-left", "bottom-right"])
+def test_chunks_count_queries_from_one_end(declared, end):
+    feature = Chunk("chunk", alignment=declared, causal=True)
+    adapter = fake(chunked(end=end), masks=(), features=(feature,))
+    entry = entries(adapter, "chunks")["chunk=3, fewer queries than keys"]
+    told = "bottom-right" if end else "top-left"
+    assert entry.agrees == (told == declared)
+    assert say(entry.value).endswith(told)
+
+
+def test_chunks_that_are_ignored_show_every_key():
+    feature = Chunk("chunk", alignment="top-left")
+    adapter = fake(lambda found, chunk: found, masks=(), features=(feature,))
+    assert set(values(adapter, "chunks").values()) == {"every key"}
+    assert not any(entry.agrees for entry in entries(adapter, "chunks").values())
+
+
 def test_experiments_on_features_are_for_those_who_have_them():
     known = {item.name: item for item in EXPERIMENTS}
-    names = ("windows", "lengths", "soft-cap", "sinks", "alibi", "rotary")
+    names = ("windows", "chunks", "lengths", "soft-cap", "sinks", "alibi", "rotary")
     assert all(known[name].needs for name in names)
     plain = fake(usual)
     assert not any(known[name].modes(plain) for name in names)

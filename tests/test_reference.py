@@ -294,6 +294,7 @@ NOTHING = {
     "cap": {"soft_cap": 1e12},
     "sinks": {"sinks": np.full(4, -np.inf)},
     "slopes": {"slopes": np.zeros(4)},
+    "chunk": {"chunk": 5},
     "lengths": {"query_lengths": np.array([3, 3]), "key_lengths": np.array([5, 5])},
     "segments": {"segments": Segments(query=np.zeros((2, 3), int), key=np.zeros((2, 5), int))},
     "positions": {

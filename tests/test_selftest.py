@@ -84,6 +84,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "storage",
         "length",
         "declared sizes",
+        "chunk",
         "window",
         "cap",
         "sink",

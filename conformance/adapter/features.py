@@ -30,7 +30,7 @@ Static = bool | int | float | str | tuple[Any, ...] | None
 """A plain value, which is passed unchanged and is a constant in a compiled program."""
 Value = np.ndarray | Static
 
-MASKABLE = ("key lengths", "query lengths", "segments", "window", "alibi")
+MASKABLE = ("key lengths", "query lengths", "segments", "window", "chunk", "alibi")
 """The parts of a problem that a mask or an additive bias can express."""
 PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm")
 """The parts of a problem other than mask, causal mask and bias.
@@ -270,6 +270,41 @@ class Window(Feature):
 
 
 @dataclass(frozen=True)
+class Chunk(Feature):
+    """An argument for the size of chunks: a query attends only to keys in its block of positions.
+
+    Args:
+        name: the name of the argument.
+        none: the value that stands for no chunks: None or 0.
+        alignment: how queries are aligned with keys if their lengths differ; None if the
+            implementation rejects such a call. Blocks are counted from the first key.
+        causal: whether the argument includes the causal mask.
+    """
+
+    name: str
+    none: int | None = None
+    alignment: Causal | None = None
+    causal: bool = False
+    says: ClassVar[tuple[str, ...]] = ("chunk",)
+
+    def __post_init__(self) -> None:
+        check_alignment(self.name, self.alignment)
+        check_choices(self.name, none=(self.none, (None, 0)))
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return (*self.says, *(("causal",) if self.causal else ()))
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        from_first = problem.position_of_keys == np.arange(problem.shape.key_length)
+        counted = "chunk" in said.placed or from_first.all()
+        if problem.chunk is None or not counted:
+            return
+        if said.agrees(problem, "chunk", self.alignment) and (problem.causal or not self.causal):
+            yield said.saying(*self.covers, **{self.name: int(problem.chunk)})
+
+
+@dataclass(frozen=True)
 class SoftCap(Feature):
     """An argument for a cap, with which logits become cap · tanh(logits / cap).
 
@@ -473,7 +508,8 @@ class PositionIds(_Ids):
     Args:
         query: the name of the argument for queries.
         key: the name of the argument for keys; "" or the same name if one array serves for both.
-        of: the parts that use these positions: some of "rotary", "alibi", "window" and "causal".
+        of: the parts that use these positions: some of "rotary", "alibi", "window", "chunk" and
+            "causal".
         dtype: the integer dtype that the arrays must have.
     """
 
@@ -485,7 +521,7 @@ class PositionIds(_Ids):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = ("rotary", "alibi", "window", "causal")
+        known = ("rotary", "alibi", "window", "chunk", "causal")
         if not self.of or not set(self.of) <= set(known):
             raise WrongDeclaration(f"{self.query}: of={self.of!r}; say some of {_list(known)}")
 
@@ -676,6 +712,7 @@ class Unasked(Feature):
 
 DECLARATIONS: tuple[type[Feature], ...] = (
     Window,
+    Chunk,
     SoftCap,
     Sinks,
     Alibi,

@@ -613,6 +613,11 @@ def _before(shape: Shape) -> int:
     return max(2, shape.key_length // 3, shape.query_length - shape.key_length + 1)
 
 
+def chunk(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return chunks of three positions, or of a third of the keys: the last one is not full."""
+    return {"chunk": max(3, shape.key_length // 3 + 1)}
+
+
 def soft_cap(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return a soft cap of 1.5, which matters because logits of ordinary cases reach about 4."""
     return {"soft_cap": 1.5}

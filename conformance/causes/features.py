@@ -16,6 +16,7 @@ import numpy as np
 from conformance.causes.hypothesis import CHUNKS, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
+from conformance.definition.features import within_chunks
 from conformance.definition.problem import (
     NO_WINDOW,
     Pairs,
@@ -41,6 +42,8 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     problem = maker.problem
     if problem.window != NO_WINDOW:
         yield from _window(maker, problem.window)
+    if problem.chunk is not None:
+        yield from _chunk(maker, problem.chunk)
     if problem.soft_cap is not None:
         yield from _soft_cap(maker, problem.soft_cap)
     if problem.sinks is not None:
@@ -206,6 +209,29 @@ def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
         in_blocks = base & within(window, blocks)
         if not np.array_equal(in_blocks, maker.right.allowed):
             yield maker.masked("window.in-blocks", in_blocks, {"size": size})
+
+
+def _chunk(maker: Maker, size: int) -> Iterator[Hypothesis]:
+    problem, base = maker.problem, _without(maker.problem, "chunk")
+    p, r = problem.position_of_queries, problem.position_of_keys
+    yield maker.asked("chunk.not-applied", chunk=None)
+    for other in (size - 1, size + 1, 2 * size):
+        if other > 0:
+            yield _asked(maker, "chunk.of", {"size": other}, chunk=other)
+    yield _asked(maker, "chunk.as-window", chunk=None, window=(size - 1, 0))
+    if problem.causal is not None:
+        both = _without(problem, "causal")
+        yield maker.masked("chunk.in-place-of-causal", both)
+    first = p.min(axis=1, keepdims=True)
+    again = {
+        "chunk.from-first-query": within_chunks(size, p - first, r - first),
+        "chunk.of-rows": within_chunks(size, p - first, r),
+        "chunk.with-one-before": within_chunks(size, p, r) | within_chunks(size, p - size, r),
+    }
+    for cause, seen in again.items():
+        allowed = base & seen[:, None]
+        if not np.array_equal(allowed, maker.right.allowed):
+            yield maker.masked(cause, allowed)
 
 
 def _without(problem: Problem, *left_out: str) -> BoolArray:

@@ -677,6 +677,36 @@ class _PositionsEntry(FeatureEntry):
         yield "positions of their own"
 
 
+class _ChunkEntry(FeatureEntry):
+    name = "chunk"
+    step = OF_RULES
+    absent = MappingProxyType({"chunk": None})
+    numbers = MappingProxyType({"chunk": int | None})
+    drawn = ("chunk",)
+
+    def check(self, problem: Problem) -> None:
+        assert problem.chunk is not None
+        if problem.chunk < 1:
+            raise WrongShape(
+                f"chunk is {problem.chunk}; it is at least 1, and None means no chunks"
+            )
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        yield f"chunks of {plural(problem.chunk or 0, 'position')}"
+
+    def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
+        queries, keys = problem.position_of_queries, problem.position_of_keys
+        yield "chunk", within_chunks(problem.chunk or 1, queries, keys)[:, None]
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        yield from ({"chunk": less} for less in _fewer(problem.chunk) if less)
+
+
+def within_chunks(size: int, queries: IntArray, keys: IntArray) -> BoolArray:
+    """Return `[... query key]`, True where positions are in the same block of `size` positions."""
+    return np.asarray(queries[..., :, None] // size == keys[..., None, :] // size)
+
+
 def _listed(values: Array | IntArray | None) -> str:
     return some([f"{value:.3g}" for value in ([] if values is None else values)], 8)
 
@@ -691,6 +721,7 @@ FEATURES: tuple[FeatureEntry, ...] = (
     _LengthsEntry(),
     _SegmentsEntry(),
     _PositionsEntry(),
+    _ChunkEntry(),
 )
 """All features, in the order of the fields of `Problem`."""
 

@@ -293,6 +293,8 @@ class Problem:
         positions: the positions of tokens; None if they follow from the lengths, the segments and
             the alignment. If they are given, both alignments of the causal mask mean that a key is
             visible iff its position is not beyond the query's.
+        chunk: the size of the blocks of positions, counted from position 0, beyond which no query
+            sees a key; None if there are none.
 
     Raises:
         WrongShape: if an array does not fit the shape, or a number of a feature is out of range.
@@ -321,6 +323,7 @@ class Problem:
     key_lengths: IntArray | None = None
     segments: Segments | None = None
     positions: Positions | None = None
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         for name, wanted in self.shape.input_shapes().items():

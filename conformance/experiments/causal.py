@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, Native
-from conformance.adapter.features import Lengths, Window
+from conformance.adapter.features import Chunk, Lengths, Window
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import BoolArray, dtype_of
+from conformance.definition.features import within_chunks
 from conformance.definition.problem import Causal, Problem, Shape, causal_mask, within
 from conformance.definition.problem import Window as Limits
 from conformance.experiments.blocked_keys import row_output
@@ -392,6 +393,68 @@ def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
         return Phrase("window.sees", about)
     aligned = Phrase(f"causal.{alignment}")
     return Phrase("window.sees-aligned", about | {"alignment": aligned})
+
+
+@topic(
+    "chunks",
+    "Chunks",
+    "Which keys does a size of chunks show, and from where are queries counted if lengths differ?",
+    place=43,
+    every_mode=True,
+    shared=True,
+    needs=(Chunk,),
+)
+def chunks(lab: Laboratory) -> Iterator[Entry]:
+    """Set the size of chunks to 2 and 3, with equal and with different numbers of queries and keys.
+    Find the blocks of positions that predict the attention weights."""
+    for argument in lab.features(Chunk):
+        for told, sizes in WINDOW_LENGTHS[:1] if lab.sharing == "self" else WINDOW_LENGTHS:
+            problem = lab.problem(sizes)
+            square = sizes.query == sizes.key
+            for size in (2, 3):
+                found = lab.ask(problem, {argument.name: size})
+                subject = Phrase(
+                    "chunk.alone",
+                    {"argument": argument.name, "value": str(size), "lengths": told},
+                )
+                said = REFUSED
+                if square or argument.alignment is not None:
+                    alignment = argument.alignment or "top-left"
+                    said = _of_chunk(problem.shape, size, alignment, argument.causal)
+                if isinstance(found, Refused):
+                    yield agreeing(subject, found.value, found.told, said)
+                else:
+                    yield agreeing(subject, _seen_chunk(lab, found), _rows_of(found, 3), said)
+
+
+def _seen_chunk(lab: Laboratory, found: Seen) -> Phrase:
+    """Return the phrase for the first blocks that explain the weights, or `UNEXPLAINED`."""
+    shape = found.problem.shape
+    if lab.alike(found, lab.unmasked(found)):
+        return EVERY_KEY
+    for size, alignment, causal in itertools.product(
+        range(1, shape.key_length), ALIGNMENTS, (True, False)
+    ):
+        visible = np.broadcast_to(_in_chunks(shape, size, alignment, causal), shape.logits)
+        if follows(lab, found, visible):
+            return _of_chunk(shape, size, alignment, causal)
+    return UNEXPLAINED
+
+
+def _in_chunks(shape: Shape, size: int, alignment: Causal, causal: bool) -> BoolArray:
+    """Return a mask `[1 1 query key]`, True for the keys in the block of each query's position."""
+    offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
+    queries, keys = np.arange(shape.query_length) + offset, np.arange(shape.key_length)
+    seen = within_chunks(size, queries, keys)[None, None]
+    return seen & causal_mask(shape, alignment) if causal else seen
+
+
+def _of_chunk(shape: Shape, size: int, alignment: Causal, causal: bool) -> Phrase:
+    direction = Phrase("chunk.causal" if causal else "chunk.both-ways")
+    about: dict[str, Argument] = {"size": str(size), "causal": direction}
+    if shape.query_length == shape.key_length:
+        return Phrase("chunk.sees", about)
+    return Phrase("chunk.sees-aligned", about | {"alignment": Phrase(f"causal.{alignment}")})
 
 
 @topic(

@@ -16,6 +16,7 @@ from conformance.adapter.arguments import CausalFlag, MaskArgument
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.features import (
     Alibi,
+    Chunk,
     HeadNorm,
     Lengths,
     PositionIds,
@@ -183,9 +184,10 @@ class Featureful(Contestant):
     ) -> None:
         end = alignment == "bottom-right"
         super().__init__(name, type(kind.__name__, (kind,), {"end": end}), alignment)
-        every = ("rotary", "alibi", "window", "causal")
+        every = ("rotary", "alibi", "window", "chunk", "causal")
         self.features = (
             Window("window", alignment=alignment),
+            Chunk("chunk", alignment=alignment),
             SoftCap("soft_cap"),
             Sinks("sinks"),
             Alibi("slopes", alignment=alignment),

@@ -220,6 +220,8 @@ class Featured(Attention):
         yield from super().visible()
         if self.argument("window") is not None:
             yield self.in_window(self.distance())
+        if self.argument("chunk") is not None:
+            yield self.in_chunk(self.query_positions(), self.key_positions())
         if self.argument("key_lengths") is not None:
             yield self.keys_in_use()
         if self.argument("query_lengths") is not None:
@@ -241,6 +243,13 @@ class Featured(Attention):
         if before >= 0:
             seen &= distance >= -before
         return seen & (distance <= after) if after >= 0 else seen
+
+    def chunk_size(self) -> int:
+        return self.argument("chunk")
+
+    def in_chunk(self, queries: Array, keys: Array) -> Array:
+        size = self.chunk_size()
+        return (queries[:, :, None] // size == keys[:, None] // size)[:, None]
 
     def keys_in_use(self) -> Array:
         return (np.arange(self.keys) < self.used("key")[:, None])[:, None, None]

@@ -13,7 +13,7 @@ import numpy as np
 
 from conformance.cases.catalogue import case_of
 from conformance.definition.dtypes import BFLOAT16, FLOAT16
-from conformance.definition.problem import ranks
+from conformance.definition.problem import ranks, within
 from mutants.attention import Attention
 from mutants.contestant import Contestant, Featureful
 from mutants.featured import Array, Featured
@@ -127,6 +127,68 @@ def _weights_without(*names: str) -> Callable[[Featured], Array]:
 
     return weights_again
 
+
+# Chunks.
+
+_add = _chapter("chunk", "chunk-causal/self")
+AFTER_HISTORY = "chunk-after-history/gqa"
+
+
+def _chunks(change: Callable[[int], int]) -> Callable[..., Any]:
+    return lambda a: change(Featured.chunk_size(a))
+
+
+_add("chunk-ignored", "accepts chunks and drops them", chunk_size=lambda a: 2**20)
+_add("chunk-one-less", "makes chunks one position shorter", chunk_size=_chunks(lambda n: n - 1))
+_add("chunk-one-more", "makes chunks one position longer", chunk_size=_chunks(lambda n: n + 1))
+_add("chunk-twice", "makes chunks twice as long", chunk_size=_chunks(lambda n: 2 * n))
+_add(
+    "chunk-as-window",
+    "slides: sees as many keys as a chunk has, ending with the own key",
+    in_chunk=lambda a, p, r: within((a.chunk_size() - 1, 0), r[:, None] - p[:, :, None])[:, None],
+)
+_add(
+    "chunk-in-place-of-causal",
+    "leaves the causal mask out beside chunks",
+    triangle=_beside("triangle", _has("chunk"), lambda a: np.ones((1, 1, 1, 1), bool)),
+)
+_add(
+    "chunk-always-causal",
+    "sees nothing after the query beside chunks, although nothing is causal",
+    case="chunk/cross",
+    in_chunk=lambda a, p, r: Featured.in_chunk(a, p, r) & (r[:, None] <= p[:, :, None])[:, None],
+)
+_add(
+    "chunk-from-first-query",
+    "counts chunks from the first query, not from the first key",
+    case=AFTER_HISTORY,
+    in_chunk=lambda a, p, r: Featured.in_chunk(a, p - p[:, :1], r - p[:, :1]),
+)
+_add(
+    "chunk-of-rows",
+    "takes the row of a query for its position",
+    case=AFTER_HISTORY,
+    in_chunk=lambda a, p, r: Featured.in_chunk(a, p - p[:, :1], r),
+)
+_add(
+    "chunk-with-one-before",
+    "sees the chunk before its own too",
+    in_chunk=lambda a, p, r: (
+        Featured.in_chunk(a, p, r) | Featured.in_chunk(a, p - a.chunk_size(), r)
+    ),
+)
+_add(
+    "chunk-only-in-forward",
+    "makes the weights again without the chunks",
+    *BACKWARD,
+    weights_again=_weights_without("chunk"),
+)
+_add(
+    "chunk-dropped-beside-sinks",
+    "drops the chunks beside sinks",
+    case="chunk-with-sinks/gqa",
+    chunk_size=_beside("chunk_size", _has("sinks"), lambda a: 2**20),
+)
 
 # Windows.
 
