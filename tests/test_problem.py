@@ -215,6 +215,7 @@ def test_features_are_listed_in_the_order_of_the_definition():
         "cap": ("soft cap",),
         "slopes": ("alibi",),
         "window": ("window",),
+        "chunk": ("chunk",),
         "left window": ("window",),
         "lengths": ("lengths",),
         "segments": ("segments",),
@@ -224,7 +225,7 @@ def test_features_are_listed_in_the_order_of_the_definition():
     }
     every = make(modern=tuple(MODERN), head_size=5).features
     order = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "segments")
-    assert every == (*order, "positions", "sinks")
+    assert every == (*order, "positions", "chunk", "sinks")
     assert make(modern=("window",)).replace(window=(0, None)).features == ("window",)
 
 
@@ -234,6 +235,7 @@ def test_every_number_of_a_feature_is_in_the_digest():
     changes = [
         {"window": (2, 1)},
         {"soft_cap": 0.7},
+        {"chunk": 3},
         {"rotary": dataclasses.replace(rotary, base=51.0)},
         {"rotary": dataclasses.replace(rotary, pairs="halves")},
         {"norm": dataclasses.replace(norm, epsilon=0.2)},
@@ -243,7 +245,7 @@ def test_every_number_of_a_feature_is_in_the_digest():
         changed = np.where(array == array.max(), array - 1, array)
         value = dataclasses.replace(getattr(problem, field), **{part: changed}) if part else changed
         changes.append({field: value})
-    assert len(changes) == 5 + 10
+    assert len(changes) == 6 + 10
     digests = {problem.replace(**change).digest() for change in ({}, *changes)}
     assert len(digests) == 1 + len(changes)
     assert make().digest() == "609a9e0774670853b7418aae8b93304e"
