@@ -278,15 +278,12 @@ def rounded(problem: Problem, dtype: str) -> Problem:
     These are inputs, weights, cotangent, bias and the arrays of features.
     """
     to_dtype = dtype_of(dtype).round
-    query = to_dtype(problem.query)
-    key = query if problem.shape.sharing == "self" else to_dtype(problem.key)
+    inputs = {name: to_dtype(getattr(problem, name)) for name in problem.shape.distinct_inputs()}
     bias = problem.attn_bias
     return problem.replace(
         dtype=dtype,
         weights=Weights(**{n: to_dtype(array) for n, array in problem.weights.named().items()}),
-        query=query,
-        key=key,
-        value=to_dtype(problem.value) if problem.shape.sharing == "separate" else key,
+        **problem.shape.spread(inputs),
         cotangent=to_dtype(problem.cotangent),
         attn_bias=None if bias is None else to_dtype(bias),
         **features.rounded(problem, to_dtype),

@@ -382,7 +382,7 @@ def lower_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> Non
     makes the shift, in the middle because the sums that follow it are rounded at its size. Its
     numbers are powers of 2, 128 in keys.
     """
-    query, key = "query", "query" if shape.sharing == "self" else "key"
+    query, key = "query", shape.array_of("key")
     largest = min(2.0**15, 2.0 ** np.ceil(np.log2(2000.0 / shape.default_scale)))
     drawn[query][..., 0] = np.resize(2.0 ** np.array([0.0, -3.0, -8.0]), shape.query_length)
     drawn[key][..., 1] = 1.0
@@ -485,7 +485,7 @@ def large_scores(shape: Shape, drawn: Drawn, random: np.random.Generator) -> Non
 
 def constant_rows(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Make all keys of the first batch entry equal, so that its attention weights are uniform."""
-    name = "query" if shape.sharing == "self" else "key"
+    name = shape.array_of("key")
     drawn[name][0] = drawn[name][0, :1]
 
 
@@ -495,7 +495,7 @@ def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> 
     If the number of keys is odd, the last key has no equal, and its logit may be the largest. The
     projected queries are scaled by 3.
     """
-    name = "query" if shape.sharing == "self" else "key"
+    name = shape.array_of("key")
     _scale_queries(drawn, 3.0)
     half = drawn[name].shape[1] // 2
     drawn[name][:, half : 2 * half] = drawn[name][:, :half]

@@ -477,8 +477,7 @@ class Stages:
         The gradients of inputs that are the same array are added.
         """
         found = dict(inputs)
-        if self.shape.sharing != "separate":
-            found["key"] = found["key"] + found.pop("value")
-        if self.shape.sharing == "self":
-            found["query"] = found["query"] + found.pop("key")
+        for name, before in (("value", "key"), ("key", "query")):
+            if self.shape.array_of(name) != name:
+                found[before] = found[before] + found.pop(name)
         return found

@@ -469,9 +469,8 @@ def _sum_groups(gradient: Array, group: int, hold: Exact) -> Array:
 
 def _add_shared(problem: Problem, d_inputs: dict[str, Array], hold: Exact) -> dict[str, Array]:
     """Return one gradient per distinct input; gradients of inputs that share an array are added."""
-    if problem.shape.sharing == "separate":
-        return d_inputs
-    memory = hold(d_inputs["key"] + d_inputs["value"], "tensor")
-    if problem.shape.sharing == "memory":
-        return {"query": d_inputs["query"], "key": memory}
-    return {"query": hold(d_inputs["query"] + memory, "tensor")}
+    found = dict(d_inputs)
+    for name, before in (("value", "key"), ("key", "query")):
+        if problem.shape.array_of(name) != name:
+            found[before] = hold(found[before] + found.pop(name), "tensor")
+    return found

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -77,6 +77,8 @@ def surplus_of_keys(segments: Segments, query_used: BoolArray, key_used: BoolArr
     return keys.sum(axis=2) - queries.sum(axis=2)
 
 
+T = TypeVar("T")
+
 Score = Literal["scaled-dot", "additive"]
 Sharing = Literal["separate", "memory", "self"]
 Causal = Literal["top-left", "bottom-right"]
@@ -88,6 +90,13 @@ INPUT_AXES: Mapping[str, tuple[str, ...]] = {
     "value": ("batch", "key_length", "value_width"),
 }
 """For each input, the fields of `Shape` that give the sizes of its axes."""
+
+_ARRAY_OF: Mapping[Sharing, Mapping[str, str]] = {
+    "separate": {},
+    "memory": {"value": "key"},
+    "self": {"key": "query", "value": "query"},
+}
+"""For each sharing, the inputs that are the same array as another one, by which they are named."""
 
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "query": ("query_width", "heads", "head_size"),
@@ -215,9 +224,15 @@ class Shape:
 
     def distinct_inputs(self) -> tuple[str, ...]:
         """Return the names of the distinct input arrays; their gradients have the same names."""
-        return {"self": ("query",), "memory": ("query", "key")}.get(
-            self.sharing, ("query", "key", "value")
-        )
+        return tuple(dict.fromkeys(map(self.array_of, INPUT_AXES)))
+
+    def array_of(self, name: str) -> str:
+        """Return the name of the distinct array that the input "query", "key" or "value" is."""
+        return _ARRAY_OF[self.sharing].get(name, name)
+
+    def spread(self, distinct: Mapping[str, T]) -> dict[str, T]:
+        """Return what belongs to query, key and value, given that of the distinct arrays."""
+        return {name: distinct[self.array_of(name)] for name in INPUT_AXES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -481,12 +496,8 @@ class Problem:
         unknown = set(inputs) - set(self.shape.distinct_inputs())
         if unknown:
             raise WrongShape(f"{sorted(unknown)} share another array here")
-        query = inputs.get("query", self.query)
-        if self.shape.sharing == "self":
-            return dataclasses.replace(self, query=query, key=query, value=query)
-        key = inputs.get("key", self.key)
-        value = key if self.shape.sharing == "memory" else inputs.get("value", self.value)
-        return dataclasses.replace(self, query=query, key=key, value=value)
+        given = {name: inputs.get(name, getattr(self, name)) for name in INPUT_AXES}
+        return dataclasses.replace(self, **self.shape.spread(given))
 
     def with_weights(self, **weights: Any) -> Problem:
         """Return a copy of the problem in which the given weights are replaced."""

@@ -19,7 +19,7 @@ from conformance.adapter.function import Function
 from conformance.definition.attention import heads_alone
 from conformance.definition.dtypes import Array, BoolArray, Wide, dtype_of
 from conformance.definition.expectation import solve
-from conformance.definition.problem import Answer, Problem
+from conformance.definition.problem import INPUT_AXES, Answer, Problem
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import Question, topic
 from conformance.experiments.masks import Blocking, blocking
@@ -268,15 +268,12 @@ def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> 
 
     Inputs that are not given are those of the problem; the lengths and the batch follow the inputs.
     """
-    query = inputs.get("query", problem.query)
-    key = query if problem.shape.sharing == "self" else inputs.get("key", problem.key)
-    separate = problem.shape.sharing == "separate"
-    value = inputs.get("value", problem.value) if separate else key
-    sizes = {"batch": len(query), "query_length": query.shape[1], "key_length": key.shape[1]}
-    shape = dataclasses.replace(problem.shape, **sizes)
-    cotangent = np.zeros((*query.shape[:2], shape.output_width))
-    replaced = {"query": query, "key": key, "value": value, "cotangent": cotangent}
-    return solve(problem.replace(shape=shape, mask=mask, **replaced)).output
+    given = {name: inputs.get(name, getattr(problem, name)) for name in INPUT_AXES}
+    given = problem.shape.spread(given)
+    (batch, queries, _), (_, keys, _) = given["query"].shape, given["key"].shape
+    shape = dataclasses.replace(problem.shape, batch=batch, query_length=queries, key_length=keys)
+    cotangent = np.zeros((batch, queries, shape.output_width))
+    return solve(problem.replace(shape=shape, mask=mask, cotangent=cotangent, **given)).output
 
 
 # Masks

@@ -236,9 +236,8 @@ def _values_gradient(found: Seen) -> Array:
     weights, as the backward pass has them.
     """
     shape = found.problem.shape
-    source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
     # The features that hold the keys' indices get a gradient only through the values.
-    of_values = found.answer.gradients[source][..., : shape.key_length]
+    of_values = found.answer.gradients[shape.array_of("value")][..., : shape.key_length]
     return np.asarray(of_values.sum(axis=0) / shape.heads)
 
 

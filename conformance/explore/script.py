@@ -26,7 +26,7 @@ from conformance.adapter.code import FRAMEWORKS, Example, lines
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter
 from conformance.definition.features import FEATURES, OF_HEADS, OF_LOGITS, OF_RULES, OF_SOFTMAX
-from conformance.definition.problem import Problem, Shape, Weights
+from conformance.definition.problem import INPUT_AXES, Problem, Shape, Weights
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.trial import Deviation, Trial
 from conformance.records.findings import INFINITE
@@ -234,12 +234,11 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
 
 def _shared(trial: Trial) -> list[tuple[str, ...]]:
     """Return the names "query", "key" and "value", grouped by the array that they share."""
-    groups: dict[str, list[tuple[str, ...]]] = {
-        "self": [("query", "key", "value")],
-        "memory": [("query",), ("key", "value")],
-        "separate": [("query",), ("key",), ("value",)],
-    }
-    return groups[trial.problem.shape.sharing]
+    shape = trial.problem.shape
+    return [
+        tuple(name for name in INPUT_AXES if shape.array_of(name) == array)
+        for array in shape.distinct_inputs()
+    ]
 
 
 def _gradient(
@@ -488,12 +487,10 @@ def _definition(problem: Problem, returned: str) -> list[str]:
             over heads.
     """
     shape = problem.shape
-    key = "query" if shape.sharing == "self" else "key"
-    value = key if shape.sharing != "separate" else "value"
     text = []
-    for letter, source in (("q", "query"), ("k", key), ("v", value)):
-        line = f'    {letter} = np.einsum("bse,ehd->bhsd", n["{source}"], n["W{letter}"])'
-        named = {"q": "query", "k": "key", "v": "value"}[letter]
+    for letter, named in (("q", "query"), ("k", "key"), ("v", "value")):
+        source = f'n["{shape.array_of(named)}"]'
+        line = f'    {letter} = np.einsum("bse,ehd->bhsd", {source}, n["W{letter}"])'
         text.append(line + (f' + n["b{letter}"][:, None]' if shape.has_bias(named) else ""))
     text += _code(problem, OF_HEADS, OF_LOGITS)
     if shape.group > 1:

@@ -456,11 +456,7 @@ def _resized(ex: Examination, queries: int, keys: int) -> Problem:
     drawn = {
         name: problem.format.round(random.standard_normal(size)) for name, size in sizes.items()
     }
-    if shape.sharing != "separate":
-        drawn["value"] = drawn["key"]
-    if shape.sharing == "self":
-        drawn["key"] = drawn["value"] = drawn["query"]
-    return problem.replace(shape=shape, **drawn)
+    return problem.replace(shape=shape, **drawn | shape.spread(drawn))
 
 
 @requirement(

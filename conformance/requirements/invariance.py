@@ -349,23 +349,22 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
                 array = np.compress(kept, array, axis=axis)
         return array
 
-    sharing = shape.sharing
-    if sharing == "self" and not np.array_equal(queries, keys):
+    if shape.sharing == "self" and not np.array_equal(queries, keys):
         raise Unsupported("its queries are its keys")
-    query = cut(problem.query, queries)
-    key = query if sharing == "self" else cut(problem.key, keys)
+    inputs = {
+        name: cut(getattr(problem, name), queries if name == "query" else keys)
+        for name in shape.distinct_inputs()
+    }
     if any(entry.whole for entry in problem.entries):
         raise AssertionError("only what all tokens share can be cut")
     return problem.replace(
         shape=replace(
             shape,
-            batch=len(query),
+            batch=len(inputs["query"]),
             query_length=int(queries.sum()),
             key_length=int(keys.sum()),
         ),
-        query=query,
-        key=key,
-        value=cut(problem.value, keys) if sharing == "separate" else key,
+        **shape.spread(inputs),
         cotangent=cut(problem.cotangent, queries),
         mask=cut(problem.mask, None, queries, keys),
         attn_bias=cut(problem.attn_bias, None, queries, keys),
