@@ -23,7 +23,7 @@ import numpy as np
 
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Fixed
-from conformance.definition.problem import Causal, Pairs, Problem, Rotary, Shape
+from conformance.definition.problem import Causal, Norm, Pairs, Problem, Rotary, Shape
 from conformance.errors import WrongDeclaration
 
 Static = bool | int | float | str | tuple[Any, ...] | None
@@ -175,6 +175,21 @@ class Feature:
         """The names of the declared arguments."""
         held = (getattr(self, field_name) for field_name in self.named_by)
         return tuple(name for name in held if isinstance(name, str) and name)
+
+    @property
+    def holds(self) -> dict[str, str]:
+        """The names of the parameters of a layer that hold the feature, each with what it holds.
+
+        That is the canonical name of an array, or another text if it cannot be converted to one.
+        """
+        return {}
+
+    def held(self, parameters: Mapping[str, np.ndarray], epsilon: float) -> dict[str, Any]:
+        """Return the fields of `Problem` for these parameters; {} if `holds` are not among them.
+
+        `epsilon` is that of norms, if the declaration does not fix it.
+        """
+        return {}
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         """Yield `said` extended by this feature's arguments, once for each way to pass them.
@@ -343,6 +358,15 @@ class Sinks(Feature):
     def __post_init__(self) -> None:
         units, per = ("natural", "log2"), ("head", "layer")
         check_choices(self.name, units=(self.units, units), per=(self.per, per))
+
+    @property
+    def holds(self) -> dict[str, str]:
+        # Sinks in other units have another name, since they cannot be converted.
+        return {self.name: f"sinks, {self.units}, per {self.per}"} if self.parameter else {}
+
+    def held(self, parameters: Mapping[str, np.ndarray], epsilon: float) -> dict[str, Any]:
+        array = parameters.get(self.name) if self.parameter else None
+        return {} if array is None else {"sinks": array.reshape(-1)}
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         sinks = problem.sinks
@@ -671,6 +695,17 @@ class HeadNorm(Feature):
     def __post_init__(self) -> None:
         if self.query == self.key:
             raise WrongDeclaration(f"{self.query}: queries and keys have norms of their own")
+
+    @property
+    def holds(self) -> dict[str, str]:
+        return {self.query: "norm.query", self.key: "norm.key"} if self.parameters else {}
+
+    def held(self, parameters: Mapping[str, np.ndarray], epsilon: float) -> dict[str, Any]:
+        if not self.holds or not self.holds.keys() <= parameters.keys():
+            return {}
+        query, key = (parameters[name] + self.offset for name in (self.query, self.key))
+        fixed = self.epsilon if isinstance(self.epsilon, float) else epsilon
+        return {"norm": Norm(query=query, key=key, epsilon=fixed)}
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         norm = problem.norm

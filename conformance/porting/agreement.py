@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conformance.adapter.base import Call
-from conformance.adapter.features import HeadNorm, Sinks
+from conformance.adapter.features import HeadNorm
 from conformance.adapter.native import Layer
 from conformance.cases.case import assembled, rounded
 from conformance.definition.comparison import compare
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import expect
-from conformance.definition.problem import Norm, Problem, Rotary, Shape, Sharing
+from conformance.definition.problem import Problem, Rotary, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
     Disagreement,
@@ -153,12 +153,8 @@ def _problem(done: Conversion, shape: Shape, *, ported: bool) -> Problem:
         if side.fixed and side.fixed.causal:
             fields["causal"] = side.fixed.causal
     for feature in layer.features:
-        if isinstance(feature, HeadNorm) and feature.query in tensors:
-            names = (feature.query, feature.key)
-            query, key = (tensors[name].values + feature.offset for name in names)
-            fields["norm"] = Norm(query=query, key=key, epsilon=_epsilon(done))
-        if isinstance(feature, Sinks) and feature.parameter and feature.name in tensors:
-            fields["sinks"] = tensors[feature.name].values.reshape(-1)
+        values = {name: tensors[name].values for name in feature.holds if name in tensors}
+        fields |= feature.held(values, _epsilon(done))
     return rounded(assembled(shape, drawn | weights, **fields), "float32")
 
 

@@ -32,7 +32,6 @@ from conformance.adapter.features import (
     PositionIds,
     RotaryBase,
     RotaryTables,
-    Sinks,
 )
 from conformance.adapter.loading import checkpoints, find, load
 from conformance.adapter.native import Layer
@@ -723,14 +722,7 @@ def _gains(tensor: Tensor, offsets: tuple[float, float], factor: float, name: st
 
 def _parameters_of_features(layer: Layer) -> dict[str, str]:
     """Return a canonical name for each parameter of the layer's features, by its native name."""
-    named: dict[str, str] = {}
-    for feature in layer.features:
-        if isinstance(feature, HeadNorm) and feature.parameters:
-            named |= {feature.query: "norm.query", feature.key: "norm.key"}
-        elif isinstance(feature, Sinks) and feature.parameter:
-            # Sinks in other units have another name, since they cannot be converted.
-            named[feature.name] = f"sinks, {feature.units}, per {feature.per}"
-    return named
+    return {name: what for feature in layer.features for name, what in feature.holds.items()}
 
 
 def _of_features(
