@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from conformance.adapter.features import HeadNorm, Sinks
 from conformance.adapter.loading import checkpoints
 from conformance.adapter.native import Layer
 from conformance.arrays import configuration
 from conformance.arrays.diagnosis import Diagnosis, judged
 from conformance.arrays.given import Given, Numbers, Reading, problems
 from conformance.cases.casefile import Tensor
-from conformance.definition.problem import Answer, Norm, Shape, Weights
+from conformance.definition.problem import Answer, Shape, Weights
 from conformance.errors import BadArrays, ConformanceError
 from conformance.porting.checkpoints import configuration as read_configuration
 from conformance.porting.checkpoints import contents
@@ -174,17 +173,10 @@ def _read(
         features: dict[str, Any] = {}
         used: set[str] = set()
         for feature in layer.features:
-            if isinstance(feature, HeadNorm) and {feature.query, feature.key} <= numbers.keys():
-                gains = {
-                    side: numbers[name].values + feature.offset
-                    for side, name in (("query", feature.query), ("key", feature.key))
-                }
-                epsilon = feature.epsilon if isinstance(feature.epsilon, float) else 1e-6
-                features["norm"] = Norm(**gains, epsilon=epsilon)
-                used |= {feature.query, feature.key}
-            if isinstance(feature, Sinks) and feature.name in numbers:
-                features["sinks"] = numbers[feature.name].values
-                used.add(feature.name)
+            values = {name: numbers[name].values for name in feature.holds if name in numbers}
+            if held := feature.held(values, 1e-6):
+                features |= held
+                used |= values.keys()
         tensors = {n: Tensor.of(n, it.values) for n, it in numbers.items() if n not in used}
         try:
             tensors |= absent(tensors, layer, sizes)
