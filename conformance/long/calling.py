@@ -26,6 +26,7 @@ from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.function import Function
 from conformance.adapter.native import check_device_of
 from conformance.definition.dtypes import Array
+from conformance.definition.features import FEATURES
 from conformance.definition.problem import Problem, Shape, Weights, check_shape
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import LACKS
@@ -41,6 +42,11 @@ SHORT = 10.0
 
 _INPUTS = ("query", "key", "value")
 
+TRAINED_OF_HEADS = tuple(
+    name for entry in FEATURES for name in entry.trained if entry.arrays[name] == ("heads",)
+)
+"""The arrays of features, `[heads]`, of which an implementation may return gradients."""
+
 
 @runtime_checkable
 class AtLength(Protocol):
@@ -50,8 +56,8 @@ class AtLength(Protocol):
         """Return the "output" and any gradients of "query", "key" and "value", as NumPy arrays.
 
         The axes are `[batch heads length head]`. The dictionary may also hold "log_total"
-        `[batch heads query]`, the logarithm of each normaliser, and "sinks" `[heads]`, the gradient
-        of the sinks.
+        `[batch heads query]`, the logarithm of each normaliser, and the gradients of arrays of
+        features.
         """
         ...
 
@@ -65,8 +71,8 @@ class Answered:
     """The results of an implementation, and the seconds that the call took.
 
     `arrays` holds "output" and any gradients, as "query", "key" and "value". It may also hold
-    "log_total" and "sinks", with one number in each row. `first` is the additional time, in
-    seconds, that only the first call of a shape takes, such as for compiling.
+    "log_total" and arrays of features, with one number in each row. `first` is the additional time,
+    in seconds, that only the first call of a shape takes, such as for compiling.
     """
 
     arrays: Mapping[str, Slices]
@@ -96,7 +102,7 @@ def call(
         arrays = adapter.at_length(heads)
         seconds = time.perf_counter() - started
         shapes = {name: np.shape(array) for name, array in arrays.items()}
-        every = {n: np.reshape(a, (1, -1, 1)) if n == "sinks" else a for n, a in arrays.items()}
+        every = {n: np.reshape(a, (1, -1, 1)) if np.ndim(a) == 1 else a for n, a in arrays.items()}
         slices = {name: _of_numpy(array) for name, array in every.items()}
         return Answered(_checked(heads, slices, shapes), seconds)
     options = Call(mode=mode or adapter.modes[0], device=device, projected=True)
@@ -214,8 +220,8 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
             refused.append(reason)
     else:
         raise refused[0]
-    if heads.sinks is not None or heads.soft_cap is not None:
-        raise Unsupported("sinks and soft caps of a layer at length")
+    if heads.features:
+        raise Unsupported(f"{' and '.join(heads.features)} of a layer at length")
     flag, lengths = adapter.masks.causal, problem.shape.logits[2:]
     flagged = flag is not None and flag.needs is None and flag.expresses(problem)
     if heads.sees != Visibility(causal=heads.sees.causal) or (
@@ -332,7 +338,7 @@ def _checked(
         "key": heads.key.shape,
         "value": heads.value.shape,
         "log_total": heads.query.shape[:3],
-        "sinks": heads.query.shape[1:2],
+        **dict.fromkeys(TRAINED_OF_HEADS, heads.query.shape[1:2]),
     }
     if "output" not in arrays or arrays.keys() - wanted.keys():
         raise WrongAnswer(f"returned {', '.join(arrays)}; wanted output and gradients")
@@ -342,7 +348,7 @@ def _checked(
 
 
 def _stand_in(heads: Heads) -> Problem:
-    """Return a `Problem` with the sizes, scale, causal flag, sinks and soft cap of these heads.
+    """Return a `Problem` with the sizes, scale, causal flag and features of these heads.
 
     Its inputs and weights are zeros that take almost no memory.
     """
@@ -353,7 +359,7 @@ def _stand_in(heads: Heads) -> Problem:
         {name: np.broadcast_to(0.0, size) for name, size in each.items()}
         for each in (shape.weight_shapes(), sizes)
     )
-    return _problem(heads, shape, weights, inputs, sinks=heads.sinks, soft_cap=heads.soft_cap)
+    return _problem(heads, shape, weights, inputs, **heads.features)
 
 
 def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
+from conformance.definition.features import ABSENT
 from conformance.definition.problem import Causal, check_shape
 from conformance.errors import Unsupported, WrongShape
 
@@ -252,6 +253,12 @@ class Heads:
     sees: Visibility
     sinks: np.ndarray | None = None
     soft_cap: float | None = None
+
+    @property
+    def features(self) -> dict[str, Any]:
+        """The features, as fields of `Problem`."""
+        held = {name: getattr(self, name, None) for name in ABSENT}
+        return {name: value for name, value in held.items() if value is not None}
 
 
 def heads_of(problem: LongProblem) -> Heads:
