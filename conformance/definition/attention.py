@@ -7,18 +7,8 @@ loss with respect to X, C = P v the context, and D the row term of the softmax's
     dP = dC vᵀ        D_i = Σ_j P_ij dP_ij = dC_i·C_i        dS = P ∘ (dP − D)        dB = dS
     scaled dot:  dq = scale · dS k             dk = scale · dSᵀ q
     additive:    dH_ijd = scale · dS_ij w_d (1 − tanh²(q_i + k_j)_d);  dq = Σ_j dH, dk = Σ_i dH
-    soft cap:    dS is multiplied by 1 − tanh²(logits / cap) before the scale
-    sink:        dsink_h = −Σ_i P_i,sink D_i, because a sink has no value, so its dP is zero
 
-Before the scores, query and key heads may be normed (RMS norm) and rotated. With x a projected
-head, g the gain of the norm, n the head size and p the token's position:
-
-    ρ = √(mean(x²) + ε)        y = x g / ρ        dx = (g dy − x Σ(x g dy) / (n ρ²)) / ρ
-    z = rotated(y, p)          dy = rotated(dz, −p)          dg = Σ dy x / ρ
-
-Implementations compute the cosines and sines of the rotation once, as tables for all heads and
-batch entries. They compute angles in float32 or better whatever the dtype, because bfloat16 cannot
-represent all positions beyond 256. Programs that round every operation round the tables too.
+Features act in steps of their own, which stand in `conformance.definition.features`.
 
 Axes are in einsum's notation: b batch, q query, k key, h heads, d head, e embed; `...` stands for
 the sample axis of the noisy arithmetic, which the exact one does not have. `hold` is the
@@ -96,8 +86,8 @@ class Forward:
     tanh(q + k) of the additive score; `kept` is what the backward pass of each feature needs,
     which may have changed the logits, by its name. `log_total` `[batch heads query 1]` is the
     logarithm of the softmax's normaliser. `softmax` and `weights` differ only in rounding: the
-    former divides exponentials by their sum, the latter is exp(logits - log_total). `of_sink`
-    `[batch heads query 1]` is the weight of the sink. `hidden` and `of_sink` are None if the
+    former divides exponentials by their sum, the latter is exp(logits - log_total). `of_extra`
+    `[batch heads query 1]` is the weight of an extra logit. `hidden` and `of_extra` are None if the
     problem has no such step.
     """
 
@@ -114,7 +104,7 @@ class Forward:
     queries: PreparedHeads
     keys: PreparedHeads
     kept: Mapping[str, Any]
-    of_sink: Array | None
+    of_extra: Array | None
 
 
 def forward(problem: Problem, hold: Exact) -> Forward:
@@ -134,15 +124,15 @@ def forward(problem: Problem, hold: Exact) -> Forward:
     else:
         logits = hold.contract("...bhqd,...bhkd->...bhqk", q, k, "logits")
     logits = hold(problem.logit_scale * logits, "logits")
-    kept = {}
+    kept: dict[str, Any] = {}
+    extra: Array | None = None
     for entry in problem.entries:
         logits, kept[entry.name] = entry.on_logits(problem, logits, hold)
+        extra = entry.extra(problem) if extra is None else extra
     if problem.attn_bias is not None:
         logits = hold(logits + problem.attn_bias, "logits")
 
-    softmax, of_sink, log_total = masked_softmax(
-        logits, problem.allowed_in_full(), hold, problem.sinks
-    )
+    softmax, of_extra, log_total = masked_softmax(logits, problem.allowed_in_full(), hold, extra)
     attention = hold.recomputed(softmax, log_total)
     context = hold.contract("...bhqk,...bhkd->...bhqd", attention, v, "tensor")
     output = hold.contract("...bhqd,hde->...bqe", context, weights.output, "tensor")
@@ -162,7 +152,7 @@ def forward(problem: Problem, hold: Exact) -> Forward:
         queries=queries,
         keys=keys,
         kept=kept,
-        of_sink=of_sink,
+        of_extra=of_extra,
     )
 
 
@@ -181,31 +171,32 @@ def projected_heads(problem: Problem, hold: Exact) -> tuple[Array, Array, Array]
 
 
 def masked_softmax(
-    logits: Array, allowed: BoolArray, hold: Exact, sinks: Array | None = None
+    logits: Array, allowed: BoolArray, hold: Exact, extra: Array | None = None
 ) -> tuple[Array, Array | None, Array]:
-    """Return the softmax over the allowed keys, the sink's weight, and the normaliser's logarithm.
+    """Return the softmax over the allowed keys, the extra weight, and the normaliser's logarithm.
 
     The softmax has the shape of `logits` and is 0 for blocked keys, so a fully masked query gets
-    only zeros. The other two results have the shape `[batch heads query 1]`. If `sinks`, `[heads]`,
-    is None, the sink's weight is None, and the logarithm for a fully masked query is 0.
+    only zeros. The other two results have the shape `[batch heads query 1]`. `extra`, `[heads]`,
+    are logits that take weight and have no value. If it is None, so is their weight, and the
+    logarithm for a fully masked query is 0.
     """
     peak = np.max(logits, axis=-1, keepdims=True, where=allowed, initial=-np.inf)
-    if sinks is not None:
+    if extra is not None:
         # Noise of -∞ would be NaN, so replace it by a finite number with the same effect.
-        finite = np.maximum(sinks, np.finfo(sinks.dtype).min / 4)
-        sink = hold(hold.lift(finite[None, :, None, None]), "logits")
-        peak = np.maximum(peak, sink)
+        finite = np.maximum(extra, np.finfo(extra.dtype).min / 4)
+        lifted = hold(hold.lift(finite[None, :, None, None]), "logits")
+        peak = np.maximum(peak, lifted)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     powers = hold(np.exp(np.where(allowed, logits - peak, -np.inf)), "probability")
     total = hold.total("...bhqk->...bhq", powers, "logits")[..., None]
-    of_sink = None
-    if sinks is not None:
-        of_sink = hold(np.exp(sink - peak), "logits")
-        total = hold(total + of_sink, "logits")
+    of_extra = None
+    if extra is not None:
+        of_extra = hold(np.exp(lifted - peak), "logits")
+        total = hold(total + of_extra, "logits")
     total = np.where(total > 0, total, 1.0)
-    if of_sink is not None:
-        of_sink = hold(of_sink / total, "probability")
-    return hold(powers / total, "probability"), of_sink, peak + np.log(total)
+    if of_extra is not None:
+        of_extra = hold(of_extra / total, "probability")
+    return hold(powers / total, "probability"), of_extra, peak + np.log(total)
 
 
 def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
@@ -247,10 +238,10 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
         is_full = problem.attn_bias.shape == shape.logits
         d_bias = d_logits if is_full else hold(d_logits, "returned")
         gradients["attn_bias"] = hold(_sum_to(d_bias, problem.attn_bias.shape), "tensor")
-    if results.of_sink is not None:
-        of_sink = hold.recomputed(results.of_sink, results.log_total)[..., 0]
-        d_sink = hold(-of_sink * row, "probability")
-        gradients["sinks"] = hold.total("...bhq->...h", d_sink, "tensor")
+    if results.of_extra is not None:
+        of_extra = hold.recomputed(results.of_extra, results.log_total)[..., 0]
+        for entry in problem.entries:
+            gradients |= entry.back_to_extra(of_extra, row, hold)
     for entry in reversed(problem.entries):
         d_logits = entry.back_to_logits(problem, d_logits, results.kept[entry.name], hold)
 

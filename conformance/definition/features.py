@@ -7,6 +7,21 @@ implementations are told of a feature, the experiments on it, its hypotheses, it
 
 The order of `FEATURES` is that of the fields of `Problem`; in `IN_ORDER`, entries stand in the
 order in which the definition applies them. `step` is the place of an entry in this order.
+
+The backward passes, in the terms of `conformance.definition.attention`, are:
+
+    soft cap:    dS is multiplied by 1 − tanh²(logits / cap) before the scale
+    sink:        dsink_h = −Σ_i P_i,sink D_i, because a sink has no value, so its dP is zero
+
+Before the scores, query and key heads may be normed (RMS norm) and rotated. With x a projected
+head, g the gain of the norm, n the head size and p the token's position:
+
+    ρ = √(mean(x²) + ε)        y = x g / ρ        dx = (g dy − x Σ(x g dy) / (n ρ²)) / ρ
+    z = rotated(y, p)          dy = rotated(dz, −p)          dg = Σ dy x / ρ
+
+Implementations compute the cosines and sines of the rotation once, as tables for all heads and
+batch entries. They compute angles in float32 or better whatever the dtype, because bfloat16 cannot
+represent all positions beyond 256. Programs that round every operation round the tables too.
 """
 
 from __future__ import annotations
@@ -213,6 +228,17 @@ class FeatureEntry:
         """Return the gradient of the logits before `on_logits`, whose second result is `kept`."""
         return gradient
 
+    def extra(self, problem: Problem) -> Array | None:
+        """Return logits `[heads]` that take weight beside the keys' and have no value, if any."""
+        return None
+
+    def back_to_extra(self, weight: Array, row: Array, hold: Exact) -> dict[str, Array]:
+        """Return the gradient of these logits by its name.
+
+        `weight` is what they take, and `row` the row term, both `[batch heads query]`.
+        """
+        return {}
+
     def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
         """Yield names and arrays, True where the feature lets a query attend to a key.
 
@@ -369,6 +395,13 @@ class _SinksEntry(FeatureEntry):
     def void(self, problem: Problem) -> dict[str, Any]:
         assert problem.sinks is not None
         return {"sinks": problem.format.round(0 * problem.sinks - 30000.0)}
+
+    def extra(self, problem: Problem) -> Array | None:
+        return problem.sinks
+
+    def back_to_extra(self, weight: Array, row: Array, hold: Exact) -> dict[str, Array]:
+        d_sink = hold(-weight * row, "probability")
+        return {"sinks": hold.total("...bhq->...h", d_sink, "tensor")}
 
     def code(self, problem: Problem) -> list[str]:
         return [
