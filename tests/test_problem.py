@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import FULL, MEMORY, MODERN, SELF, SIZES, make, position_of, visible
 
+from conformance.cases import patterns
 from conformance.cases.case import rounded
 from conformance.definition.dtypes import BFLOAT16, DTYPES
 from conformance.definition.expectation import solve
+from conformance.definition.features import ABSENT, FEATURES
 from conformance.definition.problem import (
     WEIGHT_NAMES,
     Answer,
@@ -227,6 +229,32 @@ def test_features_are_listed_in_the_order_of_the_definition():
     order = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "segments")
     assert every == (*order, "positions", "chunk", "sinks")
     assert make(modern=("window",)).replace(window=(0, None)).features == ("window",)
+
+
+def test_every_field_of_a_feature_is_that_of_one_entry():
+    fields = [item.name for item in dataclasses.fields(Problem)]
+    fields = fields[fields.index("heads_alone") + 1 :]
+    assert fields == [name for entry in FEATURES for name in entry.absent]
+    plain = make()
+    assert {name: getattr(plain, name) for name in fields} == dict(ABSENT)
+    for entry in FEATURES:
+        assert set(entry.trained) <= set(entry.arrays)
+        assert all(set(axes) <= {*SIZES, "bias"} for axes in entry.arrays.values())
+
+
+@pytest.mark.parametrize("entry", FEATURES, ids=lambda entry: entry.name)
+def test_what_draws_a_feature_makes_it_and_no_other(entry):
+    random = np.random.default_rng(3)
+    given = shape(query_length=4, key_length=6, head_size=6)
+    for name in entry.drawn:
+        fields = getattr(patterns, name)(given, "bottom-right", random)
+        assert fields.keys() <= entry.absent.keys(), name
+        problem = make(query_length=4, key_length=6, head_size=6, causal="bottom-right")
+        problem = problem.replace(**fields)
+        assert problem.features == (entry.name,)
+        assert len([*entry.facts(problem)]) == 1
+        for simpler in entry.simpler(problem):
+            assert problem.replace(**simpler).features == (entry.name,)
 
 
 def test_every_number_of_a_feature_is_in_the_digest():
