@@ -15,6 +15,10 @@ both sides. It is aligned top-left like the causal flag, and can be combined wit
 mean "no limit", as in flash attention, but blocks the query's own key. Before JAX 0.8.2, the window
 is ignored unless there is another mask.
 
+`return_residual` returns the log-sum-exp too, `[batch length heads]`, natural, and in half
+precision rounded to the dtype of the inputs. It has no gradient: JAX returns zeros for it, without
+an error.
+
 cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavailable. The adapter
 does not declare a window for it, because (W, 0) without `is_causal` shows all later keys
 (https://github.com/jax-ml/jax/pull/39576).
@@ -34,6 +38,7 @@ from conformance import (
     Function,
     Geometry,
     Lengths,
+    LogSumExp,
     MaskArgument,
     Mode,
     Problem,
@@ -93,13 +98,22 @@ class DotProductAttention(Function):
             optimised=True,
             about="as xla, with XLA's optimisations on; the others are compiled quickly",
         ),
+        Mode(
+            "log-sum-exp",
+            every_case=False,
+            about="return_residual=True, which returns the log-sum-exp too",
+        ),
     )
+    # The mask is a large number, so that of a query that sees no key is one, too.
+    log_sum_exp = LogSumExp("batch query heads", of_no_keys=None, modes=("log-sum-exp",))
     implementation: ClassVar[str] = "xla"
 
     def __init__(self) -> None:
         self.grouped = since("jax", "0.4.33")
         if not self.grouped:
             self.features = ()
+        if not since("jax", "0.8"):
+            self.modes = tuple(mode for mode in self.modes if mode.name != "log-sum-exp")
 
     @cached_property
     def masks(self) -> MaskTable:
@@ -118,10 +132,12 @@ class DotProductAttention(Function):
             raise Unsupported("no value head size of its own")
 
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         import jax
 
+        if mode.name in self.log_sum_exp.modes:
+            options["return_residual"] = True
         if isinstance(window := masks.get("local_window_size"), tuple):
             # JAX has no number for "no limit" on one side, so pass the length.
             most = max(query.shape[1], key.shape[1])
@@ -157,10 +173,10 @@ class CudnnAttention(DotProductAttention):
     gpus_only = True
 
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         try:
-            return super().attend(query, key, value, masks, **options)
+            return super().attend(query, key, value, masks, mode, **options)
         except NotImplementedError as error:
             # JAX documents: "supports only a subset of shapes/dtypes"; others raise this error.
             raise Unsupported(str(error)) from error

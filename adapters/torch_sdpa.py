@@ -28,6 +28,7 @@ from conformance import (
     Example,
     Function,
     Geometry,
+    LogSumExp,
     MaskArgument,
     Mode,
     Unsupported,
@@ -159,12 +160,49 @@ class Math(_OneKernel):
 class Flash(_OneKernel):
     """The adapter for the tiled kernel: FlashAttention 2 on a GPU, torch's own kernel on a CPU.
 
-    On a CPU it also supports float64 and float32.
+    On a CPU it also supports float64 and float32. The operator below it, which is not public, but
+    which torch's own context parallelism merges by, returns the log-sum-exp too: natural, float32
+    for half precision, without a gradient. That of a query that sees no key is 0, so whoever merges
+    parts by it gives a part without keys the weight exp(0).
     """
 
     title = "torch.nn.functional.scaled_dot_product_attention (flash)"
     backend = "FLASH_ATTENTION"
     example = _forced("FLASH_ATTENTION")
+    log_sum_exp = LogSumExp(of_no_keys=0.0, modes=("log-sum-exp",))
+    modes = (
+        *_MODES,
+        Mode(
+            "log-sum-exp",
+            gradients=False,
+            every_case=False,
+            core_cases=True,
+            about="torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, for CPUs",
+        ),
+    )
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
+    ) -> Any:
+        # Of empty arrays, the operator ends the process; scaled_dot_product_attention handles them.
+        if mode.name not in self.log_sum_exp.modes or not (query.numel() and key.numel()):
+            return super().attend(query, key, value, masks, mode, **options)
+        import torch
+
+        if query.device.type != "cpu":
+            raise Unsupported("the operator is for CPUs")
+        if value.shape[-1] != query.shape[-1]:
+            raise Unsupported("value heads of the key's size only")
+        mask = masks.get("attn_mask")
+        if mask is not None and mask.dtype == torch.bool:
+            # As scaled_dot_product_attention does before it calls the operator.
+            numbers = torch.zeros(mask.shape, dtype=query.dtype)
+            masks = masks | {"attn_mask": numbers.masked_fill(~mask, float("-inf"))}
+        # It reads the last axis as contiguous, which scaled_dot_product_attention checks before.
+        query, key, value = (heads.contiguous() for heads in (query, key, value))
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, **masks, **options
+        )
 
 
 class _OnGpu(_OneKernel):

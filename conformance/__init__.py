@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from conformance.adapter.arguments import MaskArgument as MaskArgument
     from conformance.adapter.base import Adapter as Adapter
     from conformance.adapter.base import Call as Call
+    from conformance.adapter.base import LogSumExp as LogSumExp
     from conformance.adapter.base import Mode as Mode
     from conformance.adapter.code import Example as Example
     from conformance.adapter.features import Alibi as Alibi
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from conformance.arrays.models import compare as compare
     from conformance.arrays.models import compare_models as compare_models
     from conformance.arrays.noise import noise as noise
+    from conformance.definition.attention import merge as merge
     from conformance.definition.geometry import Fixed as Fixed
     from conformance.definition.geometry import Geometry as Geometry
     from conformance.definition.problem import Answer as Answer
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "conformance.adapter.arguments": "CausalFlag MaskArgument",
-    "conformance.adapter.base": "Adapter Call Mode",
+    "conformance.adapter.base": "Adapter Call LogSumExp Mode",
     "conformance.adapter.code": "Example",
     "conformance.adapter.features": "Alibi Chunk HeadNorm Lengths PositionIds RotaryBase "
     "RotaryTables SegmentIds Sinks SoftCap Window",
@@ -74,6 +76,7 @@ _NAMES = {
     "conformance.arrays.layers": "diagnose_layer",
     "conformance.arrays.models": "compare compare_models",
     "conformance.arrays.noise": "noise",
+    "conformance.definition.attention": "merge",
     "conformance.definition.geometry": "Fixed Geometry",
     "conformance.definition.problem": "Answer Problem Shape Weights",
     "conformance.errors": "Unavailable Unsupported",

@@ -13,6 +13,7 @@ from mutants.contestant import Contestant, Featureful
 from mutants.featured import Featured
 from mutants.features import MUTANTS as FEATURES
 from mutants.handed import MUTANTS as HANDED
+from mutants.log_sum_exp import MUTANTS as RETURNING
 from mutants.long import EVERY_ELEMENT
 from mutants.long import MUTANTS as LONG
 from mutants.mutant import Mutant
@@ -101,6 +102,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "cached",
         "buffered",
         "ring",
+        "log-sum-exp",
         "world",
     }
 
@@ -108,7 +110,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
 def test_what_mutants_name_exists():
     requirements = {item.id for item in REQUIREMENTS}
     places = {case.id for case in catalogue()} | {item.id for item in EXPERIMENTS}
-    for mutant in (*SMALL, *FEATURES, *HANDED, *WORLD):
+    for mutant in (*SMALL, *FEATURES, *HANDED, *RETURNING, *WORLD):
         assert mutant.killed_by, mutant.name
         assert set(mutant.killed_by) <= requirements, mutant.name
         assert mutant.case in places, mutant.name
@@ -116,7 +118,8 @@ def test_what_mutants_name_exists():
 
 
 def test_every_requirement_is_expected_by_some_mutant():
-    expected = {name for mutant in (*SMALL, *FEATURES, *SIZES) for name in mutant.killed_by}
+    every = (*SMALL, *FEATURES, *RETURNING, *SIZES)
+    expected = {name for mutant in every for name in mutant.killed_by}
     assert expected == {item.id for item in REQUIREMENTS}
 
 
@@ -130,7 +133,8 @@ def test_a_change_is_one_place_or_two_and_never_the_whole():
         assert set(mutant.changes) <= stages - {"forward", "backward"}, mutant.name
         assert 1 <= len(mutant.changes) <= 2, mutant.name
     stages = {name for name in vars(Tiled) if not name.startswith("__")}
-    for mutant in MUTANTS[len(SMALL) + len(FEATURES) + len(HANDED) + len(WORLD) :]:
+    before = sum(map(len, (SMALL, FEATURES, HANDED, RETURNING, WORLD)))
+    for mutant in MUTANTS[before:]:
         assert set(mutant.changes) <= stages - {"forward", "backward", "run"}, mutant.name
         assert 1 <= len(mutant.changes) <= 2, mutant.name
 

@@ -8,6 +8,7 @@ NumPy arrays. It may call anything, such as another process or a program in anot
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,16 +17,18 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+import einops
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.adapter.code import SMALL, Example
 from conformance.adapter.features import Feature, Unasked, parts_of
 from conformance.adapter.handing import Pages
-from conformance.definition.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES, Array
 from conformance.definition.geometry import Fixed, Geometry
-from conformance.definition.problem import Answer, Problem, Score, Shape
-from conformance.errors import Unsupported
+from conformance.definition.problem import Answer, Problem, Score, Shape, check_shape
+from conformance.errors import Unsupported, WrongDeclaration
 from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look, put_back
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
@@ -81,6 +84,61 @@ class Mode:
 
 
 DEFAULT_MODE = Mode("default")
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """The log-sum-exp of each query's logits, which an implementation returns beside its output.
+
+    It is L = log(Σ_j exp(s_j)), over the visible keys j, of the logits s after scale, cap, bias and
+    ALiBi. Attentions over parts of the keys can be merged by it. The implementation returns
+    (output, log-sum-exp).
+
+    Args:
+        axes: the layout, a pattern of einops over batch, heads and query.
+        base: of the logarithm, "e" or "2".
+        includes_sink: whether a sink counts as a key.
+        of_no_keys: the number for a query that sees neither a key nor a sink. Only −∞ can be merged
+            without a special case. None if it is not declared.
+        differentiable: whether a loss may depend on it.
+        modes: names of the modes in which it is returned; () for all. Attention weights are not
+            returned in these modes.
+
+    Raises:
+        WrongDeclaration: if the base or the axes are others.
+    """
+
+    axes: str = "batch heads query"
+    base: Literal["e", "2"] = "e"
+    includes_sink: bool = True
+    of_no_keys: float | None = -math.inf
+    differentiable: bool = False
+    modes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.base not in ("e", "2"):
+            raise WrongDeclaration(f"LogSumExp: base={self.base!r}; say 'e' or '2'")
+        if sorted(layouts.axes(self.axes)) != ["batch", "heads", "query"]:
+            raise WrongDeclaration(
+                f"LogSumExp: axes={self.axes!r}; they are batch, heads and query in some order"
+            )
+
+    def canonical(self, native: Array, shape: Shape) -> Array:
+        """Return a returned array as natural logarithms, `[batch heads query]`.
+
+        Raises:
+            WrongShape: if the array does not have the declared layout.
+        """
+        sizes = dict(zip(("batch", "heads", "query"), shape.logits, strict=False))
+        wanted = layouts.shape(self.axes, sizes)
+        check_shape(f"the log-sum-exp, [{self.axes}],", native.shape, wanted)
+        found = einops.rearrange(native, f"{self.axes} -> batch heads query", **sizes)
+        return found if self.base == "e" else found * math.log(2)
+
+    def cotangent(self, natural: Array) -> Array:
+        """Return a gradient with respect to `canonical` as one with respect to what it is given."""
+        native = einops.rearrange(natural, f"batch heads query -> {self.axes}")
+        return native if self.base == "e" else native * math.log(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +245,7 @@ class Adapter(ABC):
             "averaged".
         returned_logits: for each option with which logits are returned in place of weights, the
             options of a mode that passes it.
+        log_sum_exp: the log-sum-exp that is returned in place of weights, or None.
         fully_masked_row: the output of a fully masked query, in all modes or by name of the mode;
             None if it is not declared.
         conventions: further declared conventions, which the experiments must observe, such as
@@ -224,6 +283,7 @@ class Adapter(ABC):
     weights_option: ClassVar[str] = ""
     weights_otherwise: ClassVar[str] = "averaged"
     returned_logits: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    log_sum_exp: LogSumExp | None = None
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
     conventions: Mapping[str, str] = MappingProxyType({})
     implicit_masks: tuple[MaskArgument, ...] = ()
@@ -303,6 +363,12 @@ class Adapter(ABC):
         """Return the declared output of a fully masked query in this mode; None if undeclared."""
         declared = self.fully_masked_row
         return declared.get(mode.name) if isinstance(declared, Mapping) else declared
+
+    def log_sum_exp_in(self, mode: Mode) -> LogSumExp | None:
+        """Return the declared log-sum-exp if it is returned in this mode; None otherwise."""
+        declared = self.log_sum_exp
+        anywhere = declared is not None and (not declared.modes or mode.name in declared.modes)
+        return declared if anywhere else None
 
     def promised(self, dtype: str) -> str:
         """Return the accuracy class that is promised in a dtype, or "" if there is none.

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 from conformance.adapter.arguments import CausalFlag, MaskArgument
-from conformance.adapter.base import Adapter, Mode, Promise
+from conformance.adapter.base import Adapter, LogSumExp, Mode, Promise
 from conformance.adapter.code import Example
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter
@@ -309,6 +309,7 @@ _SINGLE: Mapping[str, tuple[Any, str]] = {
     "fixed": (Fixed | None, "a conformance.Fixed or None"),
     "example": (Example | None, "a conformance.Example or None"),
     "returns_weights": (str | None, '"per head", "averaged" or None'),
+    "log_sum_exp": (LogSumExp | None, "a conformance.LogSumExp or None"),
     "fully_masked_row": (str | Mapping | None, "text, a dictionary by mode, or None"),
     "conventions": (Mapping, "a dictionary of texts"),
 }

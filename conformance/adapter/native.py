@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.adapter.arguments import NO_MASK, Spelling
-from conformance.adapter.base import Adapter, Call, Mode, SideEffects, twice
+from conformance.adapter.base import Adapter, Call, LogSumExp, Mode, SideEffects, twice
 from conformance.adapter.features import RotaryBase, RotaryTables, Static
 from conformance.adapter.parameters import Checkpoint, Parameter, ParameterTable
 from conformance.definition.dtypes import Wide
@@ -45,13 +45,14 @@ class Prepared:
     """A problem as native arrays, with a function that can be called on them repeatedly.
 
     Attributes:
-        function: maps (variables, constants) to (output, weights or None).
+        function: maps (variables, constants) to (output, weights, log-sum-exp or None).
         variables, constants: the arrays that have gradients, and the others, by name. Names of
             parameters begin with "weights.", those of masks with "mask.".
-        cotangent, weights_cotangent: the cotangents of the output and of the returned weights; the
-            latter is None if the loss does not depend on the weights.
+        cotangent, weights_cotangent: the cotangents of the output and of what is returned beside
+            it; the latter is None if the loss does not depend on that.
         spelling: how masks and features are encoded.
         program: a key; functions with equal keys can share one compiled program.
+        log_sum_exp: the declaration of what is returned beside the output; None if that is weights.
     """
 
     function: Callable[[Natives, Natives], tuple[Any, Any]]
@@ -61,6 +62,7 @@ class Prepared:
     spelling: Spelling
     program: Hashable
     weights_cotangent: Any = None
+    log_sum_exp: LogSumExp | None = None
 
     def split(self, wanted: frozenset[str] | None) -> tuple[Natives, Natives]:
         """Return the arrays whose gradients are wanted (see `Call.wanted`), and the others."""
@@ -241,6 +243,7 @@ class NativeAdapter(Adapter):
                 first,
                 output=first.output.copy(),
                 weights=None if first.weights is None else first.weights.copy(),
+                log_sum_exp=None if first.log_sum_exp is None else first.log_sum_exp.copy(),
                 gradients={name: array.copy() for name, array in first.gradients.items()},
             )
             self._native(call, next_one)
@@ -297,14 +300,20 @@ class NativeAdapter(Adapter):
                 )
             for what, array in zip(("output", "weights"), result, strict=True):
                 check_device_of(bridge, array, query, f"returned {what}")
-            return result
+            # Without a batch axis, a log-sum-exp has another layout than the declared one.
+            return (result[0], None) if call.unbatched and declared is not None else result
 
+        declared = self.log_sum_exp_in(call.mode)
         cotangent = self._input("cotangent", problem, call)
         signature = (self.name, program, tuple(variables), tuple(constants), tuple(plain.items()))
         returned = problem.weights_cotangent
+        if declared is not None and problem.log_sum_exp_cotangent is not None:
+            returned = declared.cotangent(problem.log_sum_exp_cotangent)
         if returned is not None:
             returned = bridge.array(returned, problem.dtype, call.device)
-        ready = Prepared(function, variables, constants, cotangent, spelling, signature, returned)
+        ready = Prepared(
+            *(function, variables, constants, cotangent, spelling, signature, returned, declared)
+        )
         return self.placed(ready, problem, call)
 
     def placed(self, ready: Prepared, problem: Problem, call: Call) -> Prepared:
@@ -361,13 +370,14 @@ class NativeAdapter(Adapter):
 
     def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
         bridge, output, weights = self.bridge, result.output, result.weights
-        for what, array in (("output", output), ("weights", weights)):
-            if not (bridge.is_array(array) or (what == "weights" and array is None)):
+        beside = "weights" if ready.log_sum_exp is None else "log_sum_exp"
+        for what, array in (("output", output), (beside, weights)):
+            if not (bridge.is_array(array) or (what == beside and array is None)):
                 raise WrongAnswer(
                     f"returned {type(array).__name__} as {what}, not an array of {bridge.name}, "
                     "the adapter's `framework`"
                 )
-        returned = {"output": output} | ({} if weights is None else {"weights": weights})
+        returned = {"output": output} | ({} if weights is None else {beside: weights})
         returned |= {f"gradient.{name}": array for name, array in result.gradients.items()}
         arrays = {name: bridge.numpy(array) for name, array in result.gradients.items()}
         inputs = problem.shape.distinct_inputs()
@@ -382,12 +392,12 @@ class NativeAdapter(Adapter):
             kind = _WEIGHT if variable.argument in ready.spelling.parameters else _MASK
             if kind + variable.argument in arrays:
                 gradients[name] = variable.factor * arrays[kind + variable.argument]
-        return Answer(
-            bridge.numpy(output),
-            None if weights is None else bridge.numpy(weights),
-            gradients,
-            {name: bridge.dtype(native) for name, native in returned.items()},
-        )
+        dtypes = {name: bridge.dtype(native) for name, native in returned.items()}
+        found = None if weights is None else bridge.numpy(weights)
+        if ready.log_sum_exp is None or found is None:
+            return Answer(bridge.numpy(output), found, gradients, dtypes)
+        found = ready.log_sum_exp.canonical(found, problem.shape)
+        return Answer(bridge.numpy(output), None, gradients, dtypes, log_sum_exp=found)
 
 
 def check_device_of(bridge: Framework, array: Any, given: Any, did: str) -> None:
@@ -406,11 +416,11 @@ def check_device_of(bridge: Framework, array: Any, given: Any, did: str) -> None
 def _batched(answer: Answer, problem: Problem) -> Answer:
     """Return the answer of a call without a batch axis, with a batch axis of size 1 added."""
     inputs = problem.shape.distinct_inputs()
-    return Answer(
-        answer.output[None],
-        None if answer.weights is None else answer.weights[None],
-        {n: a[None] if n in inputs else a for n, a in answer.gradients.items()},
-        answer.dtypes,
+    return replace(
+        answer,
+        output=answer.output[None],
+        weights=None if answer.weights is None else answer.weights[None],
+        gradients={n: a[None] if n in inputs else a for n, a in answer.gradients.items()},
     )
 
 

@@ -7,6 +7,7 @@ loss with respect to X, C = P v the context, and D the row term of the softmax's
     dP = dC vᵀ        D_i = Σ_j P_ij dP_ij = dC_i·C_i        dS = P ∘ (dP − D)        dB = dS
     scaled dot:  dq = scale · dS k             dk = scale · dSᵀ q
     additive:    dH_ijd = scale · dS_ij w_d (1 − tanh²(q_i + k_j)_d);  dq = Σ_j dH, dk = Σ_i dH
+    log-sum-exp: a loss on L_i = log Σ_j exp(S_ij) replaces D by D − dL, because ∂L/∂S = P
 
 Features act in steps of their own, which stand in `conformance.definition.features`.
 
@@ -28,7 +29,8 @@ import numpy as np
 
 from conformance.definition.arithmetic import Exact
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.problem import Problem, Weights
+from conformance.definition.problem import Problem, Weights, check_shape
+from conformance.errors import WrongShape
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +205,9 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
     """Return the gradients of ⟨output, cotangent⟩, by the names that `Answer.gradients` explains.
 
     They are the gradients of inputs, weights, bias and trained arrays of features, as far as the
-    problem has them. The projections are constants if the problem's `heads_alone` is true. If it
-    has a `weights_cotangent`, the loss is ⟨output, cotangent⟩ + ⟨weights, weights_cotangent⟩.
+    problem has them. The projections are constants if the problem's `heads_alone` is true. A
+    `weights_cotangent` adds ⟨weights, weights_cotangent⟩ to the loss, and a
+    `log_sum_exp_cotangent` adds ⟨log-sum-exp, log_sum_exp_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
     hold = hold.among_equals(equal_keys(problem))
@@ -232,6 +235,8 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
         d_weights = hold(d_weights + returned, "probability")
         row_term = hold.contract("...bhqk,...bhqk->...bhq", attention, returned, "logits")
         row = hold(row + row_term, "logits")
+    if problem.log_sum_exp_cotangent is not None:
+        row = hold(row - hold.lift(problem.log_sum_exp_cotangent), "logits")
     d_logits = hold(attention * (d_weights - row[..., None]), "probability")
     if problem.attn_bias is not None:
         # An argument may hold the expanded bias; its gradient is rounded before the suite sums it.
@@ -279,6 +284,38 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
             gradients[f"weights.{name}_bias"] = hold.total("...bhqd->...hd", gradient, "tensor")
         d_inputs[name] = hold.contract("...bhqd,ehd->...bqe", gradient, weight, "tensor")
     return gradients | _add_shared(problem, d_inputs, hold)
+
+
+def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return the attention over all keys, and its log-sum-exp, from those over disjoint parts.
+
+    With O and L those of a part, L = log Σ exp(L_part) and O = Σ exp(L_part − L) O_part (M. Milakov
+    and N. Gimelshein, arXiv:1805.02867). A sink belongs to exactly one part.
+
+    Args:
+        parts: for each part of the keys, its output before the output projection, `[... query
+            value_head]`, and its log-sum-exp `[... query]`, in base e. The log-sum-exp of a query
+            that sees no key of a part is −∞; its output does not matter, unless it is NaN.
+
+    Returns:
+        The output `[... query value_head]`, 0 for queries that see no key at all, and the
+        log-sum-exp `[... query]`; both in the dtype that NumPy computes them in.
+
+    Raises:
+        WrongShape: if no part is given, or shapes do not fit each other.
+    """
+    if not parts:
+        raise WrongShape("there is no part to merge; pass pairs of output and log-sum-exp")
+    outputs, sums = ([np.asarray(part[at]) for part in parts] for at in (0, 1))
+    for output, each in zip(outputs, sums, strict=True):
+        check_shape("an output", output.shape, outputs[0].shape)
+        check_shape("a log-sum-exp", each.shape, output.shape[:-1])
+    whole = np.logaddexp.reduce(sums)
+    safe = np.where(np.isneginf(whole), 0.0, whole)
+    merged = sum(
+        np.exp(each - safe)[..., None] * output for output, each in zip(outputs, sums, strict=True)
+    )
+    return np.asarray(merged), whole
 
 
 def heads_alone(problem: Problem) -> Problem:

@@ -25,6 +25,7 @@ import numpy as np
 from conformance.definition import features
 from conformance.definition.arithmetic import (
     AROUND_A_FUNCTION,
+    CLASSES,
     AccuracyClass,
     Amplified,
     Exact,
@@ -38,6 +39,13 @@ from conformance.definition.problem import ARRAY_NAMES, Answer, Problem
 
 ROW_SUMS = "row sums"
 """The name of the sums of the weights of each query, `[batch heads query]`, in an expectation."""
+
+LOG_SUM_EXP = "log_sum_exp"
+"""The name of the log-sum-exp, `[batch heads query]`, in an expectation; 0 for queries that see
+neither a key nor a sink. It is there if the problem has a loss on it."""
+
+IN_FLOAT32 = {item.name for item in CLASSES if not item.logits}
+"""The accuracy classes that hold statistics in float32."""
 
 MOST_ELEMENTS = 2**20
 """The most logits, over several samples, to compute at once: larger arrays do not fit in caches."""
@@ -116,16 +124,19 @@ def solve(problem: Problem, *, gradients: bool = True) -> Answer:
 def _solved(problem: Problem, hold: Exact, gradients: bool) -> Answer:
     results = forward(problem, hold)
     every = backward(problem, results, hold) if gradients else {}
-    return Answer(results.output, results.weights, every)
+    kept = None if problem.log_sum_exp_cotangent is None else results.log_total[..., 0]
+    return Answer(results.output, results.weights, every, log_sum_exp=kept)
 
 
 def _with_sums(answer: Answer, weights: bool) -> dict[str, Array]:
     """Return all arrays of an answer and, if wanted, its weights and the sums of their rows."""
+    more = {} if answer.log_sum_exp is None else {LOG_SUM_EXP: answer.log_sum_exp}
     if not weights:
-        return replace(answer, weights=None).arrays()
+        return replace(answer, weights=None).arrays() | more
     assert answer.weights is not None
     sums = np.einsum("...k->...", answer.weights)
-    return {"output": answer.output, "weights": answer.weights, ROW_SUMS: sums, **answer.arrays()}
+    first = {"output": answer.output, "weights": answer.weights, ROW_SUMS: sums}
+    return first | answer.arrays() | more
 
 
 def expect(
@@ -167,8 +178,11 @@ def expect(
                 summed[name] = summed[name] + square if name in summed else square
     noise: dict[str, dict[str, Array]] = {name: {} for name in squares}
     for name, values in exact.items():
-        final = problem.format.roundoff**2 / 3 * values**2
         for accuracy, arrays in squares.items():
+            # What holds its statistics in float32 returns the log-sum-exp in float32 too.
+            wide = name == LOG_SUM_EXP and accuracy in IN_FLOAT32
+            stored = problem.format.accumulator if wide else problem.format.roundoff
+            final = stored**2 / 3 * values**2
             square = arrays[name] / times if times > 1 else arrays[name]
             row = np.add.reduce(square, axis=-1, keepdims=True) / max(1, square.shape[-1])
             variance = (square + row) / 2 + final

@@ -262,7 +262,10 @@ class Weights:
 
 
 WEIGHT_NAMES = tuple(item.name for item in dataclasses.fields(Weights))
-ARRAY_NAMES = ("query", "key", "value", "cotangent", "mask", "attn_bias", "weights_cotangent")
+ARRAY_NAMES = (
+    *("query", "key", "value", "cotangent", "mask", "attn_bias"),
+    *("weights_cotangent", "log_sum_exp_cotangent"),
+)
 """The fields of a problem that are arrays and do not belong to a feature."""
 
 
@@ -291,6 +294,8 @@ class Problem:
         scale: factor of the logits; None means `shape.default_scale`.
         weights_cotangent: gradient of the loss with respect to the returned attention weights,
             `[batch heads query key]`; None if the loss does not depend on them.
+        log_sum_exp_cotangent: likewise with respect to the log-sum-exp, `[batch heads query]`. If
+            it is there, an answer has the log-sum-exp too.
         heads_alone: whether query, key and value are heads that have already been projected; the
             projections are then the identity.
         window: how many keys before and after its own position a query sees; None means no limit.
@@ -327,6 +332,7 @@ class Problem:
     causal: Causal | None = None
     scale: float | None = None
     weights_cotangent: Array | None = None
+    log_sum_exp_cotangent: Array | None = None
     heads_alone: bool = False
     window: Window = NO_WINDOW
     soft_cap: float | None = None
@@ -353,6 +359,9 @@ class Problem:
             check_shape(f"weights.{name}", weight.shape, shapes[name])
         if self.weights_cotangent is not None:
             check_shape("weights_cotangent", self.weights_cotangent.shape, self.shape.logits)
+        if self.log_sum_exp_cotangent is not None:
+            given, rows = self.log_sum_exp_cotangent.shape, self.shape.logits[:-1]
+            check_shape("log_sum_exp_cotangent", given, rows)
         for name in ("mask", "attn_bias"):
             array = getattr(self, name)
             if array is not None:
@@ -546,12 +555,16 @@ class Answer:
             "attn_bias", "sinks", "norm.query", "norm.key". Inputs that share an array have one
             gradient, under the name of the first.
         dtypes: the native dtype of each returned array, by the array's name.
+        log_sum_exp: `[batch heads query]`, the natural logarithm of each query's normaliser, sinks
+            included if the implementation includes them; None if it does not return one. It is
+            none of the arrays of `arrays`.
     """
 
     output: Array
     weights: Array | None = None
     gradients: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
     dtypes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    log_sum_exp: Array | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return all arrays by name: "output", "weights", "gradient.query", ..."""

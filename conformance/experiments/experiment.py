@@ -85,6 +85,7 @@ class Experiment:
             always needed with `apart`.
         needs: types of features; the experiment is run only if the adapter declares a feature of
             one of these types. If there are none, it is always run.
+        where: whether an adapter's mode has what is examined.
     """
 
     topic: Topic
@@ -97,6 +98,7 @@ class Experiment:
     apart: bool = False
     plain: bool = True
     needs: tuple[type[Feature], ...] = ()
+    where: Callable[[Adapter, Mode], bool] = lambda adapter, mode: True
 
     @property
     def name(self) -> str:
@@ -111,14 +113,16 @@ class Experiment:
     def modes(self, adapter: Adapter) -> tuple[Mode, ...]:
         """Return the modes of the adapter in which the experiment is worth running.
 
-        There are none if the adapter declares no feature of the types in `needs`.
+        There are none if the adapter declares no feature of the types in `needs`, and only those
+        that have what is examined.
         """
         if self.needs and not any(isinstance(each, self.needs) for each in adapter.features):
             return ()
+        modes = tuple(mode for mode in adapter.modes if self.where(adapter, mode))
         if not self.every_mode or (self.costly and adapter.compiles):
-            return tuple(adapter.modes[:1])
+            return modes[:1]
         # Experiments do not compile whole calls, so optimised modes would repeat other modes.
-        return tuple(mode for mode in adapter.modes if not mode.optimised)
+        return tuple(mode for mode in modes if not mode.optimised)
 
     def run(self, lab: Laboratory) -> Findings:
         """Run the experiment and return its findings.

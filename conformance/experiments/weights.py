@@ -1,22 +1,26 @@
-"""Experiments on attention weights: which ones are returned, and what dropout does to them."""
+"""Experiments on what is returned beside the output: attention weights, and the log-sum-exp.
+
+Another experiment finds what dropout does to weights.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from conformance.adapter.arguments import AXES, Native
-from conformance.adapter.features import SoftCap
+from conformance.adapter.features import Sinks, SoftCap
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import agreeing, topic
-from conformance.experiments.masks import BIASES
-from conformance.records.findings import Entry, Part, Phrase
+from conformance.experiments.masks import BIASES, blockings
+from conformance.records.findings import NOTHING, Entry, Part, Phrase
 from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
     Laboratory,
@@ -120,6 +124,104 @@ def _logits(lab: Laboratory) -> Iterator[Entry]:
                 value = Phrase(f"logits.{name}")
                 break
         yield Entry(subject, value, f"entry 0, head 0, query 0: {numbers(got[0, 0, 0])}")
+
+
+BIASED = 1.5
+"""The logit of each sink beside which a log-sum-exp is asked for."""
+
+
+@topic(
+    "log-sum-exp",
+    "The log-sum-exp",
+    "In which base is it, does a sink count, and what is that of a query that sees no key?",
+    place=95,
+    every_mode=True,
+    every_dtype=True,
+    where=lambda adapter, mode: adapter.log_sum_exp_in(mode) is not None,
+)
+def log_sum_exp(lab: Laboratory) -> Iterator[Entry]:
+    """Find out of which logits, and in which base, the returned log-sum-exp is. Ask for it beside a
+    sink, and for a query whose keys are all blocked by each mask argument."""
+    declared, problem = lab.adapter.log_sum_exp_in(lab.mode), lab.problem()
+    assert declared is not None
+    found, unit = lab.plain(), math.log(2) if declared.base == "2" else 1.0
+    if found.answer.log_sum_exp is None:
+        raise Unsupported("returns no log-sum-exp")
+    got = found.answer.log_sum_exp / unit
+    results = forward(problem, Exact())
+    logits, natural = results.logits, results.log_total[..., 0]
+    unscaled = logits / problem.logit_scale
+    stages = {
+        "e": natural,
+        "2": natural / math.log(2),
+        "negated": -natural,
+        "sum": np.exp(natural),
+        "maximum": logits.max(axis=-1),
+        "without-maximum": natural - logits.max(axis=-1),
+        "unscaled": np.logaddexp.reduce(unscaled, axis=-1),
+    }
+    value = SOMETHING_ELSE
+    for name, stage in stages.items():
+        if np.abs(got - stage).max() <= LOGITS_APART * (1 + np.abs(stage).max()):
+            value = Phrase(f"log-sum-exp.{name}")
+            break
+    told = f"entry 0, head 0: {numbers(got[0, 0])}"
+    said = Phrase(f"log-sum-exp.{declared.base}")
+    yield agreeing(Phrase("log-sum-exp.returned"), value, told, said)
+    dtype = found.answer.dtypes.get("log_sum_exp", "")
+    yield Entry(Phrase("log-sum-exp.dtype"), Phrase("text", {"text": dtype}))
+    for sinks in lab.features(Sinks):
+        yield _beside_sink(lab, sinks.name, unit, declared.includes_sink)
+    for argument in lab.arguments():
+        for way in blockings(lab, argument):
+            visible = np.ones(problem.shape.logits, np.bool_)
+            visible[0] = False
+            native = way.native(visible[:, :1, :1], problem.shape)
+            if native is None or (-np.inf < way.hidden < 0):
+                continue
+            answered = lab.ask(problem, {argument.name: native})
+            subject = Phrase("log-sum-exp.of-no-keys", way.about)
+            if isinstance(answered, Refused):
+                yield Entry(subject, answered.value, answered.told)
+                continue
+            assert answered.answer.log_sum_exp is not None
+            rows = answered.answer.log_sum_exp[0] / unit
+            said = NOTHING if declared.of_no_keys is None else _number(declared.of_no_keys)
+            value = _number(float(rows[0, 0])) if _all_same(rows) else SOMETHING_ELSE
+            yield agreeing(subject, value, f"entry 0, head 0: {numbers(rows[0])}", said)
+
+
+def _beside_sink(lab: Laboratory, name: str, unit: float, included: bool) -> Entry:
+    """Return the entry that states whether a sink counts in the log-sum-exp."""
+    problem = lab.problem()
+    given = problem.format.round(np.full(problem.shape.heads, BIASED))
+    subject, said = Phrase("log-sum-exp.sink"), Phrase(f"log-sum-exp.sink-{_yes(included)}")
+    answered = lab.ask(problem, {name: given})
+    if isinstance(answered, Refused):
+        return Entry(subject, answered.value, answered.told)
+    without = forward(problem, Exact()).log_total[..., 0]
+    counted = np.logaddexp(without, given[:, None])
+    assert answered.answer.log_sum_exp is not None
+    got = answered.answer.log_sum_exp
+    near = [np.abs(got - each).max() <= LOGITS_APART for each in (counted, without)]
+    value = Phrase(f"log-sum-exp.sink-{_yes(near[0])}") if any(near) else SOMETHING_ELSE
+    return agreeing(subject, value, f"entry 0, head 0: {numbers(got[0, 0] / unit)}", said)
+
+
+def _yes(counts: bool) -> str:
+    return "counts" if counts else "left-out"
+
+
+def _all_same(rows: Array) -> bool:
+    return bool(np.isnan(rows).all() or (rows == rows[0, 0]).all())
+
+
+def _number(value: float) -> Phrase:
+    if math.isnan(value):
+        return Phrase("number.nan")
+    if math.isinf(value):
+        return Phrase("number.inf" if value > 0 else "number.minus-inf")
+    return Phrase("text", {"text": f"{value:.3g}".replace("-", "−")})
 
 
 ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))

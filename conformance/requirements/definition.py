@@ -1,13 +1,14 @@
 """Requirements that output, gradients and attention weights equal the definition's.
 
 Other requirements are that the output and the input gradients have the dtype of the inputs, that
-the returned weights of each query sum to one and are 0 for blocked keys, and that the output is
-made of these weights.
+the returned weights of each query sum to one and are 0 for blocked keys, that the output is
+made of these weights, and that a returned log-sum-exp is the definition's.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import einops
@@ -15,7 +16,8 @@ import numpy as np
 
 from conformance.definition.comparison import accuracy_class, against, between, element
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import ROW_SUMS, Expectation
+from conformance.definition.expectation import LOG_SUM_EXP, ROW_SUMS, Expectation
+from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
@@ -170,7 +172,92 @@ def through_weights(ex: Examination) -> Finding | None:
     random = ex.case.random("loss on weights")
     loss = ex.problem.format.round(random.standard_normal(ex.problem.shape.logits))
     both = ex.problem.replace(weights_cotangent=loss)
-    expected = ex.expected("loss on weights", lambda: both)
+    said = "{array} is not that of a loss on the output and the returned weights"
+    return _beside(through_weights.id, ex, both, "loss on weights", said)
+
+
+@requirement(
+    "log-sum-exp.equals-definition",
+    "The returned log-sum-exp is that of the definition.",
+    why="Parts of a text are merged by it, and backward passes make the weights from it.",
+    every_case=True,
+    of_answer=True,
+)
+def log_sum_exp(ex: Examination) -> Finding | None:
+    """Compare the log-sum-exp of every query that sees a key, converted to natural logarithms, with
+    that of the float64 reference, up to rounding noise. A sink counts if the declaration says
+    so."""
+    if ex.adapter.log_sum_exp_in(ex.mode) is None:
+        return None
+    got = _returned_log_sum_exp(ex.answer)
+    expected = ex.expected("log-sum-exp", lambda: ex.with_log_sum_exp)
+    want = expected.arrays[LOG_SUM_EXP]
+    seen = ex.with_log_sum_exp.allowed_in_full().any(axis=-1)
+    compared = against(expected, {LOG_SUM_EXP: np.where(seen, got, want)})
+    return judge(log_sum_exp.id, compared, said="the returned log-sum-exp is not the definition's")
+
+
+@requirement(
+    "log-sum-exp.of-no-keys",
+    "The log-sum-exp of a query that sees nothing is the declared number.",
+    why="Merging gives a part without keys the weight exp(L): only −∞ gives it none, and 0 or +∞ "
+    "gives it all.",
+    cases=("edge/fully-masked-row/*", "feature/*lengths*/*", "causal/bottom-right/*"),
+    of_answer=True,
+)
+def of_no_keys(ex: Examination) -> Finding | None:
+    """Look at the log-sum-exps of queries that see neither a key nor a sink that counts. Each must
+    be exactly the number that the adapter declares."""
+    declared, problem = ex.adapter.log_sum_exp_in(ex.mode), ex.with_log_sum_exp
+    if declared is None or declared.of_no_keys is None or problem.sinks is not None:
+        return None
+    empty = ~problem.allowed_in_full().any(axis=-1)
+    if not empty.any():
+        return None
+    got, want = _returned_log_sum_exp(ex.answer), declared.of_no_keys
+    wrong = empty & ~(np.isnan(got) if math.isnan(want) else got == want)
+    if not wrong.any():
+        return Finding(of_no_keys.id, "conforms")
+    at = np.unravel_index(np.argmax(wrong), wrong.shape)
+    worst = element(LOG_SUM_EXP, at, got[at], want, 0.0)
+    detail = f"{got[at]:g} instead of {want:g} for {int(wrong.sum())} of {int(empty.sum())} rows"
+    return Finding(of_no_keys.id, "deviates", detail=detail, worst=worst)
+
+
+@requirement(
+    "gradient.through-log-sum-exp",
+    "A loss on the log-sum-exp reaches query and key, as one on the output does.",
+    why="Merged parts are trained through it: a gradient that stops there is too small, silently.",
+    cases=("plain/no-mask/*", "mask/per-batch/*", "feature/sinks*/*", "feature/soft-cap*/*"),
+)
+def through_log_sum_exp(ex: Examination) -> Finding | None:
+    """Check the gradients of a loss on both the output and the log-sum-exp, in float32 and float64.
+    They are compared with those of the float64 reference. Gradients that already deviate for a loss
+    on the output alone are left out."""
+    declared, both = ex.adapter.log_sum_exp_in(ex.mode), ex.with_log_sum_exp
+    if declared is None or not (declared.differentiable and ex.mode.gradients):
+        return None
+    apart = both.sinks is not ex.problem.sinks
+    if apart or not ex.varies_arguments or ex.dtype not in ("float32", "float64"):
+        return None
+    said = "{array} is not that of a loss on the output and the log-sum-exp"
+    return _beside(through_log_sum_exp.id, ex, both, "log-sum-exp", said)
+
+
+def _returned_log_sum_exp(answer: Answer) -> Array:
+    if answer.log_sum_exp is None:
+        raise Unsupported("returns no log-sum-exp")
+    return answer.log_sum_exp
+
+
+def _beside(name: str, ex: Examination, both: Problem, variant: str, said: str) -> Finding | None:
+    """Return the finding on the gradients of a loss on the output and on something beside it.
+
+    `both` is the problem with that loss, whose expectation is cached under `variant`; `name` is the
+    id of the requirement, and `said` describes a deviation. Gradients that already deviate for a
+    loss on the output alone are left out; if that leaves none, the result is None.
+    """
+    expected = ex.expected(variant, lambda: both)
     every = ex.ask(both).arrays()
     alone = {f"gradient.{name}": array for name, array in ex.answer.gradients.items()}
     compared = against(ex.expectation, alone)
@@ -178,10 +265,7 @@ def through_weights(ex: Examination) -> Finding | None:
     if not alone.keys() & every.keys():
         raise Unsupported("no gradients")
     arrays = {name: every[name] for name in alone.keys() & every.keys() - wrong}
-    if not arrays:
-        return None
-    said = "{array} is not that of a loss on the output and the returned weights"
-    return _judged(through_weights.id, expected, arrays, said)
+    return _judged(name, expected, arrays, said) if arrays else None
 
 
 @requirement(

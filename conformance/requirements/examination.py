@@ -211,16 +211,17 @@ class Examination:
     @property
     def kernel_expectation(self) -> Expectation:
         """The expectation for attention on projected heads, without projections by the suite."""
-        return self.expected("kernel", lambda: self._heads_alone)
+        return self.expected("kernel", lambda: self.kernel_problem)
 
     @property
     def kernel_answer(self) -> Answer:
         """The implementation's answer for projected heads; exceptions are those of `ask`."""
         key = ("kernel", self._answer_key(self.mode))
-        return self.bench.answers.get(key, lambda: self.ask(self._heads_alone, projected=True))
+        return self.bench.answers.get(key, lambda: self.ask(self.kernel_problem, projected=True))
 
     @property
-    def _heads_alone(self) -> Problem:
+    def kernel_problem(self) -> Problem:
+        """The problem of the case on heads that have been projected already."""
         key = ("heads alone", self.case.id, self.dtype)
         return self.bench.answers.get(key, lambda: heads_alone(self.problem))
 
@@ -258,10 +259,21 @@ class Examination:
         arrays = self.answer.arrays()
         names = repr([*arrays, *sorted(self.answer.dtypes.items())]).encode()
         digest = hashlib.blake2b(names)
-        for array in arrays.values():
-            digest.update(array.tobytes())
+        for array in (*arrays.values(), self.answer.log_sum_exp):
+            digest.update(b"" if array is None else array.tobytes())
         *key, _ = self._answer_key(self.mode)
         return (*key, self.mode.gradients, self.mode.weights, digest.digest())
+
+    @property
+    def with_log_sum_exp(self) -> Problem:
+        """The problem with a loss on the log-sum-exp of every query that sees a key, too."""
+        problem, declared = self.problem, self.adapter.log_sum_exp_in(self.mode)
+        loss = self.case.random("loss on log-sum-exp").standard_normal(problem.shape.logits[:-1])
+        seen = problem.allowed_in_full().any(axis=-1)
+        if declared is not None and not declared.includes_sink:
+            problem = problem.replace(sinks=None)
+        loss = problem.format.round(np.where(seen, loss, 0.0))
+        return problem.replace(log_sum_exp_cotangent=loss)
 
     def exchanged(self) -> dict[str, Array]:
         """Return the output, its reference and its noise, for comparing implementations.
@@ -407,6 +419,8 @@ def check_answer(answer: Answer, problem: Problem) -> None:
         if array.dtype.kind not in "fiub":
             raise WrongShape(f"{name} is of {array.dtype}, not of real numbers")
         check_shape(name, array.shape, wanted[name])
+    if answer.log_sum_exp is not None:
+        check_shape("log_sum_exp", answer.log_sum_exp.shape, problem.shape.logits[:-1])
 
 
 @lru_cache(maxsize=64)

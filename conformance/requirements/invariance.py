@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.patterns import other_mask
+from conformance.definition.attention import merge
 from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Positions, Problem
@@ -456,6 +457,64 @@ def steps(ex: Examination) -> Finding | None:
                 found[name] += array
     said = "{array} in steps beside a cache is not that of the whole pass"
     return _judged(ex, steps.id, whole, found, noise, said)
+
+
+@requirement(
+    "log-sum-exp.merges-parts",
+    "The outputs over parts of the keys, merged by their log-sum-exps, are the output over all.",
+    why="Ring attention, split keys and cascades do this. A log-sum-exp in another base, or of "
+    "another maximum than the output's, is right alone and wrong in the pair.",
+    cases=(
+        "plain/no-mask/*",
+        "mask/shared/*",
+        "mask/per-batch/*",
+        "mask/blocked-start/*",
+        "logits/*",
+        "feature/sinks/*",
+        "feature/sinks-with-mask/*",
+    ),
+)
+def merges_parts(ex: Examination) -> Finding | None:
+    """Call the function on projected heads with each third of the keys; a sink is passed with the
+    last third only. Merge the outputs by the returned log-sum-exps, that of a query without keys
+    being −∞. The result must be the output of a call with all keys, up to rounding noise. If calls
+    are compiled, only one family of shapes is checked."""
+    declared = ex.adapter.log_sum_exp_in(ex.mode)
+    if declared is None or not ex.adapter.projections_supplied or not ex.varies_arguments:
+        return None
+    if ex.adapter.compiles and ex.case.family != "cross":
+        return None
+    whole, keys = ex.kernel_problem, np.arange(ex.problem.shape.key_length)
+    if whole.sinks is not None and not declared.includes_sink:
+        return None
+    third = -(-len(keys) // 3)
+    everyone = np.ones(whole.shape.query_length, np.bool_)
+    parts = []
+    for number in range(3):
+        kept = keys // third == number
+        if not kept.any():
+            continue
+        last = number == (len(keys) - 1) // third
+        part = _part(whole, slice(None), everyone, kept)
+        part = part if last else part.replace(sinks=None)
+        seen = part.allowed_in_full().any(axis=-1)
+        answer = ex.ask(part, projected=True)
+        if answer.log_sum_exp is None:
+            raise Unsupported("returns no log-sum-exp")
+        nothing = ~seen if part.sinks is None else np.zeros_like(seen)
+        sums = np.where(nothing, -np.inf, answer.log_sum_exp)
+        parts.append((np.where(nothing[..., None], 0.0, _by_head(answer.output, part)), sums))
+    merged, _ = merge(*parts)
+    together = merged.transpose(0, 2, 1, 3).reshape(ex.kernel_answer.output.shape)
+    noise = ex.kernel_expectation.sigma["output"]
+    compared = [_between(ex, "output", ex.kernel_answer.output, together, noise)]
+    return judge(merges_parts.id, compared, said="{array} of merged parts is not that of all keys")
+
+
+def _by_head(output: Array, problem: Problem) -> Array:
+    """Return the output of a problem on heads alone as `[batch heads query value_head]`."""
+    batch, queries, _ = output.shape
+    return output.reshape(batch, queries, problem.shape.heads, -1).transpose(0, 2, 1, 3)
 
 
 def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:

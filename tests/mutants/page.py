@@ -35,6 +35,9 @@ soon as they are noticed.
 The chapters from [packed](#packed) to [ring](#ring) are mutants of five attentions that take tokens
 [packed, in pages or beside a cache](../tests/mutants/handed.py): what kernels of serving get wrong.
 
+The chapter [log-sum-exp](#log-sum-exp) has mutants of an attention that
+[returns the log-sum-exp](../tests/mutants/log_sum_exp.py) of its logits, too.
+
 The chapter [world](#world) has mutants of a [ring attention](../tests/mutants/world.py) on one to
 eight ranks, which are threads here.
 

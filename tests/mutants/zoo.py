@@ -8,6 +8,7 @@ from mutants.causal import MUTANTS as CAUSAL
 from mutants.features import MUTANTS as FEATURES
 from mutants.forward import MUTANTS as FORWARD
 from mutants.handed import MUTANTS as HANDED
+from mutants.log_sum_exp import MUTANTS as RETURNING
 from mutants.long import MUTANTS as LONG
 from mutants.masks import MUTANTS as MASKS
 from mutants.modes import MUTANTS as MODES
@@ -28,7 +29,7 @@ SMALL: tuple[Mutant, ...] = (
 )
 """Mutants of the attention in small stages, which show at the sizes of the small catalogue."""
 
-MUTANTS: tuple[Mutant, ...] = (*SMALL, *FEATURES, *HANDED, *WORLD, *SIZES, *LONG)
+MUTANTS: tuple[Mutant, ...] = (*SMALL, *FEATURES, *HANDED, *RETURNING, *WORLD, *SIZES, *LONG)
 
 CHAPTERS = tuple(dict.fromkeys(mutant.chapter for mutant in MUTANTS))
 
