@@ -236,6 +236,29 @@ def test_an_error_that_does_not_say_what_is_raised_is_refused(tmp_path):
         baseline(tmp_path, KNOWN.replace("deviates", "error"))
 
 
+@pytest.mark.parametrize(
+    "raises", ["mine.py", "at mine.py", "src/mine.py:3", "Error", "Exception", "s", ":", "m e"]
+)
+def test_what_is_in_the_text_of_most_errors_is_refused(tmp_path, raises):
+    """The place of an error is printed after its text, and a letter is in most texts."""
+    text = KNOWN.replace('"deviates"', f'"error"\nraises = "{raises}"')
+    with pytest.raises(BrokenBaseline, match="quote the message"):
+        baseline(tmp_path, text)
+
+
+def test_the_place_of_an_error_is_no_part_of_its_text(judged):
+    text = KNOWN.replace('"deviates"', '"error"\nraises = "attention_kernel"')
+    detail = "ValueError: no (at attention_kernel/core.py:3)"
+    assert judged(text, Made().say("error", requirement=OUTPUT, detail=detail)).new
+    detail = "ValueError: attention_kernel takes no mask (at core.py:3)"
+    assert judged(text, Made().say("error", requirement=OUTPUT, detail=detail)).holds
+
+
+@pytest.mark.parametrize("detail", ["Error: no", "KeyError: 3", "ValueError: nein (at mine.py:3)"])
+def test_a_short_message_is_quoted(mended, detail):
+    assert mended("", Made().say("error", requirement=OUTPUT, detail=detail))[1].holds
+
+
 def off(ratio):
     return Figures("output", ratio, ratio, 0.0, 8.0)
 
@@ -251,10 +274,70 @@ def test_a_deviation_that_grows_is_another_deviation(judged):
     assert not judged(text, Made().say("deviates", requirement=OUTPUT)).holds
 
 
-@pytest.mark.parametrize("within", ["0", "0.0", "-1.0", "inf", "nan"])
+@pytest.mark.parametrize("within", ["0", "0.0", "-1.0", "inf", "nan", "1e300", "1e308"])
 def test_a_bound_that_bounds_nothing_is_refused(tmp_path, within):
     with pytest.raises(BrokenBaseline, match="within is a number"):
         baseline(tmp_path, KNOWN + f"within = {within}\n")
+
+
+def test_a_bound_far_above_what_was_measured_is_too_broad(judged, mended):
+    made = Made().say("deviates", requirement=OUTPUT, figures=off(2e5))
+    found = judged(KNOWN + "within = 1e30\n", made)
+    assert found.exit_code == ExitCode.DEVIATES
+    told = "too broad: line 2: requirement output.equals-definition: the largest error is 2e+05σ"
+    assert f"{told}: write within = 8e5" in tell(found).plain
+    after, left = mended(KNOWN + "within = 1e30\n", made)
+    assert "within = 8e5\n" in after
+    assert left.holds
+    # Another machine, or a part of what was measured, may be somewhat more accurate.
+    assert judged(KNOWN + "within = 1e8\n", made).holds
+    assert judged(KNOWN + "within = 1e30\n", made, selection=f"--case {SELF}").holds
+
+
+def test_no_bound_is_one_on_what_has_no_size(judged):
+    made = Made().say("deviates", requirement=OUTPUT, figures=off(INFINITE))
+    assert len(judged(KNOWN + "within = 9e299\n", made).new) == 6
+
+
+LETTERS = [f"{letter}*" for letter in "abcdefghijklmnopqrstuvwxyz"]
+FAMILIES = ["output.*", "invariance.*", "gradient.*"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        f"requirement = {LETTERS}",
+        f"requirement = {FAMILIES}",
+        f"requirement = {FAMILIES}\ncase = ['plain/*', 'mask/*']",
+        "requirement = '*'\ncase = ['plain/*', 'mask/*']",
+    ],
+)
+def test_an_entry_that_allows_much_and_says_nothing_of_it_is_too_broad(tmp_path, mended, where):
+    known = KNOWN.replace('requirement = "output.equals-definition"', where) + "strict = false\n"
+    made = Made().say("deviates", requirement=OUTPUT, case=SELF, dtype="float64")
+    if where.endswith(f"{LETTERS}"):
+        with pytest.raises(BrokenBaseline, match="excuses everything"):
+            baseline(tmp_path, known)
+        return
+    for level in ("full", "default"):
+        found = judge(baseline(tmp_path, known), made.record(level=level))
+        told = "1 of 18 findings deviate: name their requirement and cases, or say a cause"
+        assert found.exit_code == ExitCode.DEVIATES, level
+        assert told in tell(found).plain
+    after, left = mended(known, made)
+    assert f'requirement = "{OUTPUT}"' in after
+    assert f'case = "{SELF}"' in after
+    assert left.holds
+    # A cause says what is allowed.
+    made.say("deviates", requirement=OUTPUT, case=SELF, dtype="float64", cause=COARSE)
+    named = known + f'cause = "{PRECISION}"\n'
+    assert judge(baseline(tmp_path, named), made.record()).holds
+
+
+def test_at_a_lower_level_an_entry_for_all_of_it_is_too_broad_even_if_nothing_deviates(judged):
+    known = KNOWN.replace('"output.equals-definition"', str(FAMILIES)) + "strict = false\n"
+    assert judged(known, Made(), level="default").exit_code == ExitCode.DEVIATES
+    assert judged(KNOWN + "strict = false\n", Made(), level="default").holds
 
 
 def test_a_bound_below_one_is_a_bound(judged):
@@ -294,7 +377,7 @@ def test_an_error_of_the_suite_itself_is_never_excused(judged):
     own = Finding(RUN, "error", "ValueError: no")
     lost = CaseResult("mine", "mask/lost", "float32", "cpu", "eval", [own])
     record = msgspec.structs.replace(record, results=[*record.results, lost])
-    text = ALL.replace("deviates", "error") + 'raises = "no"\n'
+    text = ALL.replace("deviates", "error") + 'raises = "ValueError: no"\n'
     found = judged(text, record)
     assert [cell.result.case for cell in found.open] == ["mask/lost"]
     assert found.exit_code == ExitCode.INCOMPLETE

@@ -82,8 +82,8 @@ class NewDeviation(msgspec.Struct, frozen=True):
 class OutdatedEntry(msgspec.Struct, frozen=True):
     """An entry of the baseline that needs to be edited.
 
-    `why` is "fixed", "unmatched", "ambiguous", "duplicate" or "no reason", and `told` explains it.
-    `line` is 0 if unknown, and `entry` says where the entry is and what it applies to.
+    `why` is "fixed", "unmatched", "ambiguous", "duplicate", "too broad" or "no reason", and `told`
+    explains it. `line` is 0 if unknown, and `entry` says where the entry is and what it applies to.
     """
 
     why: str
@@ -197,7 +197,8 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
     line(console, f"{baseline.path}: {done}")
     if left.holds and not (edited.entries or edited.verified or edited.pinned):
         line(console, "nothing deviates: the baseline is empty")
-    if left.reasonless and not (left.fixed or left.unmatched or left.ambiguous or left.duplicates):
+    others = (left.fixed, left.unmatched, left.ambiguous, left.duplicates, left.broad)
+    if left.reasonless and not any(others):
         lines = ", ".join(str(entry.line or entry.number) for entry in left.reasonless)
         line(console, f"the gate holds once these say why: line {lines}")
         return ExitCode.OK if not (left.worse or left.open or left.missing) else left.exit_code
@@ -483,6 +484,8 @@ def _outdated(judgement: Judgement) -> Iterator[tuple[str, Entry, str]]:
         yield "ambiguous", one, f"and {two.place}: {both} at {cells[0].result.case}, {why}"
     for one, two in judgement.duplicates:
         yield "duplicate", two, f"says again what {one.address} says"
+    for entry, told in judgement.broad:
+        yield "too broad", entry, told
     for entry in judgement.reasonless:
         yield "no reason", entry, 'say why it is known: reason = "..."'
 

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +47,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.errors import BrokenBaseline
-from conformance.records.findings import Argument, Phrase
+from conformance.records.findings import INFINITE, Argument, Phrase
 from conformance.records.header import KnownDeviation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import size_of
@@ -81,6 +80,9 @@ _TYPES = {
     "within": "within is a number of σ, such as 1e9",
 } | {place: f"{place} is a pattern or a list of patterns, each of them text" for place in PLACES}
 """What the value of a key must be, for keys that do not take text."""
+
+_FILE = re.compile(r"[\w./\\-]*\.py\b")
+"""The name of a Python file."""
 
 _OPEN = re.compile(r"\[[^]]*$")
 """A bracket of a pattern without an end, which matches only itself, and no name has one."""
@@ -449,13 +451,17 @@ def _typed(table: dict[str, Any]) -> KnownDeviation:
 
 
 def _says_something(raises: str) -> bool:
-    """Return whether a text has a word that is not a part of "error", "exception", "at" or "py".
+    """Return whether a text has a word of three letters that is no part of "error" or "exception".
 
-    Such parts occur in the texts of all errors, for example in "(at mine.py:3)".
+    Such parts occur in the texts of all errors, and single letters in most. The name of a file,
+    which is in the place "(at mine.py:3)" of an error, is no word. A message after the type of an
+    error may be short.
     """
-    words = re.findall(r"[^\W\d]+", raises.lower())
-    in_any = ("error", "exception", "at", "py")
-    return any(not any(word in one for one in in_any) for word in words)
+    quoted = _FILE.sub(" ", raises.lower())
+    words = re.findall(r"[^\W\d]{3,}", quoted)
+    return bool(re.search(r"(error|exception): \S", quoted)) or any(
+        not any(word in one for one in ("error", "exception")) for word in words
+    )
 
 
 def _finds_everything(patterns: tuple[str, ...]) -> bool:
@@ -487,7 +493,7 @@ def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
         ),
         (
             is_error and not _says_something(known.raises),
-            f"raises = {known.raises!r} is in the text of any error; name a part of this one",
+            f"raises = {known.raises!r} is in the text of any error; quote the message of this one",
         ),
         (
             not (known.strict or is_error or known.cause or known.within)
@@ -509,7 +515,7 @@ def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
             known.kind not in ("", *KINDS),
             f"kind {known.kind!r}; a deviation is one of {', '.join(KINDS)}",
         ),
-        (known.within is not None and not 0 < known.within < math.inf, _TYPES["within"]),
+        (known.within is not None and not 0 < known.within < INFINITE, _TYPES["within"]),
         (
             is_error and known.within is not None,
             'within is for verdict = "deviates"; of an error, say raises',

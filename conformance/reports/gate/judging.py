@@ -9,9 +9,10 @@ claim the same finding but contradict each other cannot both be right.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +20,15 @@ from pathlib import Path
 import msgspec
 
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
-from conformance.records.findings import RUN, CaseResult, Finding, gravity, verified
+from conformance.records.findings import (
+    INFINITE,
+    RUN,
+    CaseResult,
+    Finding,
+    gravity,
+    verified,
+    without_place,
+)
 from conformance.records.header import Implementation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import Record, read
@@ -38,6 +47,17 @@ from conformance.reports.tables import Located, by_key, finding_counts, located
 
 LOST = ("crashed", "timed-out")
 """The verdicts without an answer that the implementation causes: a change for the worse."""
+
+MARGIN = 4.0
+"""The factor by which an error may exceed the largest measured one, because the size of rounding
+errors depends on the machine."""
+
+BROAD = 1000.0
+"""The factor from which `within` bounds nothing. In the committed baselines it is at most 46 times
+the largest error of a full run, and 400 times that of a sample."""
+
+LEAST_SHARE = 0.1
+"""The least share of findings that deviate, of those that an entry allows without saying how."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,7 @@ class Judgement:
         ambiguous: pairs of entries that contradict each other, with the findings that both claim.
         duplicates: pairs of entries that are equal, or that assert the same about a finding that
             both claim.
+        broad: entries that excuse far more than deviates in a whole run, with what to write.
         reasonless: entries without a reason.
         inactive: entries about other implementations, versions or devices than those of the run.
         claimed: the findings that each active entry claims, by the number of the entry.
@@ -81,6 +102,7 @@ class Judgement:
     unmatched: Sequence[Entry]
     ambiguous: Sequence[tuple[Entry, Entry, Sequence[Located]]]
     duplicates: Sequence[tuple[Entry, Entry]]
+    broad: Sequence[tuple[Entry, str]]
     reasonless: Sequence[Entry]
     inactive: Sequence[Entry]
     claimed: Mapping[int, Sequence[Located]]
@@ -129,6 +151,7 @@ class Judgement:
         return (
             *(("fixed, remove or narrow it", entry) for entry, _ in self.fixed),
             *(("matches nothing", entry) for entry in self.unmatched),
+            *(("excuses more than deviates", entry) for entry, _ in self.broad),
             *(("says no reason", entry) for entry in self.reasonless),
             *(
                 (f"says of the same findings something else than {other.place}", entry)
@@ -279,13 +302,30 @@ def agrees(entry: Entry, finding: Finding) -> bool:
     """Return whether a finding has the verdict, cause, error text and size that an entry states."""
     if entry.within is not None:
         figures = finding.figures
-        if figures is None or figures.max_ratio > entry.within:
+        if figures is None or not figures.max_ratio <= min(entry.within, _LARGEST):
             return False
     return (
         finding.verdict == entry.verdict
         and agrees_on_cause(entry, finding.cause)
-        and entry.raises in finding.detail
+        and (not entry.raises or entry.raises in without_place(finding.detail))
     )
+
+
+_LARGEST = math.nextafter(INFINITE, 0.0)
+
+
+def bound(cells: Iterable[Located]) -> str:
+    """Return the bound in σ of an entry for these findings, as a number in TOML.
+
+    It is `MARGIN` times the largest error of the findings, rounded up to one digit.
+    """
+    figures = [cell.finding.figures for cell in cells]
+    largest = MARGIN * max(each.max_ratio for each in figures if each is not None)
+    exponent = math.floor(math.log10(largest))
+    digit = math.ceil(largest / 10.0**exponent)
+    if digit == 10:
+        digit, exponent = 1, exponent + 1
+    return str(digit * 10**exponent) if 0 <= exponent < 4 else f"{digit}e{exponent}"
 
 
 def judge(baseline: Baseline, record: Record) -> Judgement:
@@ -327,6 +367,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
         missing = 1
     # In an incomplete run, an entry that matches nothing may still match what is missing.
     whole = not (left or missing or is_narrowed(record))
+    all_of_level = is_whole(record)
     fixed = []
     for entry in claims.active:
         well = [one for one in claimed[entry.number] if not one.wrong]
@@ -353,12 +394,43 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
             if one.says != two.says and (one.strict or two.strict)
         ],
         duplicates=_duplicates(claims.active, pairs),
+        broad=[
+            (entry, told)
+            for entry in claims.active
+            if all_of_level
+            and (told := _excess(entry, claimed[entry.number], len(decided), full=whole))
+        ],
         reasonless=[entry for entry in baseline.entries if not entry.has_reason],
         inactive=claims.inactive,
         claimed=claimed,
         decided=decided,
         less=losses(baseline.verified, record),
         changed=[*changes(baseline.pinned, record)],
+    )
+
+
+def _excess(entry: Entry, claimed: Sequence[Located], decided: int, *, full: bool) -> str:
+    """Return what to write instead of an entry that excuses far more than deviates, or "".
+
+    Args:
+        claimed: the findings that the entry matches.
+        decided: the number of all findings that entries can match.
+        full: whether nothing was left out; else what deviates may have been.
+    """
+    right = [one for one in claimed if one.wrong and agrees(entry, one.finding)]
+    if entry.within is not None and right:
+        largest = max(one.finding.figures.max_ratio for one in right if one.finding.figures)
+        if entry.within > BROAD * largest:
+            return f"the largest error is {largest:.3g}σ: write within = {bound(right)}"
+    says_how = entry.cause or entry.raises or entry.within is not None
+    if entry.strict or says_how or len(right) >= LEAST_SHARE * len(claimed):
+        return ""
+    # Without any that deviates, it is fixed, which only a full run can know, unless it is for all.
+    if not right and (full or 2 * len(claimed) < decided):
+        return ""
+    return (
+        f"{len(right)} of {len(claimed)} findings deviate: name their requirement and cases, or "
+        "say a cause or within"
     )
 
 

@@ -9,7 +9,6 @@ tomlkit preserves comments and formatting.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -26,7 +25,7 @@ from conformance.records.findings import INFINITE, NOTHING, Phrase, without_plac
 from conformance.records.record import replace_file
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.coverage import counts_after
-from conformance.reports.gate.judging import Judgement, agrees
+from conformance.reports.gate.judging import Judgement, agrees, bound
 from conformance.reports.tables import Located, by_key
 from conformance.words import causes, say
 
@@ -42,10 +41,6 @@ FITTED = "factor"
 MOST_CAUSES = 2
 """The most causes that entries name for a requirement. If its findings have more, these depend on
 the case, and entries for measured findings name none."""
-
-MARGIN = 4.0
-"""The factor by which an error may exceed the largest measured one, because the size of rounding
-errors depends on the machine."""
 
 WIDTH = 100
 """The length beyond which a list is written on several lines."""
@@ -152,20 +147,6 @@ def _cause(cell: Located) -> Phrase:
     """Return the cause of a finding without the argument that differs from case to case."""
     cause = cell.finding.cause
     return Phrase(cause.id, {k: v for k, v in cause.arguments.items() if k != FITTED})
-
-
-def _bound(cells: Iterable[Located]) -> str:
-    """Return the bound in σ of an entry for these findings, as a number in TOML.
-
-    It is `MARGIN` times the largest error of the findings, rounded up to one digit.
-    """
-    figures = [cell.finding.figures for cell in cells]
-    largest = MARGIN * max(each.max_ratio for each in figures if each is not None)
-    exponent = math.floor(math.log10(largest))
-    digit = math.ceil(largest / 10.0**exponent)
-    if digit == 10:
-        digit, exponent = 1, exponent + 1
-    return str(digit * 10**exponent) if 0 <= exponent < 4 else f"{digit}e{exponent}"
 
 
 def _text(cell: Located) -> str:
@@ -312,6 +293,7 @@ def propose(
     if judgement.answered:
         edit.remove()
         edit.narrow()
+        edit.tighten()
     if adds:
         edit.add()
     edit.fill_in()
@@ -365,9 +347,10 @@ class _Edit:
     def narrow(self) -> None:
         """Restrict or remove entries that match findings with which they do not agree.
 
-        An entry that is not strict may match findings that do not deviate. Entries that contradict
-        each other are left unchanged.
+        An entry that is not strict may match findings that do not deviate, unless it excuses far
+        more than deviates. Entries that contradict each other are left unchanged.
         """
+        broad = {entry.number for entry, _ in self.judgement.broad}
         for entry in self.baseline.entries:
             claimed = self.judgement.claimed.get(entry.number, ())
             if entry.number in self.replaced.keys() | self.unclear:
@@ -376,12 +359,24 @@ class _Edit:
             off = [
                 cell
                 for cell in claimed
-                if not agrees(entry, cell.finding) and (cell.wrong or entry.strict)
+                if not agrees(entry, cell.finding)
+                and (cell.wrong or entry.strict or (entry.number in broad and not entry.within))
             ]
             if claimed and not rest:
                 self.replaced[entry.number] = []
             elif off:
                 self._narrow(entry, rest, off)
+
+    def tighten(self) -> None:
+        """Replace the bounds that are far above what was measured."""
+        for entry, _ in self.judgement.broad:
+            if entry.within is None or entry.number in self.unclear:
+                continue
+            claimed = self.judgement.claimed[entry.number]
+            right = [cell for cell in claimed if agrees(entry, cell.finding)]
+            documents = self.replaced.setdefault(entry.number, [self._document(entry)])
+            for document in documents:
+                _set(document, "within", tomlkit.value(bound(right)))
 
     def _narrow(self, entry: Entry, rest: Sequence[Located], off: Sequence[Located]) -> None:
         for place in (*PLACES[:2], "mode", "dtype", "case"):
@@ -426,7 +421,7 @@ class _Edit:
             _set(document, "cause", cause.id if is_id else say(cause))
             _set(document, "arguments", _toml(cause.arguments) if is_id else None)
             if draft.kind.bounded:
-                _set(document, "within", tomlkit.value(_bound(draft.cells)))
+                _set(document, "within", tomlkit.value(bound(draft.cells)))
             _set(document, "raises", draft.kind.raises)
             _set(document, "reason", self.reason or TODO)
             self.new.append(document)
