@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from test_gate import COARSE, CROSS, GRADIENT, OUTPUT, SELF, Made
+from test_gate import COARSE, CROSS, GRADIENT, ONE, OUTPUT, SELF, Made
 
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.records.findings import Entry, Phrase
@@ -75,6 +75,41 @@ def test_less_than_before_is_red_and_says_what_fell_away(tmp_path, less, told):
     assert told in printed
     assert "changed for the worse" in printed
     assert "mine" in printed
+
+
+def test_a_loss_is_red_although_as_much_is_gained(tmp_path):
+    """A case of the chapter is lost in one requirement, and another is gained in it."""
+    before = without(Made(), case=SELF, requirement=GRADIENT)
+    for lost in (
+        without(Made(), case=SELF, requirement=OUTPUT),
+        without(Made(), case=ONE, requirement=GRADIENT),
+    ):
+        now = lost.record()
+        assert coverage.counted(now)["mine"]["float32:cpu:eval"] == {"mask": 3, "plain": 5}
+        judgement = judge(counted(tmp_path, before), now)
+        assert judgement.exit_code == ExitCode.DEVIATES
+        assert "less verified: mine at *:cpu:*: " in str(tell(judgement))
+        (tmp_path / "conformance.toml").unlink()
+
+
+def test_a_place_that_is_new_is_counted_beside_the_sums(tmp_path):
+    """In TOML, what follows a table belongs to it."""
+    counted(tmp_path, Made(dtypes=("float32",)))
+    known = counted(tmp_path, Made(modes=("eval", "train")))
+    assert known.verified["mine"]["float64:cpu:train"] == {"mask": 3, "plain": 6}
+    assert known.verified["mine"]["*:cpu:*"][SELF] == 12
+    assert known.verified["mine"]["*:cpu:*"][OUTPUT] == 12
+    assert judge(known, Made(modes=("eval", "train")).record()).holds
+    assert known.text == counted(tmp_path, Made(modes=("eval", "train"))).text
+
+
+def test_many_losses_are_named_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr("conformance.reports.gate.MOST_LOST", 2)
+    found = judge(counted(tmp_path, Made()), without(Made(), requirement=OUTPUT).record())
+    printed = str(tell(found))
+    assert f"{CROSS} 4 of 6, {OUTPUT} 0 of 6 and 2 more\n" in printed
+    assert "-v shows all of it" in printed
+    assert f"{ONE} 4 of 6, {SELF} 4 of 6\n" in str(tell(found, verbose=True))
 
 
 def test_as_much_as_before_or_more_is_green(tmp_path):

@@ -35,6 +35,9 @@ from conformance.words import say
 SHORT, EDIT = 3, 20
 """How many items of each list, and how many lines of the edit, are shown unless verbose."""
 
+MOST_LOST = 8
+"""How many chapters, cases and requirements that lost something are named unless verbose."""
+
 GOOD, BAD, DIM = "green", "red", "dim"
 
 T = TypeVar("T")
@@ -359,7 +362,9 @@ class _Log:
             return
         self._line("")
         for (name, place), losses in self._first(list(places.items()), "place", "places"):
-            counts = ", ".join(f"{it.chapter} {it.verified} of {it.expected}" for it in losses)
+            lost = [f"{it.chapter} {it.verified} of {it.expected}" for it in losses]
+            self.hidden |= len(lost) > MOST_LOST and not self.verbose
+            counts = some(lost, len(lost) if self.verbose else MOST_LOST)
             self._line(f"less verified: {name} at {place}: {counts}", BAD)
             if reason := next((it.reason for it in losses if it.reason), ""):
                 self._line(f"  unsupported: {reason}", DIM)

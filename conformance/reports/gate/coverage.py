@@ -8,6 +8,13 @@ easily by supporting less:
     "default:float32:cpu:eval" = {causal = 31, mask = 77, plain = 24}
     "float32:cpu:eval" = {causal = 120, mask = 310, plain = 96}
 
+The place "*:cpu:*" sums over dtypes and modes, and counts by case and by requirement, so that what
+is lost in a chapter is noticed although something else in it is gained:
+
+    [verified.mine."*:cpu:*"]
+    "mask/key-padding/long" = 28
+    "weights.equal-definition" = 164
+
 A count belongs to runs of one level, with which its place begins, or to runs of level "full".
 
 Pins are entries of a convention card that must not change. A convention is not a deviation, so a
@@ -46,7 +53,8 @@ from conformance.records.record import Record
 Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
 """The number of verified findings by implementation, place and chapter of cases.
 
-A place is "dtype:device:mode" or, except at level "full", "level:dtype:device:mode"."""
+A place is "dtype:device:mode" or, except at level "full", "level:dtype:device:mode". If the dtype
+and the mode are "*", the numbers are by case and by requirement instead of by chapter."""
 
 Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
 """The text of a pinned value, by implementation, experiment, "dtype:device:mode" and subject."""
@@ -102,7 +110,8 @@ class Loss(NamedTuple):
     """A chapter of cases in which fewer findings were verified than the baseline requires.
 
     Attributes:
-        place: "dtype:device:mode", after the level unless it is "full".
+        place: "dtype:device:mode", after the level unless it is "full". If the dtype and the mode
+            are "*", the `chapter` is a case or a requirement.
         reason: the most frequent reason why findings there are unsupported, or "".
     """
 
@@ -135,7 +144,7 @@ def read_counts(table: Any) -> Counts:
 
 
 def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
-    """Count findings with these verdicts, by implementation, place and chapter.
+    """Count findings with these verdicts, by implementation, place and chapter, as `Counts` do.
 
     Cases that were read from files are not counted.
     """
@@ -198,7 +207,8 @@ def _level(record: Record) -> str:
 def _findings(record: Record) -> Iterator[tuple[str, str, str, Finding]]:
     """Yield each finding after its implementation, its place and its chapter, as `Counts` has them.
 
-    Findings of cases that were read from files are left out.
+    Each occurs three times: for its chapter, its case and its requirement. Findings of cases that
+    were read from files are left out.
     """
     level = _level(record)
     for result in record.results:
@@ -207,7 +217,10 @@ def _findings(record: Record) -> Iterator[tuple[str, str, str, Finding]]:
             continue
         for finding in result.findings:
             place = ":".join(filter(None, (level, _place(result))))
+            every = ":".join(filter(None, (level, "*", result.device, "*")))
             yield result.implementation, place, chapter, finding
+            yield result.implementation, every, result.case, finding
+            yield result.implementation, every, finding.requirement, finding
 
 
 def raised(text: str, record: Record) -> str:
@@ -232,9 +245,10 @@ def raised(text: str, record: Record) -> str:
                 }
                 if most and most != dict(before):
                     changed = True
-                    inline = tomlkit.inline_table()
-                    inline.update(most)
-                    table[place] = inline
+                    # There are hundreds of cases, each of which gets a line.
+                    written = tomlkit.table() if "*" in place else tomlkit.inline_table()
+                    written.update(most)
+                    table[place] = written
         return changed
 
     return _edited(text, edit, HEAD)
