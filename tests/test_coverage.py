@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from test_gate import COARSE, CROSS, GRADIENT, ONE, OUTPUT, SELF, Made
+from test_gate import COARSE, CROSS, GRADIENT, KEYS, ONE, OUTPUT, SELF, Made
 
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.records.findings import Entry, Phrase
@@ -233,7 +233,10 @@ def test_counts_that_are_none_are_one_line(tmp_path, text):
 
 def test_counts_of_a_record():
     (places,) = coverage.counted(Made(dtypes=("float32",)).record()).values()
-    assert places == {"float32:cpu:eval": {"mask": 3, "plain": 6}}
+    assert places == {
+        "float32:cpu:eval": {"mask": 3, "plain": 6},
+        "*:cpu:*": dict.fromkeys((CROSS, ONE, SELF, OUTPUT, KEYS, GRADIENT), 3),
+    }
 
 
 # What excuses everything
@@ -265,7 +268,10 @@ def test_cases_of_files_are_not_counted():
     more = msgspec.structs.replace(record.results[0], case="file/mine")
     record = msgspec.structs.replace(record, results=[*record.results, more])
     (places,) = coverage.counted(record).values()
-    assert places == {"float32:cpu:eval": {"mask": 3, "plain": 6}}
+    assert places == {
+        "float32:cpu:eval": {"mask": 3, "plain": 6},
+        "*:cpu:*": dict.fromkeys((CROSS, ONE, SELF, OUTPUT, KEYS, GRADIENT), 3),
+    }
 
 
 def test_only_the_places_that_are_pinned_are_pinned_again():
