@@ -30,7 +30,7 @@ from conformance.records.header import (
     MaskInfo,
     Provenance,
 )
-from conformance.records.record import Record
+from conformance.records.record import Record, seal_of
 from conformance.reports import model as data
 from conformance.reports.page.html import render_html as rendered
 from conformance.reports.writing import build
@@ -283,6 +283,12 @@ def save(folder: Path, own: Record, file: str = "") -> Path:
     path = folder / (file or f"{own.header.name}.json")
     path.write_bytes(msgspec.json.encode(own))
     return path
+
+
+def resealed(document: dict) -> str:
+    """The text of a record that was edited, with a seal as if it had been written so."""
+    text = json.dumps({name: value for name, value in document.items() if name != "seal"})
+    return json.dumps(json.loads(text) | {"seal": seal_of(text.encode())})
 
 
 def phrased(table: dict[str, Phrase], text: str | Phrase) -> Phrase:

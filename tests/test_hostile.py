@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from records import render_html
+from records import render_html, resealed
 
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ExitCode
@@ -159,7 +159,7 @@ def test_values_that_fit_the_schema_can_be_anything(data, content, tmp_path):
             place = place[key]
         place[last] = data.draw(VALUES)
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(document))
+    path.write_text(resealed(document))
     try:
         record = read(path)
         arrays = read_arrays(path, record)
@@ -181,7 +181,7 @@ def test_every_string_of_a_record_is_text_on_every_page(content, tmp_path):
         if isinstance(place[last], str) and last not in fixed:
             place[last] = NASTY
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(document))
+    path.write_text(resealed(document))
     page = shown(msgspec.json.decode(path.read_bytes(), type=Record), path)
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;" in page
@@ -203,7 +203,7 @@ def test_a_report_of_a_hostile_record_prints_no_control_sequence(content, tmp_pa
         result["implementation"] = name
     del document["exchange"], document["digest"]
     path = tmp_path / "evil\x1b[2J.json"
-    path.write_text(json.dumps(document))
+    path.write_text(resealed(document))
     (tmp_path / "broken\x1b[2J.json").write_text("{")
     command = [sys.executable, "-m", "conformance", "report", str(tmp_path)]
     command += ["--output", str(tmp_path / "out")]

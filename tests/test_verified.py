@@ -14,6 +14,7 @@ import children
 import psutil
 import pytest
 from mutants import faulty
+from records import resealed
 from test_cli import mha, mini
 from test_gate import Made
 from test_gate_command import NARROW, QUICK, here, records  # noqa: F401 - fixtures
@@ -24,6 +25,7 @@ from conformance.records.record import read
 from conformance.reports.gate import tell
 from conformance.reports.gate.baseline import baseline_of
 from conformance.reports.gate.judging import judge
+from conformance.running.merging import earlier
 
 FAULTY = faulty.__file__
 
@@ -249,7 +251,7 @@ def edited(records, tmp_path):  # noqa: F811
     def run(edit, here, expect):  # noqa: F811
         document = json.loads(records["Correct"].read_text())
         edit(document)
-        (tmp_path / "edited.json").write_text(json.dumps(document))
+        (tmp_path / "edited.json").write_text(resealed(document))
         return here("gate", "--from-record", "edited.json", expect=expect)
 
     return run
@@ -311,6 +313,83 @@ def _nobody(document):
 def test_a_record_that_contradicts_itself_or_this_suite_is_one_line(edited, here, edit, told):  # noqa: F811
     (line,) = edited(edit, here, ExitCode.USAGE).err.strip().splitlines()
     assert told in line
+
+
+def _flipped(document):
+    for result in document["results"]:
+        for finding in result["findings"]:
+            finding["verdict"] = "conforms"
+
+
+def _dropped(document):
+    del document["results"][0]["findings"][0]
+
+
+def _copied(document):
+    first, second = document["results"][:2]
+    first["findings"] = second["findings"]
+
+
+def _fewer(document):
+    del document["results"][-1]
+    document["header"]["planned"] -= 1
+
+
+def _other_code(document):
+    document["header"]["provenance"]["code"] = "0" * 16
+
+
+def _other_check(document):
+    document["header"]["revisions"]["output.equals-definition"] = "1-" + "0" * 16
+
+
+@pytest.mark.parametrize(
+    "edit", [_flipped, _dropped, _copied, _fewer, _other_code, _other_check, _other_suite]
+)
+def test_an_edited_record_is_neither_judged_nor_told(records, tmp_path, here, edit):  # noqa: F811
+    document = json.loads(records["Inverted"].read_text())
+    edit(document)
+    (tmp_path / "edited.json").write_text(json.dumps(document))
+    (line,) = here("gate", "--from-record", "edited.json", expect=ExitCode.USAGE).err.splitlines()
+    assert "edited.json: is not as it was written" in line
+    told = here("report", "edited.json", expect=ExitCode.NOTHING_VERIFIED)
+    assert "edited.json: is not as it was written" in told.out
+    known = earlier([tmp_path / "edited.json"], read(records["Inverted"]).header, [], {})
+    assert "is not as it was written" in known.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (_flipped, "with an error above its limit"),
+        (_other_code, "made by other code of the suite"),
+        (_other_check, "made by other code of the suite"),
+    ],
+)
+def test_what_a_record_says_against_itself_is_refused_with_any_seal(
+    records,  # noqa: F811
+    tmp_path,
+    here,  # noqa: F811
+    edit,
+    told,
+):
+    document = json.loads(records["Inverted"].read_text())
+    edit(document)
+    (tmp_path / "edited.json").write_text(resealed(document))
+    (line,) = here("gate", "--from-record", "edited.json", expect=ExitCode.USAGE).err.splitlines()
+    assert told in line
+
+
+def test_a_record_without_a_seal_is_told_and_not_judged(records, tmp_path, here):  # noqa: F811
+    document = json.loads(records["Correct"].read_text())
+    del document["seal"], document["exchange"], document["digest"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    (line,) = here("gate", "--from-record", "old.json", expect=ExitCode.USAGE).err.splitlines()
+    assert "old.json: has no seal" in line
+    told = here("report", "old.json", "--html", "r.html", expect=ExitCode.OK).out
+    assert "without a seal, so edits would not be noticed: old.json" in told
+    known = earlier([tmp_path / "old.json"], read(records["Correct"]).header, [], {})
+    assert "has no seal" in known.problems[0]
 
 
 def test_an_incomplete_record_is_incomplete_whatever_its_plan_says(edited, here):  # noqa: F811

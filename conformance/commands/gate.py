@@ -197,16 +197,18 @@ def _given(options: argparse.Namespace) -> Record:
     Raises:
         UnknownName: a named implementation is not in the record.
         BrokenRecord: the record cannot be read; a later run with the same record did not finish;
-            the record was made by another version of the suite, or with other cases, which may
-            have been easier; or it has results of cases that it does not list.
+            the record was edited, or made by another version or other code of the suite, or with
+            other cases, which may have been easier; or it has results of cases that it does not
+            list.
     """
-    from importlib import metadata
+    import platform
 
     from conformance.cases.catalogue import catalogue_hash
     from conformance.errors import BrokenRecord
     from conformance.records.findings import STORED
-    from conformance.records.record import journal_path
+    from conformance.records.record import check_sealed, journal_path
     from conformance.reports.gate.judging import part_of
+    from conformance.running.provenance import revisions, suite_code, suite_version
 
     if journal_path(options.from_record).exists():
         raise BrokenRecord(f"{options.from_record}: a later run did not finish; run it again")
@@ -217,9 +219,19 @@ def _given(options: argparse.Namespace) -> Record:
     }
     every = {*header.cases, *(topic.id for topic in header.topics)}
     strangers = sorted({result.case for result in record.results} - every)
-    suite = metadata.version("mha-conformance")
-    if made.suite != suite:
-        fault = f"it is of suite {made.suite}, and this is {suite}"
+    if record.complete:
+        check_sealed(options.from_record, record)
+    suite = suite_version()
+    version, _, _ = suite.partition("+")
+    # Digests of parsed code are comparable in one version of Python only.
+    if made.python.split(".")[:2] == platform.python_version().split(".")[:2]:
+        alike = (made.code, header.revisions) == (suite_code(), revisions())
+    else:
+        alike = made.suite == suite
+    if made.suite.partition("+")[0] != version:
+        fault = f"it is of suite {made.suite}, and this is {version}"
+    elif not alike:
+        fault = "it was made by other code of the suite"
     elif made.catalogue != catalogue_hash():
         fault = "it is of a catalogue with other cases"
     elif others := sorted(name for name in asked if _hash(name) != asked[name]):

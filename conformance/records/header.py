@@ -255,6 +255,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where and how a record was made."""
 
     suite: str
+    """The version of the suite; "+" and a digest of its sources follow, except in old records."""
     catalogue: str
     """A hash of all numbers of all cases in the catalogue."""
     created: str

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from conformance.errors import BrokenRecord, ConformanceError
-from conformance.records.findings import CaseResult
+from conformance.records.findings import CaseResult, Figures
 from conformance.records.header import SCHEMA, Header
 from conformance.records.numbers import Array
 
@@ -55,6 +55,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         complete: whether every planned item was examined.
         exchange: the name of the file of arrays in the record's folder, or "".
         digest: the SHA-256 of that file, or "".
+        seal: the SHA-256 of everything else in the record, however the file is laid out; "" in
+            journals and in records older than this field. It tells edits and damage, not forgery.
     """
 
     header: Header
@@ -62,6 +64,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     results: list[CaseResult]
     exchange: str = ""
     digest: str = ""
+    seal: str = ""
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -81,6 +84,9 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 """The exceptions that a damaged file may raise."""
+
+_SUM = re.compile(rb',"sum":"([0-9a-f]{16})"}$')
+"""The end of a journal line, with a checksum of the rest."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -119,7 +125,19 @@ def encode_line(
         name: (list(array.shape), base64.b64encode(array.tobytes()).decode())
         for name, array in wide.items()
     }
-    return _encoded(Line(result, packed, dict(inputs), shared))
+    return _summed(_encoded(Line(result, packed, dict(inputs), shared)))
+
+
+def _summed(line: bytes) -> bytes:
+    """Return a JSON object with a checksum as its last field."""
+    return line[:-1] + b',"sum":"%b"}' % hashlib.sha256(line).hexdigest()[:16].encode()
+
+
+def _check_sum(line: bytes) -> None:
+    """Raise `BrokenRecord` if a line has a checksum that is not its own."""
+    found = _SUM.search(line)
+    if found is not None and _summed(line[: found.start()] + b"}") != line:
+        raise BrokenRecord("it is not as it was written")
 
 
 def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
@@ -135,6 +153,7 @@ def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
 def _opened(line: bytes | str) -> tuple[Line, dict[str, Array]]:
     """Return a journal line and its arrays by name; raise `BrokenRecord` if it is damaged."""
     try:
+        _check_sum(line if isinstance(line, bytes) else line.encode())
         item = msgspec.json.decode(line, type=Line)
         return item, {
             name: np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
@@ -154,7 +173,8 @@ class Journal:
     def __init__(self, record: Path, header: Header, lines: Iterable[bytes] = ()) -> None:
         self.path = journal_path(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path, b"".join(line + b"\n" for line in (_encoded(header), *lines)))
+        first = _summed(_encoded(header))
+        replace_file(self.path, b"".join(line + b"\n" for line in (first, *lines)))
         self._file: IO[bytes] = self.path.open("ab")
 
     def add(self, line: bytes) -> None:
@@ -227,8 +247,9 @@ def finish(
 def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
     """Write a record and its arrays, and remove its journal if there is one.
 
-    The keys of `arrays` have the form "item id|array". Return the record with the name and the
-    digest of the file of arrays; if there are no arrays, both are "" and no such file is written.
+    The keys of `arrays` have the form "item id|array". Return the record with its seal, and the
+    name and the digest of the file of arrays; if there are no arrays, these two are "" and no such
+    file is written.
     """
     exchange = digest = ""
     file = path.with_suffix(".safetensors")
@@ -240,7 +261,7 @@ def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
         exchange, digest = file.name, hashlib.sha256(content).hexdigest()
     record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
     # From here on, the record is the new one, even if the process ends before the next line.
-    save(path, record)
+    record = save(path, record)
     if arrays:
         _aside(file).replace(file)
     journal_path(path).unlink(missing_ok=True)
@@ -252,9 +273,33 @@ def _aside(arrays: Path) -> Path:
     return arrays.with_suffix(".safetensors.new")
 
 
-def save(path: Path, record: Record) -> None:
-    """Write the record's JSON document atomically; its file of arrays is not changed."""
+def save(path: Path, record: Record) -> Record:
+    """Write the record's JSON document atomically, and return the record with its new seal.
+
+    Its file of arrays is not changed.
+    """
+    record = sealed(record)
     replace_file(path, msgspec.json.format(_encoded(record), indent=0) + b"\n")
+    return record
+
+
+def sealed(record: Record) -> Record:
+    """Return a record with a seal of its content."""
+    plain = msgspec.structs.replace(record, seal="")
+    return msgspec.structs.replace(record, seal=seal_of(_encoded(plain)))
+
+
+def seal_of(text: bytes) -> str:
+    """Return the seal of a record's JSON document, without the one that it may have."""
+    document = msgspec.json.decode(text)
+    document.pop("seal", None)
+    return hashlib.sha256(msgspec.json.encode(document)).hexdigest()
+
+
+def check_sealed(path: Path, record: Record) -> None:
+    """Raise `BrokenRecord` if a record has no seal, so that an edit of it would not be noticed."""
+    if not record.seal:
+        raise BrokenRecord(f"{path}: has no seal, so it may have been edited; run again")
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -317,7 +362,10 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
     first = lines[0] if lines else b""
     try:
         _check_schema(path, msgspec.json.decode(first, type=_SchemaOnly))
+        _check_sum(first)
         header = msgspec.json.decode(first, type=Header)
+    except BrokenRecord as error:
+        raise BrokenRecord(f"{path}, line 1: {error}") from error
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
     items: list[Line] = []
@@ -375,8 +423,11 @@ def read(path: Path) -> Record:
         raise BrokenRecord(f"{path}: no record of this suite, or cut off ({error})") from error
     try:
         record = msgspec.json.decode(text, type=Record)
+        is_same = not record.seal or record.seal == seal_of(text)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: is damaged ({error}); run again") from error
+    if not is_same:
+        raise BrokenRecord(f"{path}: is not as it was written, but edited or damaged; run again")
     return _checked(path, record)
 
 
@@ -391,11 +442,21 @@ def _checked(path: Path, record: Record) -> Record:
     faults += [f"the item {name!r} is there {n} times" for name, n in items.items() if n > 1]
     faults += [f"no implementation is called {name!r}" for name in strangers]
     faults += [f"{name!r} has several lines" for name in ids if len(name.splitlines()) > 1]
+    faults += [
+        f"{one.requirement} conforms at {result.id}, with an error above its limit"
+        for result in results
+        for one in result.findings
+        if one.verdict == "conforms" and one.figures and not _is_within(one.figures)
+    ]
     if not len(results) <= header.planned <= MOST_PLANNED:
         faults.append(f"{header.planned} items are planned, {len(results)} are there")
     if faults:
         raise BrokenRecord(f"{path}: contradicts itself ({min(faults)[:200]}); run again")
     return record
+
+
+def _is_within(figures: Figures) -> bool:
+    return figures.max_ratio <= figures.limit
 
 
 def read_arrays(path: Path, record: Record) -> dict[str, Array]:

@@ -267,7 +267,8 @@ def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
 
 
 def _kind(record: Record) -> tuple[str, str]:
-    return record.header.provenance.suite, record.header.provenance.catalogue
+    made = record.header.provenance
+    return made.suite.partition("+")[0], made.catalogue
 
 
 def _refused(path: Path, record: Record, reason: str) -> str:

@@ -17,7 +17,7 @@ from conformance.reports.model import SCHEMA, Loaded, Report
 from conformance.reports.page.html import figures, render_html
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.wording import counts_text
-from conformance.text import printable, progress
+from conformance.text import printable, progress, some
 
 
 def build(
@@ -127,7 +127,9 @@ def write(
     for path, content in files.items():
         write_file(path, content)
     last = f"report: {', '.join(map(str, files))}" if loaded.current else _nothing(records)
-    for line in [*_summary(report), last]:
+    unsealed = [path.name for path, record, _ in loaded.current if not record.seal]
+    told = f"without a seal, so edits would not be noticed: {some(unsealed, 4)}"
+    for line in [*_summary(report), *([told] if unsealed else []), last]:
         print(printable(line))
     return outcome(report)
 

@@ -37,6 +37,7 @@ from conformance.records.header import Header, Implementation
 from conformance.records.record import (
     PICTURED,
     Record,
+    check_sealed,
     check_writable,
     encode_line,
     joined_inputs,
@@ -250,6 +251,7 @@ def _read(file: Path) -> tuple[Header, dict[str, tuple[CaseResult, dict[str, Arr
             raise BrokenRecord(f"{file.name}: nothing was measured")
     else:
         record = read(file)
+        check_sealed(file, record)
         header, results, stored = record.header, record.results, read_arrays(file, record)
     arrays: dict[str, dict[str, Array]] = defaultdict(dict)
     for name, array in stored.items():
@@ -308,6 +310,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Re
     """
     try:
         previous = read(record)
+        check_sealed(record, previous)
     except BrokenRecord:
         return None
     header, then = previous.header, previous.header.provenance
@@ -377,6 +380,10 @@ def join(files: Sequence[Path], output: Path) -> Joined:
             implementation; or the output cannot be written, or another run is writing it.
     """
     parts = [(file, read(file)) for file in files]
+    for file, record in parts:
+        # A journal has none, and its lines have checksums.
+        if file.suffix != ".journal":
+            check_sealed(file, record)
     header = _joined_header([(file.name, record.header) for file, record in parts], output.stem)
     results: dict[str, CaseResult] = {}
     arrays: dict[str, Array] = {}
@@ -431,7 +438,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
     for other_name, other in others:
         pair = first.provenance, other.provenance
         for key in ("suite", "code", "python", "device"):
-            here, there = (getattr(each, key) for each in pair)
+            here, there = (getattr(each, key).partition("+")[0] for each in pair)
             if here != there:
                 raise ConformanceError(
                     f"{other_name} is no part of what {first_name} is of: {key} is {there!r} "

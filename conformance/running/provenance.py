@@ -166,7 +166,7 @@ def header_of(
 def setting() -> dict[str, Any]:
     """Return the fields of `Provenance` that can be determined without a framework, by name."""
     return {
-        "suite": metadata.version("mha-conformance"),
+        "suite": suite_version(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "machine": processor(),
@@ -354,6 +354,20 @@ class Source(msgspec.Struct, frozen=True):
 
 
 # Digests of the suite
+
+
+@cache
+def suite_version() -> str:
+    """Return the version of the suite, followed by "+" and a digest of all of its sources.
+
+    Unlike `suite_code`, the digest is the same in every version of Python.
+    """
+    folder = Path(__file__).parent.parent
+    files = sorted(file for kind in ("*.py", "*.toml") for file in folder.rglob(kind))
+    names = (f"{file.relative_to(folder).as_posix()} " for file in files)
+    sums = (hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    digest = _joined(name + one for name, one in zip(names, sums, strict=True))
+    return f"{metadata.version('mha-conformance')}+{digest[:12]}"
 
 
 @cache

@@ -23,7 +23,7 @@ import psutil
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records.header import processor
 from conformance.records.long import Climb, as_record, read_climb
-from conformance.records.record import Record, read_exploration, write_document
+from conformance.records.record import Record, read_exploration, sealed, write_document
 from conformance.reports.figures.lengths import plot
 from conformance.reports.gate.baseline import read_baselines
 from conformance.reports.load import find_records, load, load_versions
@@ -288,7 +288,8 @@ def packed(record: Record) -> bytes:
     replace = msgspec.structs.replace
     implementations = [replace(one, inputs={}) for one in record.header.implementations]
     header = replace(record.header, implementations=implementations)
-    text = msgspec.json.encode(replace(record, header=header, exchange="", digest=""))
+    kept = replace(record, header=header, exchange="", digest="")
+    text = msgspec.json.encode(sealed(kept) if record.seal else kept)
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0, filename="") as file:
         file.write(text)
