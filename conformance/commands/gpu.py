@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.commands.shared import IMPLEMENTATION, Commands, add_repeatable
+from conformance.commands.shared import IMPLEMENTATION, Commands, add_repeatable, positive
 from conformance.errors import ConformanceError, ExitCode, Unavailable, check_names
 from conformance.running import DEVICES
 
@@ -126,7 +126,7 @@ def add_parser(commands: Commands) -> None:
     )
     gpu.add_argument("implementation", nargs="*", help=f"{IMPLEMENTATION} (default: all)")
     gpu.add_argument(
-        "--seconds", type=float, default=420.0, metavar="N", help="for everything (default: 420)"
+        "--seconds", type=positive, default=420.0, metavar="N", help="for everything (default: 420)"
     )
     gpu.add_argument(
         "--device",

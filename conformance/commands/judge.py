@@ -13,6 +13,7 @@ from conformance.commands.shared import (
     add_repeatable,
     at_least,
     check_writable,
+    positive,
 )
 from conformance.errors import ExitCode, Unwritten
 from conformance.text import printable
@@ -61,23 +62,23 @@ def add_parser(commands: Commands) -> None:
     )
     judge.add_argument(
         "--seconds",
-        type=int,
+        type=at_least(1),
         default=300,
         help="for one candidate: CPU time and sleeping time, not elapsed time (default: 300)",
     )
     judge.add_argument(
         "--once",
-        type=float,
+        type=positive,
         default=60.0,
         metavar="SECONDS",
         help="CPU time of a process beside 10 s for each problem, for what it does only once, such "
         "as late imports and compilation (default: 60)",
     )
     judge.add_argument(
-        "--memory", type=int, default=2048, help="MiB beside its framework (default: 2048)"
+        "--memory", type=at_least(1), default=2048, help="MiB beside its framework (default: 2048)"
     )
     judge.add_argument(
-        "--processes", type=int, default=0, help="how many it may start (default: 0)"
+        "--processes", type=at_least(0), default=0, help="how many it may start (default: 0)"
     )
     judge.add_argument(
         "--jobs", type=at_least(1), default=1, help="candidates at a time (default: 1)"

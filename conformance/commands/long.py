@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from conformance.commands.shared import (
     add_quiet,
     add_repeatable,
     check_writable,
+    positive,
     print_json,
     replace_file,
 )
@@ -52,7 +54,7 @@ def add_parser(commands: Commands) -> None:
     )
     long.add_argument("--memory-limit", default="", metavar="SIZE", help="such as 4GiB")
     long.add_argument(
-        "--seconds", type=float, help="begin nothing that ends later, for each implementation"
+        "--seconds", type=positive, help="begin nothing that ends later, for each implementation"
     )
     add_files(long, plot="draw error over length, as .svg")
     long.add_argument(
@@ -229,6 +231,6 @@ def _lengths(text: str) -> tuple[int, int]:
 
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found or float(found[1]) <= 0:
-        raise ConformanceError(f"--memory-limit is {text!r}; say a size such as 4GiB")
+    if not found or not 0 < float(found[1]) < math.inf:
+        raise ConformanceError(f"--memory-limit is {text[:40]!r}; say a size such as 4GiB")
     return int(float(found[1]) * _UNITS[found[2].upper()])

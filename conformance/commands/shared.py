@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pkgutil
 from collections.abc import Callable
@@ -128,6 +129,17 @@ def at_least(least: int) -> Callable[[str], int]:
         return given
 
     return number
+
+
+def positive(text: str) -> float:
+    """Return the number that an option gives; a type of `add_argument` for finite ones above 0."""
+    try:
+        given = float(text)
+    except ValueError:
+        given = 0.0
+    if not 0.0 < given < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}; say a number above 0")
+    return given
 
 
 def selected(struct: type[T], options: argparse.Namespace) -> T:
