@@ -9,7 +9,7 @@
 
 Each mutant of the zoo that is a small change to the attention answers a random problem on heads,
 with those features that its own case has. Its output, and nothing else of it, is diagnosed. Right
-answers are those of the honest algorithms, in each dtype. Of long outputs, the wall time of each
+answers are those of the honest algorithms, in each dtype. Of long outputs, the time of each
 diagnosis is told, and the memory of the process.
 """
 
@@ -217,8 +217,13 @@ def honest(sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, Diagnosis]]:
 LONG = (1, 32, 4096, 128)
 
 
-def long(sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, dict[str, Any], list[Array]]]:
-    """Yield mistakes in long outputs: a name, what is told, and query, key, value and output."""
+def long(
+    sizes: tuple[int, int, int, int], only: str = ""
+) -> Iterator[tuple[str, dict[str, Any], list[Array]]]:
+    """Yield mistakes in long outputs: a name, what is told, and query, key, value and output.
+
+    `only` is the name of one of them, or "" for all.
+    """
     batch, heads, tokens, size = sizes
     index = np.arange(tokens)
     ahead = index - index[:, None]
@@ -250,6 +255,8 @@ def long(sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, dict[str, Any]
         ("cap after mask", told_cap, {"seen": causal, "cap": 2.0}),
         ("every fifth weight lost", {"causal": True}, {"seen": causal & (index % 5 != 3)}),
     ):
+        if only not in ("", name):
+            continue
         random = np.random.default_rng(0)
         kv_heads = heads // change.get("group", 1)
         rounded = dtype_of("bfloat16").round
@@ -279,6 +286,7 @@ def main() -> None:
     parser.add_argument("--size", help="batch x heads x tokens x head")
     parser.add_argument("--honest", action="store_true", help="right answers only")
     parser.add_argument("--long", action="store_true", help="mistakes in long outputs only")
+    parser.add_argument("--name", default="", help="with --long: this mistake only")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--verbose", action="store_true", help="print what was not named rightly")
     options = parser.parse_args()
@@ -287,13 +295,14 @@ def main() -> None:
     batch, heads, tokens, head = given
     sizes = (batch, heads, tokens, head)
     if options.long:
-        for name, told, arrays in long(sizes):
-            begun = time.perf_counter()
+        for name, told, arrays in long(sizes, options.name):
+            begun, used = time.perf_counter(), time.process_time()
             found = diagnose(*arrays, dtype="bfloat16", layout="batch heads length head", **told)
-            took = time.perf_counter() - begun
+            took, used = time.perf_counter() - begun, time.process_time() - used
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             said = ", ".join(it.text for it in found.causes) or found.verdict
-            print(f"  {name}: {took:.0f} s, {memory:.2f} GiB: {said}", flush=True)
+            seconds = f"{took:.0f} s, of CPU {used:.0f} s"
+            print(f"  {name}: {seconds}, {memory:.2f} GiB: {said}", flush=True)
         return
     if options.honest:
         count = names = deviates = 0

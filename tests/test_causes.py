@@ -31,8 +31,8 @@ from conformance import Fixed, Geometry, MaskArgument, RotaryBase, attention_fun
 from conformance.adapter.base import Call
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.causes import location
-from conformance.causes.diagnose import diagnose
+from conformance.causes import location, stages
+from conformance.causes.diagnose import diagnose, hypotheses
 from conformance.causes.hypothesis import Evidence, Maker
 from conformance.causes.precision import coarse
 from conformance.causes.stages import Stages
@@ -584,13 +584,13 @@ def test_every_array_of_an_answer_has_named_axes(family):
 @pytest.mark.parametrize("wanted", [it.id for it in catalogue() if it.family != "longer"][::4])
 def test_stages_without_a_change_are_the_reference(wanted):
     problem = case(wanted).problem("float64")
-    stages, want = Stages(problem), solve(problem)
-    told = ~np.isnan(stages.output)
+    right, want = Stages(problem), solve(problem)
+    told = ~np.isnan(right.output)
     assert told.any()
-    np.testing.assert_allclose(stages.output[told], want.output[told], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(stages.weights, want.weights, rtol=1e-9, atol=1e-14)
-    assert stages.gradients.keys() == want.gradients.keys()
-    for array, gradient in stages.gradients.items():
+    np.testing.assert_allclose(right.output[told], want.output[told], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(right.weights, want.weights, rtol=1e-9, atol=1e-14)
+    assert right.gradients.keys() == want.gradients.keys()
+    for array, gradient in right.gradients.items():
         np.testing.assert_allclose(gradient, want.gradients[array], rtol=1e-7, atol=1e-10)
 
 
@@ -605,6 +605,42 @@ def test_a_hypothesis_that_changes_nothing_explains_nothing():
     assert not Evidence(want, want, evidence.noise, evidence.underflow).explained(want)
     nearly = np.where(np.arange(want.shape[1])[:, None] == 0, inverted + 1e-3, inverted)
     assert not evidence.explained(nearly)
+
+
+SHARED = (
+    "feature/rotary-partial-halves/self",
+    "feature/norm/self",
+    "feature/key-lengths-with-rotary/gqa",
+    "mask/per-batch/gqa",
+)
+
+
+@pytest.mark.parametrize("wanted", SHARED)
+def test_what_hypotheses_share_changes_no_prediction(wanted, monkeypatch):
+    def predicted(problem):
+        with np.errstate(all="ignore"):
+            return [(one.cause, one.make().output) for one in hypotheses(Maker(problem))]
+
+    problem = case(wanted).problem("float64")
+    found = predicted(problem)
+    monkeypatch.setattr(Maker, "share", lambda maker, found, *more: None)
+    monkeypatch.setattr(Maker, "_share_heads", lambda maker, found: None)
+    monkeypatch.setattr(Maker, "_share_before", lambda maker, found, changed: None)
+    apart = predicted(problem)
+    assert len(found) > 100
+    for (cause, one), (_, other) in zip(found, apart, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14, err_msg=say(cause))
+
+
+def test_keys_are_rotated_once_for_hypotheses_that_rotate_them_alike(monkeypatch):
+    problem = case("feature/rotary-causal/separate").problem("float64")
+    turn, lengths = stages.cosine_and_sine, []
+    monkeypatch.setattr(
+        stages, "cosine_and_sine", lambda angles: lengths.append(angles.shape[2]) or turn(angles)
+    )
+    with np.errstate(all="ignore"):
+        made = [one.make().output for one in hypotheses(Maker(problem))]
+    assert lengths.count(problem.shape.key_length) < len(made) / 4
 
 
 # The hit rate

@@ -995,6 +995,8 @@ def _explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> 
     if "held" in vars(noisy):
         return False
     noisy.held = MethodType(held, noisy)  # type: ignore[method-assign]
+    for shared in ("weights", "context"):
+        vars(noisy).pop(shared, None)
     errors = noisy.output - predicted
     if errors.shape != evidence.got.shape or not np.isfinite(errors[known]).all():
         return False

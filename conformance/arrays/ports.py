@@ -154,7 +154,7 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
             change(getattr(a.problem, name)) if name in of else getattr(a.problem, name)
         )
 
-    index = np.arange(keys)
+    index, named = np.arange(keys), {"score": "key", "mix": "value"}
     ends = {keys - 1, keys // 2, keys - queries, *range(64, keys, 64)} - {0, keys}
     for end in sorted(end for end in ends if 0 < end < keys):
         told = (
@@ -167,8 +167,18 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
             def unwritten(array: Array, end: int = end) -> Array:
                 return np.where((index < end)[:, None], array, 0.0)
 
+            def score(a: Stages, q: Array, k: Array, end: int = end) -> Array:
+                return np.where(index < end, Stages.score(a, q, k), 0.0)
+
+            def mix(a: Stages, w: Array, v: Array, end: int = end) -> Array:
+                return Stages.mix(a, w, unwritten(v, end))
+
             about: About = {"of": [*of], "keys": told}
-            yield maker.staged("cache.rows-not-written", about, input=changed(of, unwritten))
+            stages: dict[str, Change] = {"input": changed(of, unwritten)}
+            if maker.problem.heads_alone and "score" not in maker.right.own:
+                # Rows of zeros stay zeros, so nothing has to be rotated again.
+                stages = {n: it for n, it in (("score", score), ("mix", mix)) if named[n] in of}
+            yield maker.staged("cache.rows-not-written", about, **stages)
     for of in (("key", "value"), ("value",), ("key",)):
         for cause, at in (
             ("cache.last-row-repeats", np.where(index == keys - 1, keys - 2, index)),

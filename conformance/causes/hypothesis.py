@@ -8,7 +8,7 @@ computation in the module that fits, and add the English text for the id to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conformance.causes.stages import Change, Stages
+from conformance.causes.stages import Change, Stages, Turn
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation
 from conformance.definition.features import FEATURES, NO_RULES, OF_LOGITS
@@ -75,11 +75,23 @@ _AFTER_SCORES = frozenset(
 )
 """Stages that can be replaced without affecting the projections and scores."""
 
+_BEFORE_HEADS = frozenset({"input", "heads", "project", "shifted", "split", "product", "held"})
+"""Stages on which the projected heads depend."""
+
+_PREPARING = _BEFORE_HEADS | frozenset(
+    {"prepared", "prepared_values", "normed", "root", "gain"}
+    | {"rotated", "turned", "angles", "frequencies", "positions"}
+)
+"""Stages on which the heads depend after norm and rotary embedding."""
+
 _BACKWARD = frozenset(
     {"received", "weights_again", "row", "slope_of_cap", "gather", "joined"}
     | {name for name in vars(Stages) if name.startswith("d_")}
 )
 """Stages that can be replaced without affecting the output."""
+
+_AFTER_CONTEXT = _BACKWARD | {"merge", "finish"}
+"""Stages that can be replaced without affecting the context."""
 
 
 def significant(value: float, digits: int = 4) -> float:
@@ -144,14 +156,22 @@ class Maker:
             turned = any(entry.turns for entry in problem.entries)
             if changes.keys() <= _SHARED and not (turned and _moved(self.problem, problem)):
                 self.share(stages)
+            elif changes.keys() <= _SHARED | {"norm", "rotary"}:
+                self._share_heads(stages)
             return stages
 
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
     def weighed(self, cause: str, about: About = NO_MORE, /, **weights: Any) -> Hypothesis:
         """Return the hypothesis that the answer is right for a problem with other `weights`."""
-        phrase = Phrase(cause, dict(about))
-        return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
+
+        def make() -> Stages:
+            found = Stages(self.problem.with_weights(**weights))
+            if weights.keys() <= {"output", "output_bias"}:
+                self.share(found, "weights", "context")
+            return found
+
+        return Hypothesis(Phrase(cause, dict(about)), make)
 
     def staged(
         self,
@@ -171,10 +191,7 @@ class Maker:
 
         def make() -> Stages:
             found = Stages(self.problem, **stages)
-            if stages.keys() <= _BACKWARD:
-                self.share(found, "weights", "context")
-            elif stages.keys() <= _AFTER_SCORES:
-                self.share(found)
+            self._share_before(found, stages.keys())
             return found
 
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts, breaks)
@@ -200,6 +217,35 @@ class Maker:
         """
         for name in ("plain", "projected", "scores", "values", *more):
             found.__dict__[name] = getattr(self.right, name)
+
+    def _share_before(self, found: Stages, changed: Collection[str]) -> None:
+        """Copy to `found` what does not depend on the stages that are `changed`."""
+        changed = frozenset(changed)
+        if changed <= _AFTER_CONTEXT:
+            self.share(found, "weights", "context")
+        elif changed <= _AFTER_SCORES:
+            self.share(found)
+        elif changed == {"input"}:
+            self._share_heads(found)
+            found.__dict__["plain"] = {
+                name: heads if found.input(name) is self.right.input(name) else found.heads(name)
+                for name, heads in self.right.plain.items()
+            }
+        elif not changed & _BEFORE_HEADS:
+            self._share_heads(found)
+            if not changed & _PREPARING:
+                found.__dict__["projected"] = self.right.projected
+
+    def _share_heads(self, found: Stages) -> None:
+        """Copy the projected heads to `found`, and what they are after the right rotation."""
+        found.__dict__["plain"] = self.right.plain
+        if self.problem.rotary is not None:
+            found.turns = self._turns
+
+    @cached_property
+    def _turns(self) -> list[Turn]:
+        _ = self.right.projected
+        return self.right.turns
 
 
 def _moved(one: Problem, other: Problem) -> bool:

@@ -15,29 +15,41 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.definition.arithmetic import Exact, is_identity
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.problem import Problem
+from conformance.definition.problem import Problem, Rotary
 
 Change = Callable[..., Any]
 """A replacement for a stage: a function of the `Stages` and of the arguments of the stage."""
 
 
+MOST_TURNS = 2
+"""The number of rotated heads that are kept for other hypotheses: queries and keys."""
+
 _latest: deque[tuple[Array, Array, Array]] = deque(maxlen=4)
 """Angles with their cosines and sines: those of keys are the same in most hypotheses."""
 
 
-def _cosine_and_sine(angles: Array) -> tuple[Array, Array]:
+def cosine_and_sine(angles: Array) -> tuple[Array, Array]:
     """Return the cosine and the sine of angles, which may be known."""
     for known, cosine, sine in _latest:
         if np.array_equal(known, angles):
             return cosine, sine
     _latest.append((angles, np.cos(angles), np.sin(angles)))
     return _latest[-1][1:]
+
+
+class Turn(NamedTuple):
+    """Heads, the angles and the pairs by which they are rotated, and what they are then."""
+
+    heads: Array
+    angles: Array
+    rotary: Rotary
+    turned: Array
 
 
 class Stages:
@@ -50,6 +62,7 @@ class Stages:
         self.problem = problem
         self.shape = problem.shape
         self.own = problem.weights.named()
+        self.turns: list[Turn] = []
         for name, change in changes.items():
             assert hasattr(Stages, name), name
             setattr(self, name, MethodType(change, self))
@@ -259,14 +272,21 @@ class Stages:
         """
         rotary = self.problem.rotary
         assert rotary is not None
+        for turn in self.turns:
+            # The keys of a long problem are rotated alike in most hypotheses.
+            known = turn.heads is heads and turn.rotary == rotary
+            if known and np.array_equal(turn.angles, angles):
+                return turn.turned
         size = rotary.size
         turned = np.empty_like(heads) if size == heads.shape[-1] else heads.copy()
         first, second = slice(0, size, 2), slice(1, size, 2)
         if rotary.pairs == "halves":
             first, second = slice(size // 2), slice(size // 2, size)
-        cos, sin = _cosine_and_sine(angles)
+        cos, sin = cosine_and_sine(angles)
         turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
         turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
+        if len(self.turns) < MOST_TURNS:
+            self.turns.append(Turn(heads, angles, rotary, turned))
         return turned
 
     def biased(self, logits: Array) -> Array:

@@ -109,14 +109,20 @@ class Forward:
     of_extra: Array | None
 
 
+def _for_group(heads: Array, group: int) -> Array:
+    """Return key or value heads, each repeated for all query heads that share it."""
+    # Long heads are not copied for nothing.
+    return heads if group == 1 else np.repeat(heads, group, axis=-3)
+
+
 def forward(problem: Problem, hold: Exact) -> Forward:
     """Return the output `[batch query output_width]`, the weights, and the intermediates."""
     shape, weights = problem.shape, problem.weights
     hold = hold.among_equals(equal_keys(problem))
     q, k, v = projected_heads(problem, hold)
     queries, keys = prepared(problem, q, k, hold)
-    q, k = queries.heads, np.repeat(keys.heads, shape.group, axis=-3)
-    v = np.repeat(v, shape.group, axis=-3)
+    q, k = queries.heads, _for_group(keys.heads, shape.group)
+    v = _for_group(v, shape.group)
 
     hidden = None
     if shape.score == "additive":
