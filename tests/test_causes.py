@@ -35,6 +35,7 @@ from conformance.causes import location, stages
 from conformance.causes.diagnose import diagnose, hypotheses
 from conformance.causes.hypothesis import Evidence, Maker
 from conformance.causes.precision import coarse
+from conformance.causes.softmax import made_otherwise
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
@@ -643,6 +644,15 @@ def test_keys_are_rotated_once_for_hypotheses_that_rotate_them_alike(monkeypatch
     assert lengths.count(problem.shape.key_length) < len(made) / 4
 
 
+def test_what_is_made_otherwise_is_said_of_an_output():
+    """`returned.made-otherwise` ends with "an output made of them …"."""
+    for wanted in (*SHARED, "feature/window-causal/gqa", "feature/soft-cap/self"):
+        with np.errstate(all="ignore"):
+            causes = {cause for cause, _ in made_otherwise(Maker(case(wanted).problem("float64")))}
+        assert len(causes) > 20
+        assert all(say(cause).startswith("equals the answer") for cause in causes)
+
+
 # The hit rate
 
 
@@ -675,6 +685,24 @@ def test_a_wrong_name_fails_the_command(monkeypatch):
     monkeypatch.setitem(CAUSES, "scale-missing", Phrase("something.else"))
     arguments = ["--causes", "--mutant", "scale-missing"]
     assert main(arguments) == ExitCode.DEVIATES
+
+
+NAMED = (
+    "output-written-sequence-first",
+    "window-each-side-of-whole-width",
+    "window-at-end-only-in-backward",
+    "window-not-in-returned-weights",
+    "alibi-slopes-in-bfloat16",
+    "rotary-base-rounded",
+    "logits-in-bfloat16-storage",
+    "biased-logits-in-bfloat16-storage",
+)
+
+
+@pytest.mark.parametrize("mutant", NAMED)
+def test_a_mistake_that_once_had_no_cause_is_named(mutant):
+    found = name(Examiner(), next(it for it in (*SMALL, *FEATURES) if it.name == mutant))
+    assert found.kind == "named", say(found.cause)
 
 
 # Mistakes of whole programs, whose backward pass is torch's

@@ -259,6 +259,22 @@ STORIES = {
         "rotary.base",
         {"base": 500000.0},
     ),
+    "rotary base of no known model": (
+        of(
+            Q,
+            K,
+            V,
+            attention(rotated(Q, base=12345.0), rotated(K, base=12345.0), V),
+            **{"rotary.pairs": "halves", "rotary.base": 10000.0},
+        ),
+        "rotary.base",
+        {},
+    ),
+    "output written by the strides of another layout": (
+        of(Q, K, V, attention(Q, K, V).transpose(2, 0, 1, 3).reshape(2, 12, 4, 8).swapaxes(1, 2)),
+        "output.strides",
+        {"layout": "length batch heads head"},
+    ),
     "rotary embedding that was not told": (
         of(Q, K, V, attention(rotated(Q), rotated(K), V)),
         "untold.rotary",

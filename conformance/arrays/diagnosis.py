@@ -881,8 +881,8 @@ class Search:
         known: list[tuple[float, Phrase]] = []
         if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
             return known
-        for cause in logits.factor_of_logits(maker, evidence):
-            known += self._factor(whole, cause)
+        for cause, factor in logits.fitted_factors(maker, evidence):
+            known += self._factor(whole, cause, factor)
         if known or only_factors:
             return known
         known += [(0.0, cause) for cause in precision.in_tf32(maker, evidence)]
@@ -906,12 +906,18 @@ class Search:
                 known, nearest = [(0.0, hypothesis.cause)], left
         return known
 
-    def _factor(self, whole: Maker, cause: Phrase) -> list[tuple[float, Phrase]]:
+    def _factor(self, whole: Maker, cause: Phrase, number: float) -> list[tuple[float, Phrase]]:
         """Return the cause of a factor if it holds for the whole, as 1/√n where it is that."""
-        number = cause.arguments["factor"]
-        assert isinstance(number, float)
         problem = self.problem
-        if cause.id == "bias.factor":
+        if cause.id == "rotary.base":
+            assert problem.rotary is not None
+            base = number * problem.rotary.base
+            usual = {it: it for it in ports.BASES if math.isclose(it, base, rel_tol=1e-2)}
+            tries = [
+                (cause.having(base=said), whole.asked("", rotary=replace(problem.rotary, base=it)))
+                for it, said in {**usual, base: cause.arguments["base"]}.items()
+            ]
+        elif cause.id == "bias.factor":
             assert problem.attn_bias is not None
             tries = [(cause, whole.asked("", attn_bias=number * problem.attn_bias))]
         else:

@@ -48,7 +48,7 @@ from conformance.requirements.meaning import (
 )
 from conformance.words import say
 
-OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
+OF_AN_ANSWER = ("output.", "kernel.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
 """Prefixes of the requirements whose findings a diagnosis of the answer may explain."""
 
 LOCATED = ("output.", "gradient.", "weights.equal")
@@ -118,6 +118,8 @@ def explain(finding: Finding, ex: Examination) -> Finding:
 
 
 def _cause(requirement: str, ex: Examination) -> Phrase:
+    if requirement.startswith("kernel."):
+        return _of_kernel(ex)
     cause = causes(ex, ex.mode).of(requirement)
     if cause:
         return cause
@@ -128,6 +130,22 @@ def _cause(requirement: str, ex: Examination) -> Phrase:
     if requirement.startswith("mask.spellings"):
         return _of_spellings(ex, ex.problem, ex.expectation, ex.adapter.masks.spellings(ex.problem))
     return _of_arguments(ex) if requirement.startswith("mask.polarity") else NOTHING
+
+
+def _of_kernel(ex: Examination) -> Phrase:
+    """Return the cause of a wrong answer of a function to heads that are projected already.
+
+    The answer with the projections is right, within their noise.
+    """
+    ask = partial(ex.ask, projected=True)
+    try:
+        answer = ex.kernel_answer
+    except NO_ANSWER:
+        return NOTHING
+    problem = ex.kernel_problem
+    handed = Handed.of(ex.adapter, problem)
+    known = diagnose(problem, ex.kernel_expectation, answer, ask, handed)
+    return known.output or known.gradients
 
 
 def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:

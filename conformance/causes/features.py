@@ -182,6 +182,7 @@ def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
         yield _asked(maker, "window.right-side-only", window=(None, after))
         yield _asked(maker, "window.nothing-after", window=(before, 0))
         yield _asked(maker, "window.whole-width-each-side", window=(before + after, before + after))
+        yield _asked(maker, "window.half-each-side", window=(before // 2, after // 2))
     if before is not None and before != after:
         yield _asked(maker, "window.symmetric", window=(before, before))
     if problem.causal is not None:
@@ -382,6 +383,10 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
     yield _asked(maker, "alibi.scaled", slopes=slopes * problem.logit_scale)
     yield _asked(maker, "alibi.log2-for-natural", slopes=slopes * np.log(2))
     yield _asked(maker, "alibi.twice", slopes=2 * slopes)
+    for narrow in (FLOAT16, BFLOAT16):
+        kept = narrow.round(slopes)
+        if not np.array_equal(kept, slopes):
+            yield _asked(maker, "alibi.slopes-rounded", {"to": narrow.name}, slopes=kept)
     if max(shape.query_length, shape.key_length) > 256:
 
         def rounded(a: Stages) -> Array:

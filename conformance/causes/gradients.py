@@ -11,9 +11,19 @@ import numpy as np
 
 from conformance.causes.features import but_for
 from conformance.causes.handing import PARTS, all_nan, names_of
-from conformance.causes.hypothesis import BETTER, Best, Evidence, Hypothesis, Maker, significant
+from conformance.causes.hypothesis import (
+    BETTER,
+    NO_MORE,
+    About,
+    Best,
+    Evidence,
+    Hypothesis,
+    Maker,
+    significant,
+)
 from conformance.causes.logits import best_factor, unasked_alignments
 from conformance.causes.precision import Again, coarse
+from conformance.causes.softmax import MOST_OTHERWISE, made_otherwise
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.definition.features import FEATURES, OF_LOGITS
@@ -52,6 +62,8 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
             if best.is_found:
                 return
     if best.known or best.add(0.0, _of_all(wrong)):
+        return
+    if best.add(0.0, _made_otherwise(maker, evidence, best)):
         return
     if best.wanted:
         single = (own for name, one in wrong.items() for own in _of_one(maker, name, one))
@@ -162,6 +174,23 @@ def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
     return NOTHING
 
 
+def _made_otherwise(maker: Maker, evidence: Mapping[str, Evidence], best: Best) -> Phrase:
+    """Return a cause if the weights that are made again have a mistake of the forward pass.
+
+    Otherwise, and if there are too many weights to try that, the result is an empty phrase.
+    """
+    cause = "backward.weights-otherwise"
+    if maker.right.weights.size > MOST_OTHERWISE or not best.tries(Phrase(cause)):
+        return NOTHING
+    for mistake, weights in made_otherwise(maker):
+        about = {"mistake": mistake}
+        for hypothesis in _recomputed(maker, cause, lambda a, w=weights: w, about):
+            found = hypothesis.make().gradients
+            if evidence.keys() <= found.keys() and _all_explained(evidence, found):
+                return hypothesis.cause
+    return NOTHING
+
+
 def _coarse(maker: Maker, wrong: Mapping[str, Evidence], again: Again) -> Phrase:
     classes = {
         coarse(f"gradient.{name}", one, maker.problem.dtype, again)
@@ -264,15 +293,18 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     yield from _of_parts(maker)
 
 
-def _recomputed(maker: Maker, cause: str, weights: Change) -> Iterator[Hypothesis]:
+def _recomputed(
+    maker: Maker, cause: str, weights: Change, about: About = NO_MORE
+) -> Iterator[Hypothesis]:
     """Yield two hypotheses whose backward pass uses the wrong weights that `weights` returns.
 
     They differ in the row term of the softmax derivative, a sum over the keys: the first computes
     it from these weights and the second, as flash attention does, from the right context.
     """
-    yield maker.staged(cause, weights_again=weights)
+    yield maker.staged(cause, about, weights_again=weights)
     yield maker.staged(
         cause,
+        about,
         weights_again=weights,
         row=lambda a, w, d: (a.d_context * a.context).sum(axis=-1, keepdims=True),
     )

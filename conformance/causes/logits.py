@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -303,10 +304,15 @@ def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
 
 
 def factor_of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield causes that state by which factor the scale, or the additive bias, is wrong.
+    """Yield causes that state by which factor the scale, the bias or the rotary base is wrong.
 
     A cause is yielded only if its factor explains the output and is not nearly 1.
     """
+    return (cause for cause, _ in fitted_factors(maker, evidence))
+
+
+def fitted_factors(maker: Maker, evidence: Evidence) -> Iterator[tuple[Phrase, float]]:
+    """Yield the causes of `factor_of_logits`, each with its factor in all digits."""
     if not np.isfinite(evidence.got).all():
         return
     problem = maker.problem
@@ -320,10 +326,18 @@ def factor_of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
     if problem.attn_bias is not None:
         bias = problem.attn_bias
         families["bias.factor"] = lambda factor: answer_to(attn_bias=factor * bias)
+    rotary = problem.rotary
+    if rotary is not None and rotary.size > 2:
+        families["rotary.base"] = lambda factor: answer_to(
+            rotary=replace(rotary, base=factor * rotary.base)
+        )
     for mistake, answer in families.items():
         factor = _search(answer, evidence)
         if factor is not None and abs(factor - 1) > LEAST and evidence.explained(answer(factor)):
-            yield Phrase(mistake, {"factor": significant(factor)})
+            if mistake == "rotary.base" and rotary is not None:
+                yield Phrase(mistake, {"base": significant(factor * rotary.base)}), factor
+            else:
+                yield Phrase(mistake, {"factor": significant(factor)}), factor
 
 
 def best_factor(got: Array, want: Array) -> float:

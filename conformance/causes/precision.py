@@ -16,6 +16,9 @@ from conformance.records.findings import NOTHING, Phrase
 from conformance.records.numbers import LIMIT, ratios
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
+KEPT = ("logits", "weights")
+"""The stages that kernels in half precision are expected to keep in float32."""
+
 SPREAD = 0.5
 """The least share of all elements whose errors must exceed 2σ if rounding is the cause.
 
@@ -34,7 +37,8 @@ def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which intermediate results are rounded to a narrower format.
 
     In each hypothesis, either one kind of intermediate result is rounded, or all factors of
-    products are. In the last hypothesis about a format, all factors and all biases are rounded.
+    products are. In the last hypothesis about a format, all factors and all biases are rounded. In
+    half precision, some results may also be rounded to the dtype itself, which is too narrow.
     """
     problem, own = maker.problem, maker.problem.format.significand_bits
     if problem.dtype == "float16":
@@ -46,9 +50,14 @@ def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
         (8, BFLOAT16.round),
         (4, partial(_significant, bits=4)),
     ):
+        digits = {"format": Phrase(f"significand.{bits}")}
+        if bits == own and rounding == problem.format.round and problem.dtype in HALF:
+            # What is multiplied and added up is float32 in accurate kernels.
+            for stage in KEPT:
+                about = {"stage": Phrase(f"stage.{stage}"), **digits}
+                yield maker.staged("precision.rounded", about, held=_at(stage, rounding))
         if bits >= own:
             continue
-        digits = {"format": Phrase(f"significand.{bits}")}
         for stage in STAGES if problem.attn_bias is not None else STAGES[:-1]:
             about = {"stage": Phrase(f"stage.{stage}"), **digits}
             yield maker.staged("precision.rounded", about, held=_at(stage, rounding))

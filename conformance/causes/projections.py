@@ -10,6 +10,7 @@ import numpy as np
 from conformance.causes.hypothesis import Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array
+from conformance.definition.problem import Shape
 
 NAMES = ("query", "key", "value")
 
@@ -158,6 +159,9 @@ def _heads(maker: Maker) -> Iterator[Hypothesis]:
     yield maker.staged("heads.split-by-reshape", split=split)
     yield maker.staged("heads.merged-by-reshape", merge=merge)
     yield maker.staged("heads.split-and-merged-by-reshape", split=split, merge=merge)
+    for axes in ("length batch heads head", "batch heads head length", "batch length head heads"):
+        if _order(axes, shape) != _order("batch length heads head", shape):
+            yield maker.staged("output.strides", {"layout": axes}, merge=_laid_out(axes))
     yield maker.weighed("heads.reversed", output=output[::-1])
     for which, head in (("last", shape.heads - 1), ("first", 0)):
         chosen = (np.arange(shape.heads) == head)[:, None, None]
@@ -172,6 +176,27 @@ def _heads(maker: Maker) -> Iterator[Hypothesis]:
         # In weights and biases, the heads are the second-to-last axis.
         firsts = {n: _first_of(own[n], axis=-2) for n in of_inputs if n.startswith(name)}
         yield maker.weighed(cause, **firsts)
+
+
+AXES = ("batch", "heads", "length", "head")
+"""The axes of a context."""
+
+
+def _order(axes: str, shape: Shape) -> list[str]:
+    """Return those of the axes that have more than one element."""
+    sizes = dict(zip(AXES, (*shape.logits[:3], shape.value_head_size), strict=True))
+    return [axis for axis in axes.split() if sizes[axis] > 1]
+
+
+def _laid_out(axes: str) -> Change:
+    """Return a stage that writes the context in the order of `axes`, as the memory is not read."""
+
+    def merge(a: Stages, context: Array) -> Array:
+        batch, heads, length, size = context.shape
+        written = context.transpose([AXES.index(axis) for axis in axes.split()])
+        return np.ascontiguousarray(written).reshape(batch, length, heads, size)
+
+    return merge
 
 
 def _groups(maker: Maker) -> Iterator[Hypothesis]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from conformance.causes import features, logits
 from conformance.causes.hypothesis import About, Best, Evidence, Hypothesis, Maker, significant
 from conformance.causes.location import indices
 from conformance.causes.logits import LEAST, TILES, best_factor, hidden_by
@@ -362,6 +364,31 @@ def _of_weights(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
         if plus and evidence.explained(right.weights + plus):
             yield Phrase("returned.added", {"amount": significant(plus, 3)})
         yield _small_dropped(evidence, right.weights)
+    if right.weights.size <= MOST_OTHERWISE:
+        for mistake, other in made_otherwise(maker):
+            if evidence.explained(other):
+                yield Phrase("returned.made-otherwise", {"mistake": mistake})
+
+
+MOST_OTHERWISE = 2**14
+"""The number of attention weights above which it is not tried whether they are made otherwise."""
+
+
+def made_otherwise(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
+    """Yield mistakes of the forward pass, each with the weights that the output has with it.
+
+    Weights that are made again, to be returned or for the backward pass, may have a mistake that
+    those of the output do not have.
+    """
+    right = maker.right.weights
+    every = (features.hypotheses(maker), logits.hypotheses(maker), hypotheses(maker))
+    for hypothesis in itertools.chain.from_iterable(every):
+        if hypothesis.breaks:
+            continue
+        weights = hypothesis.make().weights
+        comparable = weights.shape == right.shape and bool(np.isfinite(weights).all())
+        if comparable and not np.array_equal(weights, right):
+            yield hypothesis.cause, weights
 
 
 def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:

@@ -221,7 +221,7 @@ class Examination:
 
     @property
     def kernel_problem(self) -> Problem:
-        """The problem of the case on heads that have been projected already."""
+        """The problem of attention on projected heads, which are rounded to the dtype."""
         key = ("heads alone", self.case.id, self.dtype)
         return self.bench.answers.get(key, lambda: heads_alone(self.problem))
 

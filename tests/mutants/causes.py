@@ -113,6 +113,9 @@ CAUSES: dict[str, Phrase] = {
     "heads-split-by-view": Phrase("heads.split-by-reshape"),
     "key-heads-interleaved": Phrase("heads.interleaved-in", {"of": "key"}),
     "heads-not-transposed-back": Phrase("heads.merged-by-reshape"),
+    "output-written-sequence-first": Phrase(
+        "output.strides", {"layout": "length batch heads head"}
+    ),
     "heads-reversed": Phrase("heads.reversed"),
     "last-head-dropped": Phrase("heads.last-left-out"),
     "first-head-for-all": Phrase("heads.keys-of-first"),
@@ -248,6 +251,8 @@ CAUSES: dict[str, Phrase] = {
     "softmax-in-float16": _rounded("weights", 11),
     "weights-in-fp8": _rounded("weights", 4),
     "logits-in-bfloat16": _rounded("logits", 8),
+    "logits-in-bfloat16-storage": _rounded("logits", 8),
+    "biased-logits-in-bfloat16-storage": _rounded("logits", 8),
     "logits-of-float16-in-bfloat16": Phrase(
         "precision.rounded", {"format": Phrase("significand.8")}
     ),
@@ -486,9 +491,17 @@ CAUSES: dict[str, Phrase] = {
     "window-at-end-although-from-start": Phrase("window.aligned", {"alignment": "bottom-right"}),
     "window-stretched": Phrase("mask.window-without-first-key"),
     "window-in-blocks": Phrase("window.in-blocks", {"size": 2}),
+    "window-each-side-of-whole-width": Phrase("window.half-each-side"),
     "window-twice-as-wide": Phrase("window.whole-width-each-side"),
     "window-only-in-forward": Phrase("backward.weights-without-window"),
     "window-in-backward-one-more": NO_HYPOTHESIS,
+    "window-at-end-only-in-backward": Phrase(
+        "backward.weights-otherwise",
+        {"mistake": Phrase("window.aligned", {"alignment": "bottom-right"})},
+    ),
+    "window-not-in-returned-weights": Phrase(
+        "returned.made-otherwise", {"mistake": Phrase("window.not-applied")}
+    ),
     "window-of-first-head-only": Phrase("window.not-applied"),
     "window-dropped-beside-mask": Phrase("window.not-applied"),
     "window-dropped-beside-bias": Phrase("window.not-applied"),
@@ -587,6 +600,7 @@ CAUSES: dict[str, Phrase] = {
     "alibi-dropped-beside-bias": Phrase("alibi.not-applied"),
     "alibi-dropped-beside-window": Phrase("alibi.not-applied"),
     "alibi-not-in-weights-again": Phrase("backward.weights-without-alibi"),
+    "alibi-slopes-in-bfloat16": Phrase("alibi.slopes-rounded", {"to": "bfloat16"}),
     "alibi-distance-in-bfloat16": Phrase("alibi.positions-rounded"),
     # rotary
     "rotary-ignored": Phrase("rotary.not-applied"),
@@ -595,7 +609,7 @@ CAUSES: dict[str, Phrase] = {
     "rotary-turned-back": Phrase("rotary.keys-turned-back"),
     "rotary-both-turned-back": Phrase("rotary.positions-reversed"),
     "rotary-base-of-10000": Phrase("rotary.usual-base"),
-    "rotary-base-rounded": NO_HYPOTHESIS,
+    "rotary-base-rounded": Phrase("rotary.base"),
     "rotary-whole-head": Phrase("rotary.size", {"size": 8}),
     "rotary-half-of-the-size": Phrase("rotary.size", {"size": 2}),
     "rotary-last-components": Phrase("rotary.last-components"),

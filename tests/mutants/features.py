@@ -24,11 +24,13 @@ from mutants.mutant import (
     BLOCKED_WEIGHTS,
     FEATURES,
     INPUTS,
+    MADE,
     MODES,
     OUTPUT,
     PARAMETERS,
     SPELLINGS,
     TWICE,
+    WEIGHTS,
     Mutant,
 )
 
@@ -196,6 +198,12 @@ _add = _chapter("window", "window/cross")
 CAUSAL_WINDOW = "window-causal/gqa"
 
 
+def _seen_from_end(a: Featured) -> Array:
+    """Logits in which the last query stands at the last key for the window only."""
+    seen = Featured.in_window(a, a.distance() - (a.keys - a.queries))
+    return np.where(seen, Featured.masked(_without(a, "window"), a.uncapped), a.wide(-np.inf))
+
+
 def _window(change: Callable[[Featured, int, int], tuple[int, int]]) -> Callable[..., Any]:
     return lambda a: change(a, *Featured.window(a))
 
@@ -352,6 +360,20 @@ _add(
     weights_again=lambda a: np.where(
         np.roll(a.logits, -1, axis=-1) > -np.inf, Featured.weights_again(a), 0
     ),
+)
+_add(
+    "window-at-end-only-in-backward",
+    "counts the window from the last key in the backward pass, although query 0 stands at key 0",
+    *BACKWARD,
+    weights_again=lambda a: Featured.softmax(a, _seen_from_end(a)),
+)
+_add(
+    "window-not-in-returned-weights",
+    "returns weights that are made again without the window",
+    WEIGHTS,
+    MADE,
+    case=CAUSAL_WINDOW,
+    returned=lambda a: None if a.weights is None else a.stored(_weights_without("window")(a)),
 )
 _add(
     "window-of-first-head-only",
@@ -945,6 +967,16 @@ _add(
         BFLOAT16.round(a.key_positions()[:, None].astype(float))
         - BFLOAT16.round(a.query_positions()[:, :, None].astype(float))
     )[:, None].astype(a.wide),
+)
+
+_add(
+    "alibi-slopes-in-bfloat16",
+    "keeps the slopes in bfloat16",
+    slopes=lambda a: (
+        None
+        if (slopes := Featured.slopes(a)) is None
+        else BFLOAT16.round(slopes).astype(slopes.dtype)
+    ),
 )
 
 # Rotary positions.

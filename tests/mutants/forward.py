@@ -314,6 +314,14 @@ _add(
     merge=lambda a, context: context.reshape(a.batch, a.queries, *context.shape[1::2]),
 )
 _add(
+    "output-written-sequence-first",
+    "writes the context by the strides of [length batch heads head]",
+    OUTPUT,
+    merge=lambda a, context: context.transpose(2, 0, 1, 3).reshape(
+        a.batch, a.queries, *context.shape[1::2]
+    ),
+)
+_add(
     "heads-reversed",
     "merges the heads in reverse order",
     OUTPUT,
