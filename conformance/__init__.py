@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from conformance.running.checks import parametrize_with_checks as parametrize_with_checks
     from conformance.running.examine import Outcome as Outcome
     from conformance.running.examine import examine as examine
+    from conformance.stateful.checking import check_stateful as check_stateful
+    from conformance.stateful.layer import StatefulLayer as StatefulLayer
 
 _NAMES = {
     "conformance.adapter.arguments": "CausalFlag MaskArgument",
@@ -83,6 +85,8 @@ _NAMES = {
     "conformance.judging.pool": "judge",
     "conformance.running.checks": "assert_conforms parametrize_with_checks",
     "conformance.running.examine": "Outcome examine",
+    "conformance.stateful.checking": "check_stateful",
+    "conformance.stateful.layer": "StatefulLayer",
 }
 """The public names of each module, separated by spaces, by the name of the module."""
 

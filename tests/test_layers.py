@@ -34,7 +34,7 @@ FLOORS = (
     "experiments",
     "causes",
     ("explore", "porting", "long"),
-    "arrays",
+    ("arrays", "stateful"),
     "reports",
     "running",
     "judging",

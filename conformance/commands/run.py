@@ -22,12 +22,16 @@ from conformance.commands.shared import (
 )
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
 from conformance.running import OPTIONS, WHOLE, level_of
+from conformance.stateful.layer import find_stateful
 from conformance.text import printable, relative
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from conformance.commands.terminal import Shown
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
+    from conformance.stateful.layer import StatefulLayer
 
 SLOW = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
 """Plugins of pytest to disable, because each costs as much per test as a small attention call."""
@@ -93,6 +97,9 @@ def _run(options: argparse.Namespace) -> int:
                 "[tool.mha-conformance] of pyproject.toml"
             )
     options.device = options.device or "cpu"
+    stateful = {spec: find_stateful(spec) for spec in options.implementation}
+    if any(stateful.values()):
+        return _run_stateful(options, stateful)
     # Without failures, pytest would never stop at the first one.
     strict = options.strict or any(map(_STOPS.match, options.rest))
     record = None if strict or options.verbose else standing(options)
@@ -107,6 +114,44 @@ def _run(options: argparse.Namespace) -> int:
         print(outcome)
         print_standing(options.record, record)
     return ExitCode.OK
+
+
+STATEFUL = ("dtype", "device", "isolate")
+"""The options in `OPTIONS` that apply to a layer that keeps a state."""
+
+
+def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLayer | None]) -> int:
+    """Check layers that keep a state, print what was found, and return the exit code.
+
+    Raises:
+        ConformanceError: if there are options or implementations of another kind.
+    """
+    from conformance.stateful.checking import examine_stateful
+
+    others = [spec for spec, layer in layers.items() if layer is None]
+    if others:
+        raise ConformanceError(f"{', '.join(others)}: run it without layers that keep a state")
+    for name, attributes in OPTIONS.items():
+        given = getattr(options, name.replace("-", "_"))
+        if name not in STATEFUL and given and given != attributes.get("default"):
+            raise ConformanceError(
+                f"--{name}: a layer that keeps a state is checked with all ways; there are "
+                "--dtype, --device, --strict and --format"
+            )
+    if options.rest:
+        raise ConformanceError(f"{options.rest[0]}: a layer that keeps a state needs no pytest")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    found = [
+        examine_stateful(layer, dtypes=options.dtype, device=options.device, spec=spec)
+        for spec, layer in layers.items()
+    ]
+    if options.format == "json":
+        print_json([{"name": one.name, "results": one.results} for one in found])
+    else:
+        print(printable("\n\n".join(map(str, found))))
+    if not all(one.is_verified for one in found):
+        return ExitCode.NOTHING_VERIFIED
+    return ExitCode.DEVIATES if options.strict and any(one.wrong for one in found) else ExitCode.OK
 
 
 def fill_in(options: argparse.Namespace, settings: Settings) -> None:

@@ -1,0 +1,487 @@
+"""The ways through one text, all of which must give the outputs of the whole text at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.errors import Unsupported, WrongAnswer
+from conformance.frameworks.base import Framework
+from conformance.stateful.layer import StatefulLayer
+
+BATCH = 3
+"""The number of texts in a batch."""
+
+PREFILL = 7
+"""The number of tokens of a text that are fed at once before single steps."""
+
+PADS = (0, 3, 6)
+"""The number of padding tokens in each row of a padded batch; fewer than `PREFILL`."""
+
+
+BEYOND = 4
+"""How many more tokens than a buffer holds are fed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The embeddings of the tokens that a layer is fed, each `[batch length width]`.
+
+    Attributes:
+        text: the text whose outputs are compared.
+        other: another text, which is fed before.
+        padding: what stands in place of tokens where there is only padding.
+        discarded: tokens that are fed, and then rolled back or replaced by an earlier state.
+    """
+
+    text: Array
+    other: Array
+    padding: Array
+    discarded: Array
+
+    @property
+    def longer(self) -> Array:
+        """The text, and `BEYOND` more tokens."""
+        return np.concatenate([self.text, self.discarded[:, :BEYOND]], axis=1)
+
+    @classmethod
+    def drawn(cls, width: int, length: int) -> Texts:
+        """Return random tokens that are exact in every dtype."""
+        random = np.random.Generator(np.random.PCG64(7))
+        parts = (random.standard_normal((BATCH, length, width)) for _ in range(4))
+        return cls(*map(dtype_of("bfloat16").round, parts))
+
+    def with_other(self, name: str, rows: Any, tokens: Any) -> Texts:
+        """Return the same with other tokens at these rows and places of the array `name`."""
+        changed = getattr(self, name).copy()
+        changed[rows, tokens] = -2.0 * changed[rows, tokens] + 0.5
+        return replace(self, **{name: changed})
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Outputs `[row query width]` of one call, for tokens `start` to `start + query` of a text.
+
+    Attributes:
+        output: the outputs.
+        rows: the rows of the batch, in the order of those of `output`.
+        start: the place of the first of these tokens in its text.
+        step: the number of the call, counted from 1.
+        of: the text, an attribute of `Texts`.
+    """
+
+    output: Array
+    rows: tuple[int, ...]
+    start: int
+    step: int
+    of: str = "text"
+
+    @property
+    def stop(self) -> int:
+        """The place after the last token."""
+        return self.start + self.output.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Desk:
+    """A layer in one dtype with the texts that it is fed.
+
+    Attributes:
+        declared: what is declared of the layer.
+        built: the layer, which is never fed itself.
+        bridge: the bridge to its framework.
+        dtype: the dtype in which it computes.
+        device: the kind of device.
+        texts: the texts.
+    """
+
+    declared: StatefulLayer
+    built: Any
+    bridge: Framework
+    dtype: str
+    device: str
+    texts: Texts
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the text."""
+        return self.texts.text.shape[1]
+
+    def start(self) -> Session:
+        """Return a session with a copy of the layer that has not been fed anything."""
+        return Session(self, self.declared.fresh(self.built))
+
+    def whole(self, of: str = "text") -> Array:
+        """Return the outputs of a whole text at once."""
+        return self.start().feed(getattr(self.texts, of))
+
+    def with_texts(self, texts: Texts) -> Desk:
+        """Return the same with other texts."""
+        return replace(self, texts=texts)
+
+
+class Session:
+    """A layer that is fed; `steps` counts the calls."""
+
+    def __init__(self, desk: Desk, layer: Any) -> None:
+        self.desk, self.layer, self.steps = desk, layer, 0
+
+    def feed(
+        self,
+        tokens: Array,
+        real: BoolArray | None = None,
+        *,
+        cached: bool = True,
+        overwritten: bool = False,
+    ) -> Array:
+        """Return the outputs of new tokens `[batch query width]`.
+
+        Args:
+            tokens: the embeddings.
+            real: what is no padding, `[batch length]`, with the tokens that were fed before; None
+                if all are real.
+            cached: False for a whole text without a state.
+            overwritten: whether the array that was passed is overwritten after the call.
+
+        Raises:
+            WrongAnswer: if what the layer returns is no array of the shape of the tokens.
+        """
+        bridge, declared = self.desk.bridge, self.desk.declared
+        given = bridge.array(np.ascontiguousarray(tokens), self.desk.dtype, self.desk.device)
+        self.steps += 1
+        with (
+            bridge.session(self.desk.dtype, self.desk.device),
+            bridge.without_gradients(),
+            np.errstate(all="ignore"),
+        ):
+            if not cached:
+                found = declared.feed_uncached(self.layer, given)
+            elif real is None:
+                found = declared.feed(self.layer, given)
+            else:
+                native = bridge.array(real, "bool", self.desk.device)
+                found = declared.feed_padded(self.layer, given, native)
+            if not bridge.is_array(found):
+                raise WrongAnswer(f"fed tokens, it returned {type(found).__name__}, no array")
+            # A copy, because the array may be a part of the state.
+            output = np.array(bridge.numpy(found))
+            if overwritten:
+                by = bridge.array(0.0 * tokens + 3.0, self.desk.dtype, self.desk.device)
+                bridge.overwrite(given, by)
+        if output.shape[:2] != tokens.shape[:2] or output.ndim != 3:
+            raise WrongAnswer(
+                f"fed tokens of shape {list(tokens.shape)}, it returned {list(output.shape)}"
+            )
+        return output
+
+    def part(self, start: int, stop: int, rows: Sequence[int] = (), **how: Any) -> Part:
+        """Feed tokens `start` to `stop` of the text, in these rows or in all, and return them."""
+        of = how.pop("of", "text")
+        text = getattr(self.desk.texts, of)
+        rows = tuple(rows) or tuple(range(len(text)))
+        output = self.feed(text[list(rows), start:stop], **how)
+        return Part(output, rows, start, self.steps, of)
+
+    def parts(
+        self,
+        sizes: Iterable[int],
+        start: int = 0,
+        stop: int | None = None,
+        rows: Sequence[int] = (),
+        **how: Any,
+    ) -> Iterator[Part]:
+        """Feed a text from `start` to `stop` in chunks of these sizes, and yield all parts."""
+        stop = getattr(self.desk.texts, how.get("of", "text")).shape[1] if stop is None else stop
+        for size in sizes:
+            if start >= stop:
+                return
+            yield self.part(start, min(start + size, stop), rows, **how)
+            start += size
+
+    def change(self, action: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the declared layer, such as `reset`, on the layer."""
+        with self.desk.bridge.without_gradients():
+            return action(self.layer, *arguments)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way through a text.
+
+    Attributes:
+        name: a stable name, the last part of the case's id.
+        requirement: the id of the requirement that the way serves.
+        take: yields the parts of the way, in order.
+    """
+
+    name: str
+    requirement: str
+    take: Callable[[Desk], Iterator[Part]]
+
+
+SENTENCES = {
+    "stateful.runs": "The same text gives the same outputs again.",
+    "stateful.causal": "The output of a token depends on no later token.",
+    "stateful.batch": "A text gives the same alone, in a batch, and at another place in it.",
+    "stateful.threads": "The number of threads does not matter.",
+    "stateful.steps": "Tokens that come one after the other get what they get all at once.",
+    "stateful.chunks": "A text in chunks gets what it gets all at once.",
+    "stateful.inputs": "Outputs do not depend on what becomes of an array after it was fed.",
+    "stateful.left-padding": "A text with padding before it gets what it gets alone.",
+    "stateful.right-padding": "A text with padding after it gets what it gets alone.",
+    "stateful.cache-off": "A text gets the same with its cache switched off.",
+    "stateful.reset": "After a reset, nothing is left of what was fed before.",
+    "stateful.rollback": "After a rollback, nothing is left of the tokens that were rolled back.",
+    "stateful.rows": "When rows are reordered, repeated or dropped, each keeps its own text.",
+    "stateful.restore": "A state that is restored goes on as it did when it was saved.",
+    "stateful.window": "Beyond the window, a text gets what it gets all at once.",
+    "stateful.buffer": "A text that is longer than the buffer is refused, or gets what is right.",
+}
+"""The requirements, by id."""
+
+
+def _causal(desk: Desk) -> Iterator[Part]:
+    half = desk.length // 2
+    tokens = desk.texts.text.copy()
+    tokens[:, half:] = desk.texts.discarded[:, half : desk.length]
+    yield Part(desk.start().feed(tokens)[:, :half], tuple(range(len(tokens))), 0, 1)
+
+
+def _again(desk: Desk) -> Iterator[Part]:
+    for _ in range(3):
+        yield desk.start().part(0, desk.length)
+
+
+def _alone(desk: Desk) -> Iterator[Part]:
+    for row in range(BATCH):
+        yield desk.start().part(0, desk.length, [row])
+
+
+def _at_another_place(desk: Desk) -> Iterator[Part]:
+    yield desk.start().part(0, desk.length, [*reversed(range(BATCH))])
+
+
+def _on_threads(desk: Desk) -> Iterator[Part]:
+    settings = [it for it in desk.bridge.settings if it.name.endswith("number of threads")]
+    if not settings:
+        raise Unsupported(f"the number of threads of {desk.bridge.name} cannot be set")
+    (threads,) = settings
+    before = threads.get()
+    threads.put(1 if before > 1 else 2)
+    try:
+        yield desk.start().part(0, desk.length)
+    finally:
+        threads.put(before)
+
+
+def _steps(desk: Desk) -> Iterator[Part]:
+    yield from desk.start().parts(itertools.chain([PREFILL], itertools.repeat(1)))
+
+
+def _in_chunks(size: int) -> Callable[[Desk], Iterator[Part]]:
+    def take(desk: Desk) -> Iterator[Part]:
+        if desk.length <= size:
+            raise Unsupported(f"the text has only {desk.length} tokens")
+        yield from desk.start().parts(itertools.repeat(size))
+
+    return take
+
+
+def _beside_a_cache(desk: Desk) -> Iterator[Part]:
+    yield from desk.start().parts(itertools.cycle([PREFILL, 4, 1, 9]))
+
+
+def _overwritten(desk: Desk) -> Iterator[Part]:
+    yield from desk.start().parts(itertools.repeat(5), overwritten=True)
+
+
+def _padded(desk: Desk, *, before: bool, sizes: Iterable[int]) -> Iterator[Part]:
+    """Feed a batch with `PADS` before or after the texts, in chunks of these sizes."""
+    texts, length = desk.texts, desk.length
+    tokens = texts.padding[:, :length].copy()
+    real = np.zeros(tokens.shape[:2], np.bool_)
+    shift = [pads if before else 0 for pads in PADS]
+    for row, pads in enumerate(PADS):
+        place = slice(pads, None) if before else slice(0, length - pads)
+        tokens[row, place] = texts.text[row, : length - pads]
+        real[row, place] = True
+    session, start = desk.start(), 0
+    for size in sizes:
+        stop = min(start + size, length)
+        output = session.feed(tokens[:, start:stop], real[:, :stop])
+        for row in range(BATCH):
+            mine = real[row, start:stop]
+            first = max(start - shift[row], 0)
+            yield Part(output[row : row + 1, mine], (row,), first, session.steps)
+        start = stop
+        if start >= length:
+            return
+
+
+def _left_padded(desk: Desk) -> Iterator[Part]:
+    yield from _padded(desk, before=True, sizes=itertools.chain([PREFILL, 5], itertools.repeat(1)))
+
+
+def _left_padded_at_once(desk: Desk) -> Iterator[Part]:
+    yield from _padded(desk, before=True, sizes=[desk.length])
+
+
+def _right_padded(desk: Desk) -> Iterator[Part]:
+    yield from _padded(desk, before=False, sizes=[desk.length])
+
+
+def _uncached(desk: Desk) -> Iterator[Part]:
+    for stop in (desk.length // 2, desk.length):
+        yield desk.start().part(0, stop, cached=False)
+
+
+def _after_reset(desk: Desk) -> Iterator[Part]:
+    session = desk.start()
+    session.feed(desk.texts.other[:, : desk.length])
+    session.change(desk.declared.reset)
+    yield from session.parts(itertools.chain([PREFILL], itertools.repeat(1)))
+
+
+def _after_each_other(desk: Desk) -> Iterator[Part]:
+    """Feed the text, a shorter one, and the text again, each in another way."""
+    session, short = desk.start(), max(PREFILL + 1, desk.length // 3)
+    yield from session.parts(itertools.repeat(5))
+    session.change(desk.declared.reset)
+    steps = itertools.chain([PREFILL], itertools.repeat(1))
+    yield from session.parts(steps, stop=short, of="other")
+    session.change(desk.declared.reset)
+    yield session.part(0, desk.length)
+
+
+def _after_rollback(desk: Desk) -> Iterator[Part]:
+    """Roll back 1 token and then several, and go on; with a window, before it is full."""
+    session, fed = desk.start(), 0
+    if desk.declared.window is None:
+        places = [(9, 1), (13, 5), (desk.length // 2, 3)]
+    else:
+        limit = min(desk.declared.window, desk.length)
+        half = max(1, limit // 2)
+        places = [(half, 1), (half + 1, max(1, limit // 4))]
+    for stop, count in places:
+        yield from session.parts([stop - fed], fed, stop)
+        fed = stop
+        session.feed(desk.texts.discarded[:, :count])
+        session.change(desk.declared.rollback, count)
+        yield from session.parts([1], fed, fed + 1)
+        fed += 1
+    yield from session.parts(itertools.chain([4], itertools.repeat(1)), fed)
+
+
+def _reordered(desk: Desk) -> Iterator[Part]:
+    yield from _with_rows(desk, [(2, 0, 1), (1, 1, 0)])
+
+
+def _dropped(desk: Desk) -> Iterator[Part]:
+    yield from _with_rows(desk, [(0, 2), (1,)])
+
+
+def _with_rows(desk: Desk, orders: Iterable[Sequence[int]]) -> Iterator[Part]:
+    """Reorder the rows of the batch after every few tokens, and go on with the text of each."""
+    session, rows = desk.start(), tuple(range(BATCH))
+    yield session.part(0, PREFILL)
+    start = PREFILL
+    for order in orders:
+        session.change(desk.declared.reorder, list(order))
+        rows = tuple(rows[row] for row in order)
+        yield from session.parts([1, 3, 1], start, start + 5, rows)
+        start += 5
+
+
+def _restored(desk: Desk) -> Iterator[Part]:
+    """Go on from a saved state: in the layer that has gone on otherwise since, and in a new one."""
+    session, declared = desk.start(), desk.declared
+    yield session.part(0, PREFILL)
+    saved = session.change(declared.save)
+    for going_on in (session, desk.start()):
+        going_on.feed(desk.texts.discarded[:, :5])
+        going_on.change(declared.restore, saved)
+        yield from going_on.parts([1, 4, 1, 1], PREFILL, PREFILL + 7)
+
+
+def _window_of(desk: Desk) -> int:
+    window = desk.declared.window
+    if window is None:
+        raise Unsupported("it declares no window")
+    if desk.length <= window:
+        raise Unsupported(f"the text of {desk.length} tokens is not longer than its window")
+    return window
+
+
+def _beyond_window(desk: Desk) -> Iterator[Part]:
+    sizes = itertools.chain([_window_of(desk) + 2], itertools.repeat(1))
+    yield from desk.start().parts(sizes)
+
+
+def _across_window(desk: Desk) -> Iterator[Part]:
+    window = _window_of(desk)
+    sizes = itertools.chain([max(1, window - 2), 5, window + 3], itertools.repeat(2))
+    yield from desk.start().parts(sizes)
+
+
+def _full_buffer(desk: Desk) -> Iterator[Part]:
+    """Fill the buffer to its last place, and feed one more token, or several of which some fit.
+
+    A ring that drops what is before the window may take them.
+    """
+    if desk.declared.capacity != desk.length:
+        raise Unsupported("it declares no capacity")
+    for first, more in ((desk.length, 1), (desk.length - 2, BEYOND)):
+        session = desk.start()
+        yield session.part(0, first)
+        try:
+            beyond = session.part(first, first + more, of="longer")
+        except WrongAnswer:
+            raise
+        except Exception:
+            continue
+        try:
+            whole = desk.whole("longer")
+        except Exception as error:
+            raise NotRefused(first + more) from error
+        yield Part(whole[:, : desk.length], beyond.rows, 0, 1)
+        yield beyond
+
+
+class NotRefused(Exception):
+    """A layer that refuses a text of `fed` tokens at once took it in parts."""
+
+    def __init__(self, fed: int) -> None:
+        super().__init__(f"{fed} tokens are taken")
+        self.fed = fed
+
+
+WAYS = (
+    Way("runs", "stateful.runs", _again),
+    Way("causal", "stateful.causal", _causal),
+    Way("alone", "stateful.batch", _alone),
+    Way("batch-position", "stateful.batch", _at_another_place),
+    Way("threads", "stateful.threads", _on_threads),
+    Way("steps", "stateful.steps", _steps),
+    *(Way(f"chunks-{n}", "stateful.chunks", _in_chunks(n)) for n in (1, 2, 3, 5, 17, 64)),
+    Way("chunks-mixed", "stateful.chunks", _beside_a_cache),
+    Way("inputs-overwritten", "stateful.inputs", _overwritten),
+    Way("left-padding", "stateful.left-padding", _left_padded),
+    Way("left-padding-whole", "stateful.left-padding", _left_padded_at_once),
+    Way("right-padding", "stateful.right-padding", _right_padded),
+    Way("cache-off", "stateful.cache-off", _uncached),
+    Way("after-reset", "stateful.reset", _after_reset),
+    Way("after-each-other", "stateful.reset", _after_each_other),
+    Way("after-rollback", "stateful.rollback", _after_rollback),
+    Way("rows-reordered", "stateful.rows", _reordered),
+    Way("rows-dropped", "stateful.rows", _dropped),
+    Way("restored", "stateful.restore", _restored),
+    Way("beyond-window", "stateful.window", _beyond_window),
+    Way("across-window", "stateful.window", _across_window),
+    Way("full-buffer", "stateful.buffer", _full_buffer),
+)
+"""All ways, in the order in which they are taken."""

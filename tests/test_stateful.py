@@ -1,0 +1,241 @@
+"""Layers that keep a state: every way notices its mistakes, and the causes are the right ones."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from looped import for_each
+
+pytest.importorskip("torch")
+
+from mutants.stateful import HARMLESS, LAST_BITS, MISTAKES, Kept
+
+from conformance import StatefulLayer, check_stateful, cli
+from conformance.errors import ConformanceError, ExitCode
+from conformance.records.findings import WRONG, CaseResult
+from conformance.stateful.checking import BITS, PROMISED, examine_stateful
+from conformance.stateful.layer import EQUAL_BITS, PROMISES
+from conformance.stateful.ways import SENTENCES, WAYS
+from conformance.words import tables
+
+FIRST = ("stateful.runs", "stateful.causal")
+
+
+def serving(requirement):
+    """The ways that serve a requirement, behind those that say whether there is a measure."""
+    return [way for way in WAYS if way.requirement in (*FIRST, requirement)]
+
+
+def found(layer, requirement):
+    """The findings of a requirement on a layer."""
+    done = examine_stateful(layer, ways=serving(requirement))
+    every = [finding for result in done.results for finding in result.findings]
+    return [finding for finding in every if finding.requirement == requirement]
+
+
+@for_each(name=MISTAKES)
+def test_every_mistake_is_noticed_and_named(name):
+    known = MISTAKES[name]
+    wrong = [
+        finding
+        for finding in found(Kept(mistake=name, **known.declared), known.requirement)
+        if finding.verdict in WRONG
+    ]
+    assert wrong, "it survives"
+    causes = {finding.cause.id for finding in wrong}
+    assert not known.cause or known.cause in causes, causes
+
+
+@for_each(name=HARMLESS)
+def test_what_is_right_conforms(name):
+    declared = {"dtypes": ("float32", "bfloat16"), **HARMLESS[name]}
+    mistake = name if name not in ("window", "buffer", "ring") else ""
+    done = examine_stateful(Kept(mistake=mistake, **declared))
+    assert not done.wrong, str(done)
+    taken = {result.case for result in done.results if result.verdict == "conforms"}
+    assert len(taken) > 23, str(done)
+
+
+def test_every_requirement_is_served_and_has_a_mistake():
+    served = {way.requirement for way in WAYS}
+    assert served == {*SENTENCES} == {known.requirement for known in MISTAKES.values()}
+
+
+def test_every_cause_is_told_of_a_mistake_and_has_advice():
+    causes = {name for name in tables()["causes"] if name.startswith("stateful.")}
+    told = {known.cause for known in MISTAKES.values()}
+    assert told - {""} == causes - {"stateful.tokens-extra"}
+    assert causes == {name for name in tables()["advice"] if name.startswith("stateful.")}
+
+
+# Bits
+
+PROMISING = {"dtypes": ("float32", "bfloat16"), "promises": dict.fromkeys(PROMISES, EQUAL_BITS)}
+
+
+def bits(layer):
+    """The findings on bits, by relation, and whether all ways conform to noise."""
+    ways = [way for way in WAYS if any(way.name in names for names in PROMISED.values())]
+    done = examine_stateful(layer, ways=ways)
+    findings = [f for result in done.results if result.case == BITS for f in result.findings]
+    return findings, all(it.verdict == "conforms" for it in done.results if it.case != BITS)
+
+
+def test_promises_that_are_kept_conform():
+    findings, near = bits(Kept(**PROMISING))
+    assert {finding.verdict for finding in findings} == {"conforms"}
+    assert len(findings) == 2 * len(PROMISES)
+    assert near
+
+
+@for_each(name=LAST_BITS)
+def test_a_last_bit_breaks_a_promise_and_no_other_requirement(name):
+    findings, near = bits(Kept(mistake=name, **PROMISING))
+    broken = {finding.requirement for finding in findings if finding.verdict == "deviates"}
+    assert f"bits.{LAST_BITS[name][0].replace(' ', '-')}" in broken
+    assert near
+
+
+def test_what_is_not_promised_is_observed():
+    findings, _ = bits(Kept())
+    values = {finding.requirement: finding.value.id for finding in findings}
+    assert {finding.verdict for finding in findings} == {"observed"}
+    assert values["bits.runs"] == "bits.equal"
+    findings, _ = bits(Kept(mistake="positions-restart"))
+    values = {finding.requirement: finding.value.id for finding in findings}
+    assert values["bits.steps"] == values["bits.chunks"] == "bits.apart"
+
+
+def test_zeros_of_both_signs_are_equal():
+    class Signed(Kept):
+        def feed(self, layer, tokens):
+            return 0.0 * super().feed(layer, tokens) * (-1) ** tokens.shape[1]
+
+    findings, _ = bits(Signed(promises={"steps": EQUAL_BITS, "chunks": EQUAL_BITS}))
+    verdicts = {finding.requirement: finding.verdict for finding in findings}
+    assert verdicts["bits.steps"] == verdicts["bits.chunks"] == "conforms"
+
+
+# On the command line
+
+LAYER = """
+from mutants.stateful import Kept
+
+
+class Layer(Kept):  # a StatefulLayer
+    def __init__(self):
+        super().__init__(mistake="mask-top-left")
+
+
+right = Kept()
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(LAYER)
+    return path
+
+
+def test_the_command_tells_the_cause(file, capsys):
+    assert cli.main(["run", f"{file}:Layer"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "aligned top-left" in printed
+    assert "differs first in call 2, tokens 7 to 7" in printed
+    assert cli.main(["run", f"{file}:Layer", "--strict"]) == ExitCode.DEVIATES
+    assert cli.main(["run", f"{file}:right", "--strict"]) == ExitCode.OK
+
+
+def test_the_command_prints_what_was_found_as_data(file, capsys):
+    assert cli.main(["run", f"{file}:right", "--json", "--dtype", "float32"]) == ExitCode.OK
+    (layer,) = msgspec.json.decode(capsys.readouterr().out)
+    results = msgspec.convert(layer["results"], list[CaseResult])
+    assert {result.case for result in results} == {*(f"stateful/{w.name}" for w in WAYS), BITS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--case", "steps"], "--case: a layer that keeps a state is checked with all ways"),
+        (["--dtype", "float33"], "unknown dtype 'float33'; did you mean float32"),
+        (["-x"], "-x: a layer that keeps a state needs no pytest"),
+        (["torch-mha"], "torch-mha: run it without layers that keep a state"),
+    ],
+)
+def test_a_wrong_option_is_an_error_of_one_line(file, capsys, arguments, told):
+    assert cli.main(["run", f"{file}:right", *arguments]) == ExitCode.USAGE
+    printed = capsys.readouterr().err
+    assert told in printed
+    assert len(printed.splitlines()) == 1
+
+
+def test_a_layer_that_is_not_there_is_an_error_with_names_near_it(file, capsys):
+    assert cli.main(["run", f"{file}:Layr"]) == ExitCode.USAGE
+    assert "did you mean Layer?" in capsys.readouterr().err
+
+
+# In a test
+
+
+def test_a_deviation_is_an_assertion_error():
+    assert check_stateful(Kept()).counts["conforms"] > 20
+    with pytest.raises(AssertionError, match="aligned top-left"):
+        check_stateful(Kept(mistake="mask-top-left"))
+
+
+class Broken(Kept):
+    def build(self, dtype):
+        raise ValueError("no\nlayer")
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (Broken(), r"Llama: build\('float32'\) raises ValueError: no layer"),
+        (Kept(width=0), "width must be the size of an embedding"),
+        (Kept(window=0), "window must be a positive number, is 0"),
+        (Kept(dtypes=("float33",)), "unknown dtype 'float33'"),
+        (Kept(promises={"step": "equal bits"}), "unknown promise 'step'; did you mean steps"),
+        (Kept(promises={"steps": "noise"}), "'steps' can be 'equal bits', not 'noise'"),
+        (Kept(framework="torhc"), "unknown framework 'torhc'; did you mean torch"),
+        (StatefulLayer, "StatefulLayer does not define build, feed"),
+        (object(), "object is no stateful layer"),
+    ],
+)
+def test_a_wrong_declaration_is_an_error_of_one_line(layer, told):
+    with pytest.raises(ConformanceError, match=told) as raised:
+        check_stateful(layer)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_layer_lacks_is_unsupported_and_what_it_raises_an_error():
+    class Bare(StatefulLayer):
+        width, dtypes, build, feed = 32, ("float32",), Kept.build, lambda _, layer, x: layer(x)
+        mistake, window, capacity, promises = "", None, None, {}
+
+        def rollback(self, layer, count):
+            raise KeyError("no cache")
+
+    done = examine_stateful(Bare)
+    verdicts = {result.case: result.verdict for result in done.results}
+    assert verdicts["stateful/after-rollback"] == "error"
+    assert verdicts["stateful/after-reset"] == verdicts["stateful/left-padding"] == "unsupported"
+    assert verdicts["stateful/chunks-17"] == "conforms"
+    assert "KeyError: 'no cache'" in str(done)
+
+
+@for_each(
+    feed=[
+        lambda layer, tokens: None,
+        lambda layer, tokens: layer(tokens)[:, -1:],
+        lambda layer, tokens: layer(tokens) / 0,
+    ]
+)
+def test_an_answer_that_is_none_is_an_error(feed):
+    class Odd(Kept):
+        def feed(self, layer, tokens):
+            return feed(layer, tokens)
+
+    done = examine_stateful(Odd())
+    assert {result.verdict for result in done.results} == {"error"}
