@@ -19,6 +19,9 @@ from conformance.stateful.ways import WAYS, Desk, Part, Texts, Way
 DTYPES = ("float32", "float64")
 """The dtypes in which noise is so small that it hides no token's influence."""
 
+SMALL = 2.0**-6
+"""A relative change that is small for a layer, but not for numbers in bfloat16 or fewer bits."""
+
 MANY = 6
 """The most tokens that a cause lists."""
 
@@ -159,10 +162,16 @@ class _Inquiry:
     def _of_weights(self) -> Phrase:
         """Return the cause if the same tokens are attended to on the way and in the whole.
 
-        If all tokens are equal, their weights do not matter as long as their sum is 1.
+        If numbers are rounded, a small change of all tokens gives another difference. If all tokens
+        are equal, their weights do not matter as long as their sum is 1.
         """
         texts, of = self._desk.texts, self._part.of
         text = getattr(texts, of)
+        signs = np.random.Generator(np.random.PCG64(1)).choice([-1.0, 1.0], text.shape)
+        near = replace(texts, **{of: text * (1 + SMALL * signs)})
+        apart, later = (self._on_the_way(it) - self._in_the_whole(it) for it in (texts, near))
+        if np.linalg.norm(later - apart) > np.linalg.norm(apart) / 2:
+            return Phrase("stateful.fewer-bits")
         alike = replace(texts, **{of: np.broadcast_to(text[:, :1], text.shape).copy()})
         if self._apart(self._on_the_way(alike), self._in_the_whole(alike)):
             return Phrase("stateful.values")

@@ -11,10 +11,12 @@ import importlib.util
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from conformance.adapter.loading import located
 from conformance.definition.dtypes import DTYPES
@@ -26,6 +28,7 @@ from conformance.errors import (
     WrongDeclaration,
     check_names,
 )
+from conformance.frameworks import framework
 from conformance.text import message
 
 EQUAL_BITS = "equal bits"
@@ -125,6 +128,190 @@ class StatefulLayer(ABC):
             raise Unsupported("it does not compute in float64")
         return self.fresh(layer).double()
 
+    @staticmethod
+    def from_huggingface(
+        model: Any,
+        cache: Callable[[], Any] | None = None,
+        *,
+        module: str = "",
+        name: str = "",
+        **declared: Any,
+    ) -> StatefulLayer:
+        """Return the layer of a module that takes `past_key_values`, as those of transformers do.
+
+        Its width and window are those of its configuration, unless they are declared.
+
+        Args:
+            model: the module, with its weights.
+            cache: makes an empty cache, such as `lambda: DynamicCache(config=model.config)`; None
+                if the module makes one and returns it.
+            module: the path of a part of the model that takes `past_key_values`, such as "model".
+            name: the name in tables.
+            declared: other attributes of `StatefulLayer`, such as `capacity`.
+
+        Raises:
+            UnknownName: if the model has no such part; the message suggests similar names.
+            WrongDeclaration: if the module takes no cache, or there is no such attribute.
+        """
+        return _HuggingFace(_part(model, module), cache, name, declared)
+
+
+def _part(model: Any, path: str) -> Any:
+    """Return the part of a model at a path; raise `UnknownName` if there is none."""
+    parts = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
+    if path not in parts:
+        raise UnknownName("module", path, filter(None, parts))
+    return parts[path]
+
+
+_CASTS = {"float32": "float", "bfloat16": "bfloat16", "float16": "half", "float64": "double"}
+"""By dtype, the method with which a module of PyTorch is converted."""
+
+_INPUTS = ("inputs_embeds", "hidden_states")
+"""What modules of transformers call the embeddings that they take."""
+
+
+_OF_MODEL = ("position_embeddings",)
+"""Arguments that only a model makes, even if they have a default."""
+
+
+class _HuggingFace(StatefulLayer):
+    """A module that takes and returns a cache as `past_key_values`."""
+
+    framework = "torch"
+
+    def __init__(
+        self,
+        module: Any,
+        cache: Callable[[], Any] | None,
+        name: str,
+        declared: Mapping[str, Any],
+    ) -> None:
+        self.name = name or type(module).__name__
+        self._module, self._cache = module, cache
+        parameters = inspect.signature(getattr(module, "forward", module)).parameters
+        if "past_key_values" not in parameters:
+            raise WrongDeclaration(
+                f"{self.name} takes no past_key_values; derive from conformance.StatefulLayer"
+            )
+        first = next(iter(parameters), "")
+        self._input = next((one for one in _INPUTS if one in parameters), first)
+        needed = [
+            it.name
+            for it in parameters.values()
+            if it.default is it.empty and it.kind is it.POSITIONAL_OR_KEYWORD
+        ]
+        needed = [one for one in needed if one not in (self._input, "past_key_values")]
+        needed += [one for one in _OF_MODEL if one in parameters and one not in needed]
+        if needed:
+            raise WrongDeclaration(
+                f"{self.name} needs {', '.join(needed)}, which only its model makes; name a part "
+                "that takes embeddings alone"
+            )
+        self._takes = {*parameters}
+        config = getattr(module, "config", None)
+        self.width = getattr(config, "hidden_size", 0)
+        if getattr(config, "use_sliding_window", True):
+            self.window = getattr(config, "sliding_window", None)
+        for attribute, value in declared.items():
+            if attribute not in ("width", "window", "capacity", "dtypes", "promises"):
+                raise WrongDeclaration(f"{self.name}: a stateful layer declares no {attribute!r}")
+            setattr(self, attribute, value)
+        if not self.width:
+            raise WrongDeclaration(f"{self.name} has no config.hidden_size; tell width=")
+
+    def build(self, dtype: str) -> Any:
+        module = copy.deepcopy(self._module).eval()
+        return _Caching(getattr(module, _CASTS[dtype])(), self._empty())
+
+    def fresh(self, layer: Any) -> Any:
+        return _Caching(layer.module, self._empty())
+
+    def wide(self, layer: Any) -> Any:
+        return _Caching(copy.deepcopy(layer.module).double(), self._empty())
+
+    def _empty(self) -> Any:
+        return None if self._cache is None else self._cache()
+
+    def feed(self, layer: Any, tokens: Any, real: Any = None) -> Any:
+        layer.batch, layer.device = len(tokens), framework("torch").device_of(tokens)
+        given: dict[str, Any] = {}
+        if real is not None:
+            if "attention_mask" not in self._takes:
+                raise Unsupported("it takes no attention_mask")
+            given["attention_mask"] = real.long()
+            if "position_ids" in self._takes:
+                places = (real.long().cumsum(-1) - 1).clamp(min=0)
+                given["position_ids"] = places[:, -tokens.shape[1] :]
+        found = self._called(layer, tokens, past_key_values=layer.cache, use_cache=True, **given)
+        if not isinstance(found, tuple):
+            layer.cache = getattr(found, "past_key_values", layer.cache)
+        elif len(found) > 1:
+            layer.cache = found[1]
+        return _output(found)
+
+    def feed_padded(self, layer: Any, tokens: Any, real: Any) -> Any:
+        return self.feed(layer, tokens, real)
+
+    def feed_uncached(self, layer: Any, tokens: Any) -> Any:
+        return _output(self._called(layer, tokens, use_cache=False))
+
+    def _called(self, layer: Any, tokens: Any, **given: Any) -> Any:
+        if "use_cache" not in self._takes:
+            given.pop("use_cache", None)
+        return layer.module(**{self._input: tokens}, **given)
+
+    def reset(self, layer: Any) -> None:
+        if hasattr(layer.cache, "reset"):
+            layer.cache.reset()
+        else:
+            layer.cache = self._empty()
+
+    def rollback(self, layer: Any, count: int) -> None:
+        crop = self._method(layer, "crop")
+        try:
+            crop(-count)
+        except (NotImplementedError, RuntimeError, ValueError) as error:
+            # A ring has overwritten what it would have to go back to, and says so.
+            raise Unsupported(f"{type(layer.cache).__name__}: {message(error)}") from error
+
+    def reorder(self, layer: Any, rows: Sequence[int]) -> None:
+        name = "reorder_cache" if len(rows) == layer.batch else "batch_select_indices"
+        indices = framework("torch").array(np.asarray(rows), "int64", layer.device)
+        self._method(layer, name)(indices)
+        layer.batch = len(rows)
+
+    def save(self, layer: Any) -> Any:
+        return copy.deepcopy(layer.cache)
+
+    def restore(self, layer: Any, saved: Any) -> None:
+        layer.cache = copy.deepcopy(saved)
+
+    def _method(self, layer: Any, name: str) -> Any:
+        for part in (layer.cache, *getattr(layer.cache, "layers", ())):
+            if not hasattr(part, name):
+                raise Unsupported(f"{type(part).__name__} has no {name}")
+        return getattr(layer.cache, name)
+
+
+class _Caching:
+    """A module with the cache of what it was fed, and the size and device of the last batch."""
+
+    def __init__(self, module: Any, cache: Any) -> None:
+        self.module, self.cache = module, cache
+        self.batch, self.device = 0, "cpu"
+
+    def to(self, device: Any) -> _Caching:
+        """Return the same, with the module on a device, to which its cache follows."""
+        return _Caching(self.module.to(device), self.cache)
+
+
+def _output(found: Any) -> Any:
+    """Return the outputs in what a module returned: they come first, or are all of it."""
+    if hasattr(found, "last_hidden_state"):
+        return found.last_hidden_state
+    return found[0] if isinstance(found, tuple) else found
+
 
 def is_stateful(found: Any) -> bool:
     """Return whether an object or class is a `StatefulLayer`."""
@@ -190,7 +377,7 @@ def declared(found: Any, spec: str) -> StatefulLayer:
     if not isinstance(found, StatefulLayer):
         raise NotAnAdapter(
             f"{spec}: {type(found).__name__} is no stateful layer; derive from "
-            "conformance.StatefulLayer"
+            "conformance.StatefulLayer, or use StatefulLayer.from_huggingface"
         )
     found.name = found.name or spec.rpartition(":")[2] or type(found).__name__
     if not isinstance(getattr(found, "width", None), int) or found.width < 1:

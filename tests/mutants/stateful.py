@@ -168,6 +168,8 @@ class Llama(torch.nn.Module):
         wrong, self.seen = self.mistake, self.seen + new
         if wrong == "cache-in-bfloat16":
             key, value = key.bfloat16(), value.bfloat16()
+        if wrong == "keys-in-float16":
+            key = key.half()
         if wrong == "values-in-bfloat16":
             value = value.bfloat16()
         if self.window is not None and wrong not in ("window-ignored", "window-longer"):
@@ -326,8 +328,9 @@ MISTAKES = {
     "keeps-inputs": Mistake("stateful.inputs", "stateful.inputs-kept"),
     "dropout": Mistake("stateful.runs", "stateful.not-repeatable"),
     "by-threads": Mistake("stateful.threads"),
-    "cache-in-bfloat16": Mistake("stateful.steps", "stateful.values"),
-    "values-in-bfloat16": Mistake("stateful.steps", "stateful.values"),
+    "cache-in-bfloat16": Mistake("stateful.steps", "stateful.fewer-bits"),
+    "values-in-bfloat16": Mistake("stateful.steps", "stateful.fewer-bits"),
+    "keys-in-float16": Mistake("stateful.steps", "stateful.fewer-bits"),
     "groups-interleaved-in-steps": Mistake("stateful.steps", "stateful.values"),
     "weights-not-normalised-in-steps": Mistake("stateful.steps", "stateful.values"),
     "bfloat16-steps": Mistake("stateful.steps", "", {"dtypes": ("bfloat16",)}),

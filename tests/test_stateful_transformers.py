@@ -1,0 +1,210 @@
+"""Modules that take `past_key_values`: those of transformers are right, mistakes are noticed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from looped import for_each
+
+from conformance import StatefulLayer
+from conformance.errors import UnknownName, WrongDeclaration
+from conformance.stateful.checking import examine_stateful
+from conformance.stateful.ways import WAYS
+
+torch = pytest.importorskip("torch")
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 16,
+    "max_position_embeddings": 256,
+    # Logits are so large that it matters to which tokens a query attends.
+    "initializer_range": 0.2,
+}
+
+MODELS = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 16},
+    "Gemma3Text": {
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "Qwen3": {},
+}
+"""By the name of a model, what its configuration has beside the sizes."""
+
+CAPACITY = 80
+
+
+def model_of(name, attention="sdpa", **more):
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(
+        **SIZES, **MODELS[name], attn_implementation=attention, **more
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, name.replace("Text", "TextModel")) if "Text" in name else None
+    return (model or getattr(transformers, f"{name}Model"))(config).eval()
+
+
+def layer_of(name, cache, attention="sdpa", **more):
+    """The layer of a model with a cache class of transformers, or one derived from it."""
+    model = model_of(name, attention)
+    declared = {"capacity": CAPACITY} if more else {}
+    make = partial(cache, config=model.config, **more)
+    return StatefulLayer.from_huggingface(model, make, **declared)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_conform(name, kind, attention):
+    """In float32 and bfloat16; with a window, a static cache is a ring."""
+    cache = getattr(pytest.importorskip("transformers"), kind)
+    more = {"max_cache_len": CAPACITY} if kind == "StaticCache" else {}
+    done = examine_stateful(layer_of(name, cache, attention, **more))
+    assert not done.wrong, str(done)
+    # A static cache neither rolls back nor drops rows.
+    assert done.counts["conforms"] >= (46 if more else 48), str(done)
+
+
+def mistakes():
+    """By name, a cache class with a mistake, and the requirements that must notice it."""
+    from transformers import DynamicCache
+
+    class KeepsRows(DynamicCache):
+        def reorder_cache(self, beam_idx):
+            pass
+
+    class KeepsTokens(DynamicCache):
+        def crop(self, tokens_to_remove):
+            pass
+
+    class KeepsValues(DynamicCache):
+        def crop(self, tokens_to_remove):
+            values = [layer.values[:, :, -tokens_to_remove:] for layer in self.layers]
+            super().crop(tokens_to_remove)
+            for layer, kept in zip(self.layers, values, strict=True):
+                layer.values = kept
+
+    class Restarts(DynamicCache):
+        def get_seq_length(self, layer_idx=0):
+            return 0
+
+    class NeverResets(DynamicCache):
+        def reset(self):
+            pass
+
+    class HalfCast(DynamicCache):
+        def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+            keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+            new = key_states.shape[-2]
+            old = keys[:, :, :-new].bfloat16().to(keys)
+            return torch.cat([old, keys[:, :, -new:]], -2), values
+
+    return {
+        KeepsRows: {"stateful.rows": "stateful.row-of-another"},
+        KeepsTokens: {"stateful.rollback": "stateful.stale"},
+        KeepsValues: {"stateful.rollback": "stateful.stale"},
+        Restarts: {"stateful.steps": "", "stateful.chunks": ""},
+        NeverResets: {"stateful.reset": "stateful.stale"},
+        HalfCast: {"stateful.steps": "stateful.fewer-bits"},
+    }
+
+
+def test_mistakes_of_caches_are_noticed():
+    pytest.importorskip("transformers")
+    for cache, wanted in mistakes().items():
+        layer = layer_of("Llama", cache)
+        layer.dtypes = ("float32",)
+        ways = [way for way in WAYS if way.requirement in wanted]
+        done = examine_stateful(layer, ways=ways)
+        causes = {finding.requirement: finding.cause.id for _, finding in done.wrong}
+        assert causes.keys() == wanted.keys(), cache
+        for requirement, cause in wanted.items():
+            assert not cause or causes[requirement] == cause, (cache, causes)
+
+
+def test_a_ring_that_refuses_to_roll_back_is_not_wrong():
+    cache = pytest.importorskip("transformers").DynamicCache
+
+    class Full(cache):
+        def crop(self, tokens_to_remove):
+            raise RuntimeError("the window is full")
+
+    layer = layer_of("Llama", Full)
+    layer.dtypes = ("float32",)
+    done = examine_stateful(layer, ways=[way for way in WAYS if way.name == "after-rollback"])
+    assert done.results[0].findings[0].verdict == "unsupported"
+    assert "the window is full" in str(done)
+
+
+class Decoder(torch.nn.Module):
+    """A module in the style of Hugging Face, without transformers: its cache is a pair."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.project = torch.nn.Linear(width, 3 * width)
+
+    def forward(self, hidden_states, past_key_values=None, use_cache=False):
+        query, key, value = self.project(hidden_states).chunk(3, -1)
+        if past_key_values is not None:
+            pairs = zip(past_key_values, (key, value), strict=True)
+            key, value = (torch.cat(pair, 1) for pair in pairs)
+        mask = torch.ones(query.shape[1], key.shape[1]).tril(key.shape[1] - query.shape[1]).bool()
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return (found, (key, value)) if use_cache else (found,)
+
+
+def test_a_module_of_ones_own_makes_its_cache():
+    torch.manual_seed(0)
+    layer = StatefulLayer.from_huggingface(Decoder(), width=16, name="mine")
+    done = examine_stateful(layer)
+    assert not done.wrong, str(done)
+    verdicts = {result.case: result.verdict for result in done.results}
+    for way in ("cache-off", "after-reset", "restored", "chunks-17"):
+        assert verdicts[f"stateful/{way}"] == "conforms"
+    # A pair has no methods, and the module takes no mask.
+    for way in ("after-rollback", "rows-reordered", "left-padding"):
+        assert verdicts[f"stateful/{way}"] == "unsupported"
+
+
+class Inside(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = Decoder()
+        self.norm = torch.nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(self.decoder(x)[0])
+
+
+def test_a_part_of_a_model_is_named_by_its_path():
+    layer = StatefulLayer.from_huggingface(Inside(), width=16, module="decoder")
+    assert layer.name == "Decoder"
+    with pytest.raises(UnknownName, match=r"unknown module 'decodr'; did you mean decoder"):
+        StatefulLayer.from_huggingface(Inside(), width=16, module="decodr")
+
+
+@for_each(
+    case=[
+        (Inside, {"width": 16}, "Inside takes no past_key_values"),
+        (Decoder, {}, "Decoder has no config.hidden_size; tell width="),
+        (Decoder, {"width": 16, "windw": 3}, "declares no 'windw'"),
+    ]
+)
+def test_what_is_no_such_module_is_an_error_of_one_line(case):
+    module, declared, told = case
+    with pytest.raises(WrongDeclaration, match=told):
+        StatefulLayer.from_huggingface(module(), **declared)
+
+
+def test_an_attention_that_needs_what_only_its_model_makes_is_refused():
+    model = model_of("Llama")
+    with pytest.raises(WrongDeclaration, match="needs position_embeddings"):
+        StatefulLayer.from_huggingface(model, module="layers.0.self_attn")
