@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from looped import for_each
 
@@ -11,8 +12,8 @@ pytest.importorskip("torch")
 from mutants.stateful import HARMLESS, LAST_BITS, MISTAKES, Kept
 
 from conformance import StatefulLayer, check_stateful, cli
-from conformance.errors import ConformanceError, ExitCode
-from conformance.records.findings import WRONG, CaseResult
+from conformance.errors import ConformanceError, ExitCode, Unsupported
+from conformance.records.findings import WRONG, CaseResult, Phrase
 from conformance.stateful.checking import BITS, PROMISED, examine_stateful
 from conformance.stateful.layer import EQUAL_BITS, PROMISES
 from conformance.stateful.ways import SENTENCES, WAYS
@@ -49,11 +50,45 @@ def test_every_mistake_is_noticed_and_named(name):
 @for_each(name=HARMLESS)
 def test_what_is_right_conforms(name):
     declared = {"dtypes": ("float32", "bfloat16"), **HARMLESS[name]}
-    mistake = name if name not in ("window", "buffer", "ring") else ""
-    done = examine_stateful(Kept(mistake=mistake, **declared))
+    layer = Kept(mistake=name if name == "padding-has-positions" else "", **declared)
+    done = examine_stateful(layer)
     assert not done.wrong, str(done)
     taken = {result.case for result in done.results if result.verdict == "conforms"}
     assert len(taken) > 23, str(done)
+
+
+class Narrow(Kept):
+    def wide(self, layer):
+        raise Unsupported("no float64")
+
+
+def test_without_float64_what_is_right_conforms_and_what_is_wrong_does_not():
+    layer = Narrow(gain=4.0, dtypes=("float32", "bfloat16"))
+    assert not examine_stateful(layer).wrong
+    layer.mistake = "cache-in-bfloat16"
+    assert examine_stateful(layer, ways=serving("stateful.steps")).wrong
+
+
+class Three(Kept):
+    """Three mistakes at once, of which each one shows in another call."""
+
+    def feed_padded(self, layer, tokens, real):
+        ring, layer.mistake = layer.mistake, "padding-attended"
+        output = layer(tokens, real)
+        layer.mistake = ring
+        return output
+
+    def rollback(self, layer, count):
+        super().rollback(layer, count)
+        layer.mistake = "positions-not-rolled-back"
+
+
+def test_three_mistakes_at_once_are_told_apart():
+    done = examine_stateful(Three(mistake="ring-off-by-one", window=16))
+    causes = {result.case: finding.cause for result, finding in done.wrong}
+    assert causes["stateful/steps"] == Phrase("stateful.window-shorter", {"tokens": 1})
+    assert causes["stateful/left-padding"] == Phrase("stateful.padding-attended")
+    assert causes["stateful/after-rollback"] == Phrase("stateful.positions")
 
 
 def test_every_requirement_is_served_and_has_a_mistake():
@@ -114,6 +149,44 @@ def test_zeros_of_both_signs_are_equal():
     findings, _ = bits(Signed(promises={"steps": EQUAL_BITS, "chunks": EQUAL_BITS}))
     verdicts = {finding.requirement: finding.verdict for finding in findings}
     assert verdicts["bits.steps"] == verdicts["bits.chunks"] == "conforms"
+
+
+# Other frameworks
+
+
+class InNumpy(StatefulLayer):
+    """Attention with one head, in NumPy; `tokens` are kept and projected again in each call."""
+
+    framework, width, dtypes, promises = "numpy", 8, ("float32", "float64"), {}
+    copies = True
+
+    def build(self, dtype):
+        return {"tokens": np.zeros((0, 0, self.width), dtype)}
+
+    def feed(self, layer, tokens):
+        before = layer["tokens"].reshape(len(tokens), -1, self.width)
+        every = np.concatenate([before, tokens], axis=1) if before.size else tokens
+        layer["tokens"] = every.copy() if self.copies else every
+        seen = np.tri(tokens.shape[1], every.shape[1], every.shape[1] - tokens.shape[1]) > 0
+        logits = np.where(seen, tokens @ every.swapaxes(1, 2), -np.inf)
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        return powers @ every / powers.sum(-1, keepdims=True)
+
+    def reset(self, layer):
+        layer["tokens"] = layer["tokens"][:0]
+
+
+def test_a_layer_in_numpy_is_checked():
+    done = examine_stateful(InNumpy)
+    assert not done.wrong, str(done)
+    assert done.counts["conforms"] > 25
+    # Its first chunk is a part of its state.
+    InNumpy.copies = False
+    try:
+        done = examine_stateful(InNumpy)
+    finally:
+        InNumpy.copies = True
+    assert {finding.cause.id for _, finding in done.wrong} == {"stateful.inputs-kept"}
 
 
 # On the command line
@@ -212,7 +285,7 @@ def test_a_wrong_declaration_is_an_error_of_one_line(layer, told):
 def test_what_a_layer_lacks_is_unsupported_and_what_it_raises_an_error():
     class Bare(StatefulLayer):
         width, dtypes, build, feed = 32, ("float32",), Kept.build, lambda _, layer, x: layer(x)
-        mistake, window, capacity, promises = "", None, None, {}
+        mistake, window, capacity, promises, gain = "", None, None, {}, 1.0
 
         def rollback(self, layer, count):
             raise KeyError("no cache")

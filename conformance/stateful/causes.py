@@ -50,7 +50,7 @@ class _Inquiry:
 
     def __init__(self, desk: Desk, way: Way, index: int, part: Part, noise: Array) -> None:
         self._desk, self._way, self._index, self._part = desk, way, index, part
-        self._limit = BETWEEN_ANSWERS * np.sqrt(np.mean(noise**2, axis=-1))[..., None]
+        self._limit = BETWEEN_ANSWERS * noise.max(axis=-1, keepdims=True)
         whole = desk.whole(part.of)[list(part.rows), part.start : part.stop]
         apart = ~(
             np.abs(part.output - whole) <= self._limit[list(part.rows), part.start : part.stop]

@@ -384,45 +384,65 @@ def _joined(pieces: Sequence[Array]) -> Array:
 # Noise
 
 
+SAMPLES = 8
+"""On how many texts, nearly equal, the rounding of a layer is measured.
+
+All components of an output may share the error of one logit, so one text does not suffice.
+"""
+
+
 def noise(desk: Desk, of: str, whole: Array) -> Array:
     """Return σ of each output of a whole text, `[batch length width]`.
 
-    It is the rms over a token of what rounding does to the layer itself, as far as this can be
-    measured, and at least that of an attention on random numbers, relative to the output's rms.
+    It is the rms of what rounding does to the layer itself, as far as this can be measured, and at
+    least that of an attention on random numbers, relative to the output's rms.
     """
     share = relative_noise(desk.dtype, min(desk.length, USUAL), desk.declared.width)
-    mean = (whole**2).mean(axis=-1, keepdims=True)
-    square = share**2 * mean
-    own = _own_error(desk, of, whole)
+    square = share**2 * (whole**2).mean(axis=-1, keepdims=True)
+    own = _own_square(desk, of, whole)
     if own is not None:
-        own = (own**2).mean(axis=-1, keepdims=True)
-        square = np.maximum(square, (own + own.mean(axis=1, keepdims=True)) / 2)
+        square = np.maximum(square, (own + own.mean(axis=-1, keepdims=True)) / 2)
     return np.broadcast_to(np.sqrt(square), whole.shape).copy()
 
 
-def _own_error(desk: Desk, of: str, whole: Array) -> Array | None:
-    """Return the layer's rounding error; None if it cannot be measured.
+def _own_square(desk: Desk, of: str, whole: Array) -> Array | None:
+    """Return the mean square of the layer's rounding errors, `[batch length width]`, or None.
 
-    It is measured in float64, or for float64 in float32, where errors are larger by the ratio of
-    the roundoffs. A layer that computes something else each time shows no rounding.
+    Without a layer in float64, they are taken to be as large as the effect of a few units in the
+    last place of the tokens. It is None if the layer computes something else each time, which is no
+    rounding.
     """
-    declared = desk.declared
-    scale, other = 1.0, "float64"
+    if not np.array_equal(whole, desk.whole(of), equal_nan=True):
+        return None
     try:
-        if desk.dtype == "float64":
-            other = "float32"
-            scale = dtype_of("float64").roundoff / dtype_of(other).roundoff
-            layer = _built(declared, other, desk.device)
-        else:
-            layer = declared.wide(desk.built)
-        elsewhere = replace(desk, built=layer, dtype=other)
-        exact, again = elsewhere.whole(of), elsewhere.whole(of)
+        errors = _errors(desk, of, whole)
     except Exception:
-        return None
-    error: Array = (whole - exact) * scale
-    if not np.isfinite(error).all() or not np.array_equal(exact, again):
-        return None
-    return error
+        near = (desk.texts.nearly(desk.dtype, sample) for sample in range(SAMPLES))
+        errors = [desk.with_texts(texts).whole(of) - whole for texts in near]
+    square: Array = np.mean([error**2 for error in errors], axis=0)
+    return square if np.isfinite(square).all() else None
+
+
+def _errors(desk: Desk, of: str, whole: Array) -> list[Array]:
+    """Return the differences between the layer and itself in float64, for several texts.
+
+    For float64, it is the difference to float32, by the ratio of the roundoffs.
+    """
+    other, scale = "float64", 1.0
+    if desk.dtype == other:
+        other = "float32"
+        scale = dtype_of(desk.dtype).roundoff / dtype_of(other).roundoff
+        layer = _built(desk.declared, other, desk.device)
+    else:
+        layer = desk.declared.wide(desk.built)
+    elsewhere = replace(desk, built=layer, dtype=other)
+    errors = [whole - elsewhere.whole(of)]
+    # Both must represent the tokens.
+    coarse = max(desk.dtype, other, key=lambda name: dtype_of(name).roundoff)
+    for sample in range(1, SAMPLES):
+        near = desk.texts.nearly(coarse, sample)
+        errors.append(desk.with_texts(near).whole(of) - elsewhere.with_texts(near).whole(of))
+    return [scale * error for error in errors]
 
 
 @cache

@@ -121,8 +121,8 @@ class StatefulLayer(ABC):
     def wide(self, layer: Any) -> Any:
         """Return a copy with the same weights that computes in float64, to measure rounding noise.
 
-        By default, this is for modules of PyTorch. If it raises `Unsupported`, only the noise of
-        the definition counts.
+        By default, this is for modules of PyTorch. If it raises `Unsupported`, noise is taken to be
+        what a few units in the last place of the tokens do to the outputs.
         """
         if not callable(getattr(layer, "double", None)):
             raise Unsupported("it does not compute in float64")

@@ -56,6 +56,20 @@ class Texts:
         parts = (random.standard_normal((BATCH, length, width)) for _ in range(4))
         return cls(*map(dtype_of("bfloat16").round, parts))
 
+    def nearly(self, dtype: str, seed: int) -> Texts:
+        """Return texts whose tokens differ from these by a few units in the last place of a dtype.
+
+        A layer rounds other numbers then, and computes nearly the same.
+        """
+        random, form = np.random.Generator(np.random.PCG64(seed)), dtype_of(dtype)
+        arrays = (self.text, self.other, self.padding, self.discarded)
+        return Texts(
+            *(
+                form.round(it * (1 + 4 * form.roundoff * random.choice([-1.0, 1.0], it.shape)))
+                for it in arrays
+            )
+        )
+
     def with_other(self, name: str, rows: Any, tokens: Any) -> Texts:
         """Return the same with other tokens at these rows and places of the array `name`."""
         changed = getattr(self, name).copy()

@@ -196,10 +196,14 @@ class Kept(StatefulLayer):
     width: int = WIDTH
     name: str = "Llama"
     framework: str = "torch"
+    gain: float = 1.0
 
     def build(self, dtype):
         kept = torch.float64 if self.promises else getattr(torch, dtype)
-        return Llama(self.mistake, self.window, self.capacity).to(kept)
+        layer = Llama(self.mistake, self.window, self.capacity)
+        with torch.no_grad():
+            layer.q *= self.gain**2
+        return layer.to(kept)
 
     def feed(self, layer, tokens):
         if not self.promises:
@@ -367,9 +371,10 @@ LAST_BITS = {
 
 HARMLESS = {
     "": {},
+    "sharp": {"gain": 4.0, "dtypes": ("float32", "bfloat16", "float16", "float64")},
     "padding-has-positions": {},
     "window": WINDOW,
     "buffer": BUFFER,
     "ring": {**WINDOW, "capacity": 64},
 }
-"""What is no mistake: rotations see only differences of positions."""
+"""What is no mistake: rotations see only differences of positions, logits may be of size 50."""
