@@ -15,7 +15,7 @@ from conformance import StatefulLayer, check_stateful, cli
 from conformance.errors import ConformanceError, ExitCode, Unsupported
 from conformance.records.findings import WRONG, CaseResult, Phrase
 from conformance.stateful.checking import BITS, PROMISED, examine_stateful
-from conformance.stateful.layer import EQUAL_BITS, PROMISES
+from conformance.stateful.layer import EQUAL_BITS, PROMISES, find_stateful
 from conformance.stateful.ways import SENTENCES, WAYS
 from conformance.words import tables
 
@@ -218,6 +218,21 @@ def test_the_command_tells_the_cause(file, capsys):
     assert "differs first in call 2, tokens 7 to 7" in printed
     assert cli.main(["run", f"{file}:Layer", "--strict"]) == ExitCode.DEVIATES
     assert cli.main(["run", f"{file}:right", "--strict"]) == ExitCode.OK
+
+
+def test_a_module_is_named_as_for_other_implementations(file, capsys, monkeypatch):
+    package = file.parent / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('not to be imported')")
+    (package / "layers.py").write_text("attention = None")
+    monkeypatch.chdir(file.parent)
+    assert find_stateful("mine.layers:attention") is None
+    (package / "__init__.py").write_text("")
+    (package / "layers.py").write_text(LAYER)
+    assert cli.main(["run", "mine.layers:right", "--dtype", "float32"]) == ExitCode.OK
+    assert "steps                conforms" in capsys.readouterr().out
+    for name in ("torch-mha", "mine.nothing:right", "nothing.py:right", "mine", ":right"):
+        assert find_stateful(name) is None
 
 
 def test_the_command_prints_what_was_found_as_data(file, capsys):

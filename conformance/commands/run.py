@@ -22,7 +22,6 @@ from conformance.commands.shared import (
 )
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
 from conformance.running import OPTIONS, WHOLE, level_of
-from conformance.stateful.layer import find_stateful
 from conformance.text import printable, relative
 
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ def _run(options: argparse.Namespace) -> int:
                 "[tool.mha-conformance] of pyproject.toml"
             )
     options.device = options.device or "cpu"
+    from conformance.stateful.layer import find_stateful
+
     stateful = {spec: find_stateful(spec) for spec in options.implementation}
     if any(stateful.values()):
         return _run_stateful(options, stateful)

@@ -7,11 +7,12 @@ not checked. The layer has its own weights, so it may rotate, group, normalise a
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -330,13 +331,7 @@ def find_stateful(spec: str) -> StatefulLayer | None:
         ConformanceError: as `declared` and `conformance.adapter.loading.located`.
     """
     place, _, attribute = spec.partition(":")
-    file = Path(place)
-    if attribute and not place.endswith(".py"):
-        try:
-            found = importlib.util.find_spec(place)
-        except (ImportError, ValueError):
-            return None
-        file = Path((found and found.origin) or "")
+    file = Path(place) if place.endswith(".py") else _source_of(place)
     if not (attribute and file.is_file()):
         return None
     source = file.read_text(encoding="utf-8", errors="ignore")
@@ -350,6 +345,19 @@ def find_stateful(spec: str) -> StatefulLayer | None:
             raise
         raise UnknownName("stateful layer", attribute, names) from error
     return declared(named, spec) if is_stateful(named) else None
+
+
+def _source_of(module: str) -> Path:
+    """Return the file of a module, which is not imported; an empty path if there is none."""
+    locations: Sequence[str] | None = [*sys.path, str(Path.cwd())]
+    found, name = None, ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        found = PathFinder.find_spec(name, locations)
+        if found is None:
+            return Path()
+        locations = found.submodule_search_locations or []
+    return Path((found and found.origin) or "")
 
 
 def declared(found: Any, spec: str) -> StatefulLayer:
