@@ -283,6 +283,7 @@ class Broken(Kept):
         (Broken(), r"Llama: build\('float32'\) raises ValueError: no layer"),
         (Kept(width=0), "width must be the size of an embedding"),
         (Kept(window=0), "window must be a positive number, is 0"),
+        (Kept(capacity=31), "capacity is 31; the ways need 32"),
         (Kept(dtypes=("float33",)), "unknown dtype 'float33'"),
         (Kept(promises={"step": "equal bits"}), "unknown promise 'step'; did you mean steps"),
         (Kept(promises={"steps": "noise"}), "'steps' can be 'equal bits', not 'noise'"),

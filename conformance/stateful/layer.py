@@ -39,6 +39,10 @@ PROMISES = ("batch", "steps", "chunks", "runs", "batch position", "threads")
 """The relations of which a layer can promise equal bits."""
 
 
+LEAST = 32
+"""The fewest tokens that a buffer must hold, so that all ways fit into it."""
+
+
 class StatefulLayer(ABC):
     """The base class for layers that keep a state, such as a cache of keys and values.
 
@@ -53,8 +57,8 @@ class StatefulLayer(ABC):
         dtypes: the dtypes in which the layer is built.
         window: how many tokens, its own included, a token attends to at most; None for all. A text
             is then longer than the window.
-        capacity: how many tokens a static buffer holds; None if the state grows. A text is then
-            as long as the buffer.
+        capacity: how many tokens a static buffer holds, at least 32; None if the state grows. A
+            text is then as long as the buffer.
         promises: for names in `PROMISES`, "equal bits". What is not promised is only observed.
     """
 
@@ -394,6 +398,8 @@ def declared(found: Any, spec: str) -> StatefulLayer:
         value = getattr(found, attribute)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise WrongDeclaration(f"{spec}: {attribute} must be a positive number, is {value!r}")
+    if found.capacity is not None and found.capacity < LEAST:
+        raise WrongDeclaration(f"{spec}: capacity is {found.capacity}; the ways need {LEAST}")
     check_names("dtype", found.dtypes, DTYPES)
     check_names("promise", found.promises, PROMISES)
     for relation, value in found.promises.items():

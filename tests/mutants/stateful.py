@@ -375,6 +375,8 @@ HARMLESS = {
     "padding-has-positions": {},
     "window": WINDOW,
     "buffer": BUFFER,
+    "smallest buffer": {"capacity": 32},
+    "smallest window": {"window": 1},
     "ring": {**WINDOW, "capacity": 64},
 }
 """What is no mistake: rotations see only differences of positions, logits may be of size 50."""
