@@ -174,7 +174,7 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
                 return Stages.mix(a, w, unwritten(v, end))
 
             about: About = {"of": [*of], "keys": told}
-            stages: dict[str, Change] = {"input": changed(of, unwritten)}
+            stages: dict[str, Any] = {"input": changed(of, unwritten)}
             if maker.problem.heads_alone and "score" not in maker.right.own:
                 # Rows of zeros stay zeros, so nothing has to be rotated again.
                 stages = {n: it for n, it in (("score", score), ("mix", mix)) if named[n] in of}

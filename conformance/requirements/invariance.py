@@ -501,7 +501,7 @@ def merges_parts(ex: Examination) -> Finding | None:
         answer = ex.ask(part, projected=True)
         if answer.log_sum_exp is None:
             raise Unsupported("returns no log-sum-exp")
-        nothing = ~seen if part.sinks is None else np.zeros_like(seen)
+        nothing = np.asarray(~seen & (part.sinks is None))
         sums = np.where(nothing, -np.inf, answer.log_sum_exp)
         parts.append((np.where(nothing[..., None], 0.0, _by_head(answer.output, part)), sums))
     merged, _ = merge(*parts)
