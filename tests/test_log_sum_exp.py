@@ -11,6 +11,7 @@ from mutants.run import Examiner
 
 from conformance import LogSumExp, attention_function, examine, merge
 from conformance.cases.catalogue import find_cases
+from conformance.causes.diagnose import explain
 from conformance.definition.expectation import LOG_SUM_EXP, expect, solve
 from conformance.errors import WrongDeclaration, WrongShape
 from conformance.requirements import find_requirement
@@ -232,3 +233,31 @@ def test_a_function_may_declare_base_2_and_another_layout():
     ]
     assert {"natural", "in base 2"} & {row["value"] for row in good.card} == {"in base 2"}
     assert not all(row["agrees"] for row in bad.card)
+
+
+CAUSES = {
+    "lse-in-base-2": "lse.base-2",
+    "lse-converted-twice": "lse.natural-taken-for-base-2",
+    "lse-negated": "lse.negated",
+    "lse-without-maximum": "lse.without-maximum",
+    "lse-maximum-only": "lse.maximum-only",
+    "lse-of-the-mean": "lse.of-mean",
+    "lse-before-scale": "lse.without-scale",
+    "lse-before-cap": "lse.without-cap",
+    "lse-before-bias": "lse.without-bias",
+    "lse-before-mask": "lse.without-mask",
+    "lse-without-sink": "lse.without-sink",
+    "lse-sink-twice": "lse.sink-twice",
+    "lse-of-first-head": "lse.of-first-head",
+    "lse-of-first-entry": "lse.of-first-entry",
+    "lse-in-bfloat16": "lse.rounded",
+}
+"""The cause that is named for each mutant whose log-sum-exp is not the definition's."""
+
+
+@for_each(mutant=[mutant for mutant in MUTANTS if mutant.name in CAUSES])
+def test_the_cause_is_named(mutant):
+    (case,), adapter = find_cases(mutant.case), mutant.adapter()
+    examination = Examination(adapter, case, "float32", "cpu", adapter.modes[0])
+    finding = find_requirement(REQUIREMENTS[0]).check(examination)
+    assert explain(finding, examination).cause.id == CAUSES[mutant.name]

@@ -1031,7 +1031,7 @@ def _causes_of_lse(problem: Problem, evidence: Evidence) -> list[Phrase]:
     right = Stages(problem)
     return [
         cause
-        for cause, found in ports.of_log_sum_exp(problem, right, evidence.want)
+        for cause, found in softmax.of_log_sum_exp(problem, right, evidence.want)
         if evidence.explained(found)
     ]
 

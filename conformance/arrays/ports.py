@@ -260,38 +260,6 @@ def _order(nearest: np.ndarray) -> dict[str, list[Part]]:
     return {"order": [int(at) for at in nearest[:MOST_LISTED]]}
 
 
-# The log-sum-exp
-
-
-def of_log_sum_exp(problem: Problem, right: Stages, want: Array) -> Iterator[tuple[Phrase, Array]]:
-    """Yield causes of a wrong log-sum-exp, each with the array that is returned in its place.
-
-    `want` is the expected array, `[batch heads query]`.
-    """
-    peak = right.logits.max(axis=-1)
-    yield Phrase("lse.base-2"), want / np.log(2)
-    yield Phrase("lse.natural-taken-for-base-2"), want * np.log(2)
-    yield Phrase("lse.without-maximum"), want - np.where(np.isfinite(peak), peak, 0.0)
-    yield Phrase("lse.maximum-only"), peak
-    yield Phrase("lse.without-logarithm"), np.exp(want)
-    yield Phrase("lse.negated"), -want
-    if problem.sinks is not None:
-        yield Phrase("lse.without-sink"), log_sum_exp(right.logits)
-    if problem.allowed is not None:
-        yield Phrase("lse.without-mask"), log_sum_exp(right.shown)
-    yield Phrase("lse.without-scale"), log_sum_exp(right.hide(right.added(right.scores)))
-    mean = want - np.log(right.allowed.sum(axis=-1))
-    yield Phrase("lse.of-mean"), mean
-
-
-def log_sum_exp(logits: Array) -> Array:
-    """Return log Σ exp over the last axis; −∞ where everything is blocked."""
-    peak = logits.max(axis=-1, keepdims=True)
-    peak = np.where(np.isfinite(peak), peak, 0.0)
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(logits - peak).sum(axis=-1)) + peak[..., 0]
-
-
 def part(problem: Problem, entry: int, group: int) -> Problem:
     """Return the problem of one batch entry and of the query heads that share one key/value head.
 

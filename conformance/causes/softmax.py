@@ -15,6 +15,7 @@ from conformance.causes.logits import LEAST, TILES, best_factor, hidden_by
 from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
+from conformance.definition.problem import Problem
 from conformance.records.findings import NOTHING, Phrase
 
 MOST_TILES = 12
@@ -439,3 +440,53 @@ def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
     if right[evidence.got != 0].min(initial=np.inf) < largest:
         return NOTHING
     return Phrase("returned.small-dropped", {"below": float(10.0 ** np.ceil(np.log10(largest)))})
+
+
+# The log-sum-exp
+
+
+def of_log_sum_exp(problem: Problem, right: Stages, want: Array) -> Iterator[tuple[Phrase, Array]]:
+    """Yield causes of a wrong log-sum-exp, each with the array that is returned in its place.
+
+    `want` is the expected array, `[batch heads query]`.
+    """
+    peak = right.logits.max(axis=-1)
+    yield Phrase("lse.base-2"), want / np.log(2)
+    yield Phrase("lse.natural-taken-for-base-2"), want * np.log(2)
+    yield Phrase("lse.without-maximum"), want - np.where(np.isfinite(peak), peak, 0.0)
+    yield Phrase("lse.maximum-only"), peak
+    yield Phrase("lse.without-logarithm"), np.exp(want)
+    yield Phrase("lse.negated"), -want
+    if problem.sinks is not None:
+        yield Phrase("lse.without-sink"), log_sum_exp(right.logits)
+        extra = np.broadcast_to(problem.sinks[None, :, None], want.shape)
+        yield Phrase("lse.sink-twice"), np.logaddexp(want, extra)
+
+    def whole(logits: Array) -> Array:
+        found = log_sum_exp(logits)
+        return found if problem.sinks is None else np.logaddexp(found, problem.sinks[:, None])
+
+    if problem.soft_cap is not None:
+        yield Phrase("lse.without-cap"), whole(right.hide(right.scaled(right.scores)))
+    if problem.attn_bias is not None:
+        yield Phrase("lse.without-bias"), whole(right.hide(right.shown - problem.attn_bias))
+    if problem.allowed is not None:
+        yield Phrase("lse.without-mask"), whole(right.shown)
+    yield Phrase("lse.without-scale"), whole(right.hide(right.added(right.scores)))
+    mean = want - np.log(right.allowed.sum(axis=-1))
+    yield Phrase("lse.of-mean"), mean
+    if len(want) > 1:
+        yield Phrase("lse.of-first-entry"), np.broadcast_to(want[:1], want.shape)
+    if want.shape[1] > 1:
+        yield Phrase("lse.of-first-head"), np.broadcast_to(want[:, :1], want.shape)
+    for narrow in (FLOAT16, BFLOAT16):
+        if narrow.significand_bits < problem.format.significand_bits:
+            yield Phrase("lse.rounded", {"to": narrow.name}), narrow.round(want)
+
+
+def log_sum_exp(logits: Array) -> Array:
+    """Return log Σ exp over the last axis; −∞ where everything is blocked."""
+    peak = logits.max(axis=-1, keepdims=True)
+    peak = np.where(np.isfinite(peak), peak, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(logits - peak).sum(axis=-1)) + peak[..., 0]
