@@ -255,7 +255,10 @@ CAUSES = {
 """The cause that is named for each mutant whose log-sum-exp is not the definition's."""
 
 
-@for_each(mutant=[mutant for mutant in MUTANTS if mutant.name in CAUSES])
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "mutant", [one for one in MUTANTS if one.name in CAUSES], ids=lambda it: it.name
+)
 def test_the_cause_is_named(mutant):
     (case,), adapter = find_cases(mutant.case), mutant.adapter()
     examination = Examination(adapter, case, "float32", "cpu", adapter.modes[0])
