@@ -88,7 +88,7 @@ def test_three_mistakes_at_once_are_told_apart():
     causes = {result.case: finding.cause for result, finding in done.wrong}
     assert causes["stateful/steps"] == Phrase("stateful.window-shorter", {"tokens": 1})
     assert causes["stateful/left-padding"] == Phrase("stateful.padding-attended")
-    assert causes["stateful/after-rollback"] == Phrase("stateful.positions")
+    assert causes["stateful/after-rollback"] == Phrase("stateful.positions-off")
 
 
 def test_every_requirement_is_served_and_has_a_mistake():

@@ -130,6 +130,34 @@ def test_mistakes_of_caches_are_noticed():
             assert not cause or causes[requirement] == cause, (cache, causes)
 
 
+def test_positions_that_do_not_go_on_are_told_from_all_else():
+    """A model makes positions from the length of its cache, and takes others."""
+    model = model_of("Llama")
+
+    class Restarting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.config = model, model.config
+
+        def forward(self, inputs_embeds, position_ids=None, past_key_values=None, use_cache=None):
+            if position_ids is None:
+                position_ids = torch.arange(inputs_embeds.shape[1])[None]
+            return self.inner(
+                inputs_embeds=inputs_embeds,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+            )
+
+    cache = pytest.importorskip("transformers").DynamicCache
+    layer = StatefulLayer.from_huggingface(Restarting(), partial(cache, config=model.config))
+    layer.dtypes = ("float32",)
+    ways = [way for way in WAYS if way.name in ("runs", "steps", "chunks-5")]
+    done = examine_stateful(layer, ways=ways)
+    causes = {finding.requirement: finding.cause.id for _, finding in done.wrong}
+    assert causes == dict.fromkeys(("stateful.steps", "stateful.chunks"), "stateful.positions-off")
+
+
 def test_a_ring_that_refuses_to_roll_back_is_not_wrong():
     cache = pytest.importorskip("transformers").DynamicCache
 

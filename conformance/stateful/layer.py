@@ -89,6 +89,13 @@ class StatefulLayer(ABC):
         """
         raise Unsupported("it takes no padding")
 
+    def feed_at(self, layer: Any, tokens: Any, positions: Any) -> Any:
+        """Return the outputs of new tokens at explicit positions, an integer array `[batch query]`.
+
+        Only the search for a cause calls it, with the positions that the layer should find itself.
+        """
+        raise Unsupported("it takes no positions")
+
     def feed_uncached(self, layer: Any, tokens: Any) -> Any:
         """Return the outputs of a whole text without keeping or using a state."""
         raise Unsupported("its cache cannot be switched off")
@@ -238,9 +245,8 @@ class _HuggingFace(StatefulLayer):
     def _empty(self) -> Any:
         return None if self._cache is None else self._cache()
 
-    def feed(self, layer: Any, tokens: Any, real: Any = None) -> Any:
+    def feed(self, layer: Any, tokens: Any, real: Any = None, **given: Any) -> Any:
         layer.batch, layer.device = len(tokens), framework("torch").device_of(tokens)
-        given: dict[str, Any] = {}
         if real is not None:
             if "attention_mask" not in self._takes:
                 raise Unsupported("it takes no attention_mask")
@@ -257,6 +263,11 @@ class _HuggingFace(StatefulLayer):
 
     def feed_padded(self, layer: Any, tokens: Any, real: Any) -> Any:
         return self.feed(layer, tokens, real)
+
+    def feed_at(self, layer: Any, tokens: Any, positions: Any) -> Any:
+        if "position_ids" not in self._takes:
+            raise Unsupported("it takes no position_ids")
+        return self.feed(layer, tokens, position_ids=positions)
 
     def feed_uncached(self, layer: Any, tokens: Any) -> Any:
         return _output(self._called(layer, tokens, use_cache=False))

@@ -112,6 +112,7 @@ class Desk:
         dtype: the dtype in which it computes.
         device: the kind of device.
         texts: the texts.
+        told: whether the layer is told the positions of the text's tokens.
     """
 
     declared: StatefulLayer
@@ -120,6 +121,7 @@ class Desk:
     dtype: str
     device: str
     texts: Texts
+    told: bool = False
 
     @property
     def length(self) -> int:
@@ -150,6 +152,7 @@ class Session:
         tokens: Array,
         real: BoolArray | None = None,
         *,
+        start: int | None = None,
         cached: bool = True,
         overwritten: bool = False,
     ) -> Array:
@@ -159,6 +162,7 @@ class Session:
             tokens: the embeddings.
             real: what is no padding, `[batch length]`, with the tokens that were fed before; None
                 if all are real.
+            start: the position of the first of the tokens, if it is known.
             cached: False for a whole text without a state.
             overwritten: whether the array that was passed is overwritten after the call.
 
@@ -175,6 +179,10 @@ class Session:
         ):
             if not cached:
                 found = declared.feed_uncached(self.layer, given)
+            elif self.desk.told and start is not None:
+                at = np.tile(np.arange(start, start + tokens.shape[1]), (len(tokens), 1))
+                positions = bridge.array(at, "int64", self.desk.device)
+                found = declared.feed_at(self.layer, given, positions)
             elif real is None:
                 found = declared.feed(self.layer, given)
             else:
@@ -198,7 +206,7 @@ class Session:
         of = how.pop("of", "text")
         text = getattr(self.desk.texts, of)
         rows = tuple(rows) or tuple(range(len(text)))
-        output = self.feed(text[list(rows), start:stop], **how)
+        output = self.feed(text[list(rows), start:stop], start=start, **how)
         return Part(output, rows, start, self.steps, of)
 
     def parts(
