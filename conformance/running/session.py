@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from conformance.adapter.base import Adapter, Mode
-from conformance.adapter.features import parts_of
+from conformance.adapter.features import Unasked, parts_of
 from conformance.cases.case import Case
 from conformance.cases.catalogue import posed
 from conformance.causes import explain, of_entries
@@ -202,9 +202,7 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> Asked:
     if not case.posed_in(dtype) or (case.features and not (declared or case.maskable)):
         return Asked()
     problem = case.problem(dtype)
-    own = {*parts_of(problem)} - (
-        {"rotary"} if adapter.fixed and adapter.fixed.rotary_base else set()
-    )
+    own = {*parts_of(problem)} - {*(Unasked(adapter.fixed).says if adapter.fixed else ())}
     by_masks = bool(case.features) and declared.isdisjoint(own)
     if by_masks and not case.maskable:
         return Asked()
