@@ -144,13 +144,13 @@ MODERN = {
     "cap": lambda *_: {"soft_cap": 0.75},
     "slopes": lambda shape, random: {"slopes": random.uniform(0.1, 0.5, shape.heads)},
     "window": lambda *_: {"window": (1, 2)},
-    "chunk": lambda *_: {"chunk": 2},
     "left window": lambda *_: {"window": (1, None)},
     "lengths": _lengths,
     "segments": _segments,
     "positions": _positions,
     "sinks": lambda shape, random: {"sinks": random.standard_normal(shape.heads)},
     "bottom-right": lambda *_: {"causal": "bottom-right"},
+    "chunk": lambda *_: {"chunk": 3},
 }
 """Features of problems, as functions of a shape and a generator that return fields."""
 

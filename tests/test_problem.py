@@ -263,7 +263,7 @@ def test_every_number_of_a_feature_is_in_the_digest():
     changes = [
         {"window": (2, 1)},
         {"soft_cap": 0.7},
-        {"chunk": 3},
+        {"chunk": 4},
         {"rotary": dataclasses.replace(rotary, base=51.0)},
         {"rotary": dataclasses.replace(rotary, pairs="halves")},
         {"norm": dataclasses.replace(norm, epsilon=0.2)},
