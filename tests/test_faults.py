@@ -266,6 +266,73 @@ def test_generators_settings_and_environment_are_put_back(monkeypatch):
             assert look(PROCESS) == before
 
 
+TESTS = Path(__file__).parent
+
+REPLACES = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import numpy as np
+from mutants.miniatures import Correct, Inverted
+
+_exp = np.exp
+
+def coarse(x, *given, **options):
+    return _exp(np.multiply(1.001, x), *given, **options)
+
+def nothing(*_, **__):
+    return 0
+
+class OnImport(Correct):
+    pass
+
+class InItsCall(Inverted):
+    def attend(self, *given, **options):
+        np.{name} = {by}
+        return super().attend(*given, **options)
+
+if {now}:
+    np.{name} = {by}
+"""
+
+
+@pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
+@pytest.mark.parametrize(
+    ("name", "by", "now"),
+    [("exp", "coarse", True), ("abs", "nothing", False), ("linalg.norm", "nothing", False)],
+)
+def test_who_replaces_functions_of_numpy_is_not_verified_and_spoils_nothing(
+    tmp_path, monkeypatch, name, by, now, option
+):
+    """Expectations are computed in its process, and kept for everybody."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("MHA_CONFORMANCE_CACHE", str(cache))
+    text = REPLACES.format(tests=str(TESTS), name=name, by=by, now=now)
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    spec = "mine.py:OnImport" if now else "mine.py:InItsCall"
+    asked = ("--case", "logits/large-with-mask/cross", "--dtype", "float32")
+    told = run(tmp_path, spec, *asked, option, expect=ExitCode.NOTHING_VERIFIED).stdout
+    assert f"numpy.{name} was replaced in its process, so nothing can be verified there" in told
+    spoilt = {path.name: path.read_bytes() for path in cache.glob("*")}
+    # What was kept meanwhile is what is computed without it.
+    for path in cache.glob("*"):
+        path.unlink()
+    run(tmp_path, faulty("Fine"), *asked, expect=ExitCode.OK)
+    kept = {path.name: path.read_bytes() for path in cache.glob("*")}
+    assert kept
+    # Causes are sought with other problems.
+    assert [name for name in spoilt.keys() & kept.keys() if spoilt[name] != kept[name]] == []
+
+
+@pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
+def test_errors_of_numpy_that_a_module_raises_are_not_those_of_the_suite(tmp_path, option):
+    text = f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nimport numpy as np\n"
+    text += "from mutants.miniatures import Correct\nnp.seterr(all='raise')\n"
+    text += "class Mine(Correct): pass\n"
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    asked = ("--case", "logits/large-with-mask/cross", "--dtype", "float16")
+    assert "1 conforms" in run(tmp_path, "mine.py:Mine", *asked, option).stdout
+
+
 # Faults of the file itself
 
 
