@@ -807,8 +807,15 @@ def test_the_gradients_of_a_long_output_are_judged(monkeypatch):
     assert found.verdict == "deviates"
     (one,) = (it for it in found.differences if not it.fits)
     assert one.array == "gradient.key"
-    assert "arrays.gradients-not-sought" in [it.id for it in found.notes]
+    assert not found.causes
+    (note,) = (it for it in found.notes if it.id == "arrays.gradients-sought-in")
+    assert note.arguments == {"entry": 1, "head": 1}
     assert one.where.text == "batch entry 1 (the last), head 1 (the last), key 7"
+    for name, cause in (("key", "gradient.without-scale"), ("value", "gradient.doubled")):
+        factor = {"key": 8**0.5, "value": 2.0}[name]
+        wrong = {**right, name: right[name] * np.float32(factor)}
+        found = diagnose(q, k, v, output, gradients={"output": cotangent, **wrong}, **told)
+        assert [it.id for it in found.causes] == [cause], str(found)
     monkeypatch.setattr(tiles, "MOST_LOGITS", 2**8)
     with pytest.raises(BadArrays, match="leave the gradients out"):
         diagnose(q, k, v, output, gradients={"output": cotangent, **right}, **told)

@@ -460,7 +460,9 @@ class Judged:
     @property
     def causes(self) -> list[Phrase]:
         """The mistakes that explain what is wrong, the simplest first."""
-        if self._causes is None:
+        if self._causes is None and self._of_keys is not None:
+            self._causes = self._of_keys.causes()
+        if not self._causes:
             where = None if self.whole is None else self._where
             search = Search(
                 self.problem, self.expectation, self.answer, where=where, chosen=self.chosen
@@ -489,6 +491,45 @@ class Judged:
                     self._accuracy = precision.accuracy(self.problem.dtype, bits)
                     return found
         return []
+
+    @cached_property
+    def _side(self) -> tuple[int, int] | None:
+        """The batch entry and the key/value head in which causes of wrong gradients are sought.
+
+        It is that with most wrong numbers in gradients of keys and values, if the output is right.
+        """
+        if self.whole is None or not {"key", "value"} & self.whole.answer.gradients.keys():
+            return None
+        if self.right < 1 or self.screen.count:
+            return None
+        sides = [self.screen.others.get(name) for name in ("gradient.key", "gradient.value")]
+        wrong = [it.wrong.sum(axis=-1) for it in sides if it is not None and not it.fits]
+        if not wrong:
+            return None
+        counts = np.sum(wrong, axis=0)
+        entry, group = np.unravel_index(int(counts.argmax()), counts.shape)
+        return int(entry), int(group)
+
+    @cached_property
+    def _of_keys(self) -> Search | None:
+        """The search for causes of wrong gradients of keys and values in a long dump, if any is.
+
+        A gradient of a key is a sum over all queries, so some of the rows would not do.
+        """
+        if self._side is None:
+            return None
+        assert self.whole is not None
+        entry, group = self._side
+        problem, given = self.whole.problem, self.whole.answer
+        part, shape = ports.part(problem, entry, group), problem.shape
+        widths = {"query": shape.group * shape.head_size, "key": shape.head_size}
+        widths["value"] = shape.value_head_size
+        gradients = {
+            name: array[entry : entry + 1, :, group * widths[name] : (group + 1) * widths[name]]
+            for name, array in given.gradients.items()
+        }
+        answer = Answer(output=ports.cut(problem, given.output, entry, group), gradients=gradients)
+        return Search(part, tiles.rough(part, self.given.accuracy), answer)
 
     def _where(self, wrong: BoolArray) -> Phrase:
         """Return where all wrong rows of a long output are, some of which are `wrong`."""
@@ -583,9 +624,9 @@ class Judged:
         if self.whole is not None:
             rows = self.problem.shape.query_length
             notes.append(told(Phrase("arrays.in-tiles", {"rows": rows})))
-            sides = ("gradient.key", "gradient.value")
-            if any(not it.fits for name, it in self.screen.others.items() if name in sides):
-                notes.append(told(Phrase("arrays.gradients-not-sought")))
+            if self._side is not None:
+                about = dict(zip(("entry", "head"), self._side, strict=True))
+                notes.append(told(Phrase("arrays.gradients-sought-in", {**about})))
         empty = int(ports.empty(self.problem).sum())
         if empty:
             notes.append(told(Phrase("arrays.masked-rows-not-judged", {"count": empty})))

@@ -177,26 +177,30 @@ def _of_gradients(reading: Reading, accuracy: str) -> dict[str, Screen]:
         f"gradient.{name}": Screen(np.zeros((shape.batch, counts[name], lengths[name]), np.float32))
         for name in names
     }
-    classes = classes_of(problem.format, accuracy)
-    decisive = [it for it in classes if it.name == accuracy] or classes[-1:]
-    told: dict[str, Any] = {"weights": False, "promised": accuracy, "classes": decisive}
     parts = [*itertools.product(range(shape.batch), range(shape.kv_heads))]
     with progress("judging gradients", len(parts)) as advance:
         for entry, group in parts:
             part = ports.part(problem, entry, group)
-            rough, careful = expect(part, samples=1, **told), None
+            roughly, careful = rough(part, accuracy), None
             for name in names:
                 array = f"gradient.{name}"
                 each = counts[name] // shape.kv_heads
                 heads = slice(group * each, (group + 1) * each)
                 got = separate(reading.answer.gradients[name], counts[name])[entry, heads]
-                tile = _compared(array, got, rough)
+                tile = _compared(array, got, roughly)
                 if not tile.fits and found[array].fits:
-                    careful = careful or expect(part, **told)
+                    careful = careful or rough(part, accuracy, None)
                     tile = _compared(array, got, careful)
                 found[array].add(tile, entry, heads, np.arange(lengths[name]))
             advance()
     return found
+
+
+def rough(problem: Problem, accuracy: str, samples: int | None = 1) -> Expectation:
+    """Return what is expected, with σ of one class and, unless told, of one noisy evaluation."""
+    classes = classes_of(problem.format, accuracy)
+    decisive = [it for it in classes if it.name == accuracy] or classes[-1:]
+    return expect(problem, samples=samples, weights=False, promised=accuracy, classes=decisive)
 
 
 def _compared(array: str, got: Array, expectation: Expectation) -> Tile:
