@@ -694,6 +694,7 @@ NAMED = (
     "window-not-in-returned-weights",
     "alibi-slopes-in-bfloat16",
     "rotary-base-rounded",
+    "rotary-second-sign",
     "logits-in-bfloat16-storage",
     "biased-logits-in-bfloat16-storage",
 )

@@ -480,6 +480,11 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         yield at("rotary.positions-not-read", lambda p: 0 * p + np.arange(p.shape[1]))
         yield at("rotary.positions-of-first-entry", lambda p: 0 * p + p[:1])
         yield at("rotary.positions-counted-on", lambda p: p[:, :1] + np.arange(p.shape[1]))
+    second = np.zeros(size, np.bool_)
+    half = rotary.size // 2
+    second[slice(half, rotary.size) if rotary.pairs == "halves" else slice(1, rotary.size, 2)] = (
+        True
+    )
     for side in ("key", "query"):
 
         def exchanged(a: Stages, other: str, x: Array, side: str = side) -> Array:
@@ -487,6 +492,11 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             return a.turned(x, np.pi / 2 - angles if other == side else angles)
 
         yield maker.staged("rotary.sine-for-cosine", {"of": side}, rotated=exchanged)
+
+        def negated(a: Stages, other: str, x: Array, side: str = side) -> Array:
+            return Stages.rotated(a, other, np.where(second & (other == side), -x, x))
+
+        yield maker.staged("rotary.second-negated", {"of": side}, rotated=negated)
     if rotary.size < size:
         rest = np.arange(size) >= rotary.size
         yield maker.staged(

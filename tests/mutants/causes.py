@@ -620,7 +620,7 @@ CAUSES: dict[str, Phrase] = {
     "rotary-exponents-from-1": Phrase("rotary.exponents-from-1"),
     "rotary-frequencies-reversed": Phrase("rotary.frequencies-reversed"),
     "rotary-one-frequency": Phrase("rotary.one-frequency"),
-    "rotary-second-sign": NO_HYPOTHESIS,
+    "rotary-second-sign": Phrase("rotary.second-negated", {"of": "key"}),
     "rotary-sine-and-cosine-exchanged": Phrase("rotary.sine-for-cosine", {"of": "key"}),
     "rotary-keys-not-rotated": Phrase("rotary.not-applied-to", {"of": "key"}),
     "rotary-queries-not-rotated": Phrase("rotary.not-applied-to", {"of": "query"}),
