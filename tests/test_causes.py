@@ -697,6 +697,7 @@ NAMED = (
     "rotary-second-sign",
     "logits-in-bfloat16-storage",
     "biased-logits-in-bfloat16-storage",
+    "cache-in-float16",
 )
 
 

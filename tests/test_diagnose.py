@@ -359,6 +359,11 @@ STORIES = {
         "output.factor",
         {"factor": 2.0},
     ),
+    "cache of keys and values in bfloat16": (
+        of(Q, K, V, attention(Q, in_bfloat16(K), in_bfloat16(V))),
+        "precision.stored-rounded",
+        {"to": "bfloat16"},
+    ),
     "output rounded to bfloat16 on the way": (
         of(Q, K, V, in_bfloat16(attention(Q, K, V)), dtype="float32"),
         "precision.rounded",

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.causes.hypothesis import Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from conformance.definition.problem import Shape
 
 NAMES = ("query", "key", "value")
@@ -22,6 +22,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     yield from _transposed(maker)
     yield from _heads(maker)
     yield from _groups(maker)
+    yield from _stored(maker)
     yield from _inputs(maker)
     if maker.problem.shape.score == "additive":
         yield from _additive(maker)
@@ -197,6 +198,17 @@ def _laid_out(axes: str) -> Change:
         return np.ascontiguousarray(written).reshape(batch, length, heads, size)
 
     return merge
+
+
+def _stored(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which keys and values are stored in a narrower dtype, as in a cache."""
+    for narrow in (FLOAT32, FLOAT16, BFLOAT16):
+        if narrow.significand_bits < maker.problem.format.significand_bits:
+
+            def repeat(a: Stages, heads: Array, name: str, narrow: DType = narrow) -> Array:
+                return Stages.repeat(a, narrow.round(heads), name)
+
+            yield maker.staged("precision.stored-rounded", {"to": narrow.name}, repeat=repeat)
 
 
 def _groups(maker: Maker) -> Iterator[Hypothesis]:

@@ -733,7 +733,7 @@ CAUSES: dict[str, Phrase] = {
         "cached.of-first-entry", {"of": Phrase("handing.key-and-value")}
     ),
     "cache-values-of-the-chunk-before": NO_HYPOTHESIS,
-    "cache-in-float16": Phrase("accuracy.float16"),
+    "cache-in-float16": Phrase("precision.stored-rounded", {"to": "float16"}),
     "cache-rotary-from-0": Phrase("rotary.chunks-from-0", {"size": 2}),
     "cache-rotary-of-queries-from-0": Phrase("rotary.queries-of-chunks-from-0", {"size": 2}),
     "cache-rotary-of-history-missing": Phrase("rotary.of-history-missing"),
@@ -798,7 +798,7 @@ CAUSES: dict[str, Phrase] = {
     "pages-chunk-sees-last-row": Phrase("causal.not-applied"),
     "pages-window-in-pages": Phrase("window.one-more-before"),
     "pages-window-dropped": Phrase("window.not-applied"),
-    "pages-in-float16": Phrase("accuracy.float16"),
+    "pages-in-float16": Phrase("precision.stored-rounded", {"to": "float16"}),
     "cached-chunk-aligned-top-left": Phrase("causal.aligned", {"alignment": "top-left"}),
     "cached-chunk-one-ahead": Phrase("causal.sees-next-key"),
     "cached-heads-tiled": Phrase("heads.tiled"),
