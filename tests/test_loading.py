@@ -30,6 +30,7 @@ from conformance.errors import (
 )
 from conformance.frameworks import BRIDGES, framework
 from conformance.running.provenance import describe
+from conformance.running.session import Session, plan
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "tensorflow", "keras")
@@ -131,6 +132,37 @@ def test_two_files_of_one_name_are_two_modules(tmp_path):
     folders = (tmp_path, tmp_path / "other")
     paths = [file(folder, text) for folder, text in zip(folders, texts, strict=True)]
     assert [load(f"{path}:A").title for path in paths] == ["x", "y"]
+
+
+@pytest.mark.parametrize("beside", ["helper.py", "helper/__init__.py", "helper/part.py"])
+def test_two_files_import_the_modules_beside_each(tmp_path, beside):
+    """A function imports late, and is called after the other was loaded."""
+    module = beside.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+    text = f"""
+from {module} import TITLE
+from mutants.miniatures import Correct
+class A(Correct):
+    title = TITLE
+    def attend(self, *given, **options):
+        from {module} import TITLE
+        self.titles = [*getattr(self, "titles", ()), TITLE]
+        return super().attend(*given, **options)
+"""
+    adapters = []
+    for name in ("x", "y"):
+        (tmp_path / name / beside).parent.mkdir(parents=True)
+        file(tmp_path / name, f"TITLE = {name!r}", beside)
+        adapters.append(load(f"{file(tmp_path / name, text)}:A"))
+    try:
+        assert [one.title for one in adapters] == ["x", "y"]
+        case = find_cases("plain/no-mask/self")
+        for one in (*adapters, *adapters):
+            (item,) = plan([one], case, ["float32"], "cpu")
+            Session().ask(item)
+        assert [set(one.titles) for one in adapters] == [{"x"}, {"y"}]
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "helper"]:
+            del sys.modules[name]
 
 
 # Names that are wrong

@@ -15,14 +15,16 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -126,7 +128,11 @@ def load(spec: str) -> Adapter:
     known = registered()
     if spec in known:
         return adapted(_guarded(known[spec].load, spec), spec)
-    return adapted(located(spec), spec.partition(":")[2], spec)
+    adapter = adapted(located(spec), spec.partition(":")[2], spec)
+    place = spec.partition(":")[0]
+    if place.endswith(".py"):
+        _HOMES[adapter] = str(Path(place).resolve().parent)
+    return adapter
 
 
 def located(spec: str) -> Any:
@@ -195,13 +201,25 @@ def _from_path(path: Path, spec: str) -> ModuleType:
     assert located.loader is not None
     module = importlib.util.module_from_spec(located)
     sys.modules[name] = module
-    _look_in(path.resolve().parent)
+    folder = path.resolve().parent
+    _look_in(folder)
+    _settle_in(str(folder))
     try:
         located.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+_FOLDERS: list[str] = []
+"""The folders that were added to `sys.path`, the one whose modules are imported now first."""
+
+_HOMES: WeakKeyDictionary[Adapter, str] = WeakKeyDictionary()
+"""The folder of the file of each adapter that was loaded from one."""
+
+_AWAY: dict[tuple[str, str], ModuleType] = {}
+"""Modules that are not in `sys.modules` now, by the folder of the adapter and their name."""
 
 
 def _look_in(folder: Path) -> None:
@@ -211,6 +229,46 @@ def _look_in(folder: Path) -> None:
     """
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+        _FOLDERS.append(str(folder))
+
+
+def at_home(adapter: Adapter) -> None:
+    """Make imports of an adapter find the modules beside its file, if it was loaded from one.
+
+    Adapters in several folders may have modules of one name, and import them when they are called.
+    """
+    folder = _HOMES.get(adapter, "")
+    if folder and _FOLDERS[:1] != [folder]:
+        _settle_in(folder)
+
+
+def _settle_in(folder: str) -> None:
+    """Search a folder before those of other adapters, and exchange modules that both have."""
+    if folder not in _FOLDERS:
+        return
+    others = [other for other in _FOLDERS if other != folder and other in sys.path]
+    # The path of a package without __init__.py follows sys.path.
+    known = [(name, _home_of(module, others)) for name, module in list(sys.modules.items())]
+    homes = {name: home for name, home in known if home}
+    _FOLDERS[:] = [folder, *others]
+    sys.path[:] = [place for place in sys.path if place not in _FOLDERS] + _FOLDERS
+    importlib.invalidate_caches()
+    for name, _ in known:
+        top = name.partition(".")[0]
+        if top in homes and (Path(folder, f"{top}.py").is_file() or Path(folder, top).is_dir()):
+            _AWAY[homes[top], name] = sys.modules.pop(name)
+    for (home, name), module in list(_AWAY.items()):
+        if home == folder:
+            sys.modules[name] = module
+            del _AWAY[home, name]
+
+
+def _home_of(module: ModuleType, folders: Sequence[str]) -> str:
+    """Return the one of these folders in which a module or package lies, or ""."""
+    own = vars(module) if isinstance(module, ModuleType) else {}
+    place = next(iter(own.get("__path__") or [own.get("__file__") or ""]), "")
+    home = os.path.dirname(place)
+    return home if home in folders else ""
 
 
 def _from_module(name: str, spec: str) -> ModuleType:

@@ -25,6 +25,7 @@ import msgspec
 
 from conformance.adapter.base import Adapter, Mode
 from conformance.adapter.features import Unasked, parts_of
+from conformance.adapter.loading import at_home
 from conformance.cases.case import Case
 from conformance.cases.catalogue import posed
 from conformance.causes import explain, of_entries
@@ -270,6 +271,7 @@ class Session:
         """
         if told := replaced():
             return without_outcome(row.id, "unavailable", told), {}
+        at_home(row.adapter)
         try:
             if isinstance(row, Inquiry):
                 found = self.inquire(row)
