@@ -71,7 +71,7 @@ class ShardedAttention(FunctionOnMesh, DotProductAttention):
             arrays = jax.lax.with_sharding_constraint(arrays, shardings)
             query, key, value = (arrays[name] for name in ("query", "key", "value"))
             rest = {name: arrays[name] for name in masks if name in arrays}
-            context = attend(query, key, value, rest | others, **options)
+            context = attend(query, key, value, rest | others, mode, **options)
             # As `out_shardings`, it would bind the cotangent too, which may lie otherwise.
             return jax.lax.with_sharding_constraint(context, shardings["query"])
 

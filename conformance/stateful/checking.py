@@ -198,7 +198,9 @@ def examine_stateful(
     """Return what `check_stateful` finds; deviations are findings, not exceptions.
 
     Args:
-        layer, dtypes, device: as for `check_stateful`.
+        layer: the layer, as for `check_stateful`.
+        dtypes: the dtypes to ask in, as for `check_stateful`.
+        device: the kind of device, as for `check_stateful`.
         spec: the name of the layer on the command line.
         ways: the ways to take.
 
