@@ -1314,6 +1314,7 @@ def of_keras():
     return weights, right, numbers(layer(X, X))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("of", "made", "separator"),
     [("flax-linen", of_flax, "/"), ("flax-linen", of_flax, "."), ("keras-jax-mha", of_keras, "/")],

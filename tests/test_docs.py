@@ -54,7 +54,7 @@ def narrow(example):
 # Examples
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_conforms_on_the_command_line(example):
     pytest.importorskip(EXAMPLES[example])
@@ -63,7 +63,7 @@ def test_example_conforms_on_the_command_line(example):
     assert re.search(r"^\w+: \d+ conforms$", done.stdout, re.MULTILINE), done.stdout
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_conforms_under_pytest(example):
     pytest.importorskip(EXAMPLES[example])

@@ -145,6 +145,7 @@ def faults(tmp_path_factory):
     return read(folder / "r.narrowed.json"), (folder / "printed.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_the_verdict_of_its_item_and_the_others_go_on(faults, name):
     record, printed = faults
@@ -217,6 +218,7 @@ def test_losses_in_a_row_come_to_an_end(tmp_path):
 # What belongs to everybody
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
@@ -362,6 +364,7 @@ IMPORTS = {
 """A file, the verdict of every item, and its reason."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
 def test_a_file_that_does_not_import(tmp_path, workers):
     for name, (text, _, _) in IMPORTS.items():
@@ -584,6 +587,7 @@ def count(record):
     return ", ".join(f"{times} {verdict}" for verdict, times in counts.items())
 
 
+@pytest.mark.night
 def test_a_run_that_was_interrupted_resumes_from_its_record(tmp_path):
     arguments = [faulty("Sleeps"), *THREE, "--case", "plain", "--record", "r.json"]
     options = command(*arguments)
@@ -606,6 +610,7 @@ def test_a_run_that_was_interrupted_resumes_from_its_record(tmp_path):
     assert [r.id for r in after.results] == [r.id for r in found.results]
 
 
+@pytest.mark.night
 def test_of_a_damaged_journal_nothing_is_used(whole, tmp_path):
     record, _ = whole
     journal = cut(tmp_path, record, 3)
@@ -622,6 +627,7 @@ def test_of_a_damaged_journal_nothing_is_used(whole, tmp_path):
         (tmp_path / record.name).unlink()
 
 
+@pytest.mark.night
 def test_a_record_that_another_run_writes_is_refused(tmp_path):
     options = command(faulty("Sleeps"), *THREE, "--record", "r.json")
     with subprocess.Popen(**options, cwd=tmp_path, stdout=subprocess.PIPE) as process:

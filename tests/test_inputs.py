@@ -117,6 +117,7 @@ def project(tmp_path, monkeypatch):
     return written
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", [*WAYS, *LATE])
 def test_a_change_is_noticed(way, project, capsys):
     code, place = (WAYS | LATE)[way]
@@ -130,12 +131,14 @@ def test_a_change_is_noticed(way, project, capsys):
     assert examined() == ["deviates"]
 
 
+@pytest.mark.night
 def test_another_value_of_a_variable_is_noticed(project):
     project(inside="import os; factor = float(os.environ.get('FACTOR', '1'))")
     assert examined(FACTOR="1") == ["conforms"]
     assert examined(FACTOR="1.25") == ["deviates"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("package", ["dependency", "needy"])
 def test_a_package_that_is_installed_anew_with_its_version_is_noticed(package, project, capsys):
     folder = project(before=f"from {package} import factor")

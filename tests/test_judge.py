@@ -219,7 +219,7 @@ def attention(query, key, value): return query
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_its_own_candidate_only(boxes, fault):
     verdict = judged(boxes, FAULTS[fault])
@@ -246,7 +246,7 @@ LEFT = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("place", LEFT)
 def test_nothing_is_left_for_the_next(boxes, place):
     leave, find = LEFT[place]
@@ -517,6 +517,7 @@ def test_what_is_done_once_is_not_done_at_every_call(boxes):
     assert "1.5 s of CPU time for all answers" in verdict.why
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("hangs", "told"),
     [
@@ -533,6 +534,7 @@ def test_what_does_not_end_is_ended(boxes, hangs, told):
     assert told in verdict.why
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("program", "verdict"),
     [

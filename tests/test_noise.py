@@ -240,7 +240,7 @@ def test_torch_in_every_dtype_is_honest(case_id, dtype):
     assert all(0.02 < rms(array) < 2 for array in found.values())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounding_as_large_as_modelled_is_no_false_alarm(dtype):
     """More samples of the noise are answers of implementations that round as badly as they may.
@@ -529,7 +529,7 @@ def test_features_as_models_and_kernels_compute_them_are_honest(seed, dtype):
             assert comparison.fits, comparison.figures
 
 
-@pytest.mark.sample(4)
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_features_of_the_catalogue_are_no_false_alarm(dtype):
     pytest.importorskip("torch")
@@ -875,7 +875,7 @@ def test_products_in_tf32_conform_where_tf32_is_declared(kind, rounding):
     assert classes == {"TF32"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["plain/no-mask/cross", "causal/square/self"])
 def test_products_in_tf32_conform_at_head_size_128(name):
     grid = next(grid for grid in LARGE if grid.head_size == 128)
@@ -1057,7 +1057,7 @@ def test_the_page_shows_what_the_benchmark_measures(sensitivity):
     assert set(correct[1:]) == {"0"}, "a false alarm"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_error_of_the_size_on_the_page_is_noticed(sensitivity, dtype):
     """And a quarter of it by none of the same cases."""

@@ -832,6 +832,7 @@ raise SystemExit(code)
 """Publishing without torch, and without what only a run needs."""
 
 
+@pytest.mark.night
 def test_a_record_is_published_without_its_adapter_and_its_framework(tmp_path):
     pytest.importorskip("torch")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -204,7 +204,7 @@ def test_our_own_attention_survives_everything():
     assert not inquired(Ours())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("requirement", sorted(ALONE))
 def test_some_mutants_die_by_one_requirement_alone(requirement):
     assert set(killed(mutant(ALONE[requirement]))) == {requirement}
@@ -244,7 +244,7 @@ QUERIES = {"weights.rows-sum-to-one", "weights.blocked-are-zero"} | {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "requirements", "cause"),
     [

@@ -150,6 +150,7 @@ def test_a_mutant_of_a_feature_dies_in_the_case_that_it_names(examiner, mutant):
     assert outcome.where.split(":")[1] == mutant.case
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_attention_with_features_conforms(examiner, dtype):
     """In some cases; `test_the_original_survives_everything` asks all of them."""

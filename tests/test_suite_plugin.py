@@ -209,6 +209,7 @@ def test_a_message_lists_every_discrepancy():
 # One record, however the items were run
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("survey", [False, True])
 def test_with_xdist_the_record_is_the_same(tmp_path, survey):
     names = ("Correct", "Inverted", "Raises")
@@ -264,6 +265,7 @@ def test_a_whole_run_writes_its_record(whole):
 ONE = f"{NODE}[Refuses:mask/shared/self:float32:cpu:default]"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("narrowing", "selection", "left"),
     [
@@ -377,6 +379,7 @@ def stopped(folder, number, *start):
     return process.returncode, out, err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("start", "code"),
     [
@@ -509,6 +512,7 @@ def test_a_wrong_declaration_fails_and_says_how_to_see_it_again(tmp_path):
         assert told in done.stdout
 
 
+@pytest.mark.night
 def test_with_xdist_the_entries_are_the_same(tmp_path):
     arguments = ["--implementation", mini("Moded"), "--survey"]
     for name in ("masks", "masked-rows", "same-mask", "leaks", "weights"):
@@ -657,6 +661,7 @@ def attention(query, key, value, mask=True):
 """
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 def test_the_processes_of_a_worker_see_its_gpu_alone(tmp_path, device):
     (tmp_path / "mine.py").write_text(ASKS, encoding="utf-8")

@@ -167,6 +167,7 @@ class Children(Correct):
 """
 
 
+@pytest.mark.sample(4)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a command is watched where it can be forked")
 @pytest.mark.parametrize(
     ("name", "code", "told"),
@@ -195,6 +196,7 @@ def test_a_gate_is_not_green_if_its_process_is_ended(tmp_path, name, code, told)
     assert told in done.stderr
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)]
 )
@@ -478,6 +480,7 @@ class NoMapping(Raw):
 """
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("isolate", ["--isolate", "--no-isolate"])
 @pytest.mark.parametrize(
     ("name", "verdict", "told"),
@@ -516,6 +519,7 @@ def test_a_declaration_of_nothing_is_one_line(tmp_path, implementation, attribut
     assert "there must be a" in one_line(done)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("isolate", ["--isolate", "--no-isolate"])
 def test_a_full_disk_leaves_what_was_measured(tmp_path, isolate):
     """A file that may not grow is a disk that is full."""

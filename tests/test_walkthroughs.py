@@ -168,7 +168,7 @@ MISTAKES = {
 notice it, and what it says."""
 
 
-@pytest.mark.sample(5)
+@pytest.mark.night
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_the_paged_example_is_found_named_and_reproduced(mistake, tmp_path):
     pytest.importorskip("torch")

@@ -170,6 +170,7 @@ def test_heads_come_before_the_length():
         type("Other", (faulty_ranks.Right,), {"layout": layout})
 
 
+@pytest.mark.night
 def test_a_rank_that_is_lost_in_a_process_of_its_own_is_named_too():
     asked = {"cases": "probe/bad-input", "modes": "heads-2"}
     (found,) = examine(f"{faulty_ranks.__file__}:Dies", **asked).results
