@@ -30,6 +30,7 @@ from conformance.requirements.laboratory import (
 )
 from conformance.requirements.meaning import ADDED, examined, forms_of, telling
 from conformance.requirements.probed import returned_weights
+from conformance.requirements.requirement import returns_log_sum_exp
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
 
@@ -137,7 +138,7 @@ BIASED = 1.5
     place=95,
     every_mode=True,
     every_dtype=True,
-    where=lambda adapter, mode: adapter.log_sum_exp_in(mode) is not None,
+    where=returns_log_sum_exp,
 )
 def log_sum_exp(lab: Laboratory) -> Iterator[Entry]:
     """Find out of which logits, and in which base, the returned log-sum-exp is. Ask for it beside a

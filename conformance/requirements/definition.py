@@ -21,7 +21,12 @@ from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
-from conformance.requirements.requirement import Check, judge, requirement
+from conformance.requirements.requirement import (
+    Check,
+    judge,
+    requirement,
+    returns_log_sum_exp,
+)
 
 
 def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said: str) -> Finding:
@@ -182,6 +187,7 @@ def through_weights(ex: Examination) -> Finding | None:
     why="Parts of a text are merged by it, and backward passes make the weights from it.",
     every_case=True,
     of_answer=True,
+    where=returns_log_sum_exp,
 )
 def log_sum_exp(ex: Examination) -> Finding | None:
     """Compare the log-sum-exp of every query that sees a key, converted to natural logarithms, with
@@ -204,6 +210,7 @@ def log_sum_exp(ex: Examination) -> Finding | None:
     "gives it all.",
     cases=("edge/fully-masked-row/*", "feature/*lengths*/*", "causal/bottom-right/*"),
     of_answer=True,
+    where=returns_log_sum_exp,
 )
 def of_no_keys(ex: Examination) -> Finding | None:
     """Look at the log-sum-exps of queries that see neither a key nor a sink that counts. Each must
@@ -229,6 +236,7 @@ def of_no_keys(ex: Examination) -> Finding | None:
     "A loss on the log-sum-exp reaches query and key, as one on the output does.",
     why="Merged parts are trained through it: a gradient that stops there is too small, silently.",
     cases=("plain/no-mask/*", "mask/per-batch/*", "feature/sinks*/*", "feature/soft-cap*/*"),
+    where=returns_log_sum_exp,
 )
 def through_log_sum_exp(ex: Examination) -> Finding | None:
     """Check the gradients of a loss on both the output and the log-sum-exp, in float32 and float64.

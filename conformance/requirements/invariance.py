@@ -26,7 +26,7 @@ from conformance.definition.problem import Positions, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
-from conformance.requirements.requirement import judge, requirement
+from conformance.requirements.requirement import judge, requirement, returns_log_sum_exp
 
 
 def _between(ex: Examination, name: str, one: Array, other: Array, noise: Array) -> Comparison:
@@ -473,6 +473,7 @@ def steps(ex: Examination) -> Finding | None:
         "feature/sinks/*",
         "feature/sinks-with-mask/*",
     ),
+    where=returns_log_sum_exp,
 )
 def merges_parts(ex: Examination) -> Finding | None:
     """Call the function on projected heads with each third of the keys; a sink is passed with the

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from conformance.adapter.base import Adapter, Mode
 from conformance.cases.case import Case
 from conformance.definition.comparison import RMS, Comparison, worst_of
 from conformance.records.findings import Finding
@@ -40,6 +41,8 @@ class Requirement:
             requirement with existing cases, whose hashes a change of `Case.serves` would change.
         of_answer: whether the finding depends only on the answer to the case, so that modes whose
             answers are bitwise equal share the finding.
+        where: whether an adapter's mode has what the requirement is about. If not, it is not asked,
+            whereas a check that raises `Unsupported` is counted.
         revision: a number to increase whenever the same answer may lead to another finding, so that
             earlier findings are not reused.
     """
@@ -52,6 +55,7 @@ class Requirement:
     every_case: bool = False
     cases: tuple[str, ...] = ()
     of_answer: bool = False
+    where: Callable[[Adapter, Mode], bool] = lambda adapter, mode: True
     revision: int = 1
 
     @property
@@ -77,6 +81,11 @@ def requirement(name: str, sentence: str, **fields: Any) -> Callable[[Check], Re
             defaults.
     """
     return lambda check: Requirement(name, sentence, check, **fields)
+
+
+def returns_log_sum_exp(adapter: Adapter, mode: Mode) -> bool:
+    """Return whether an implementation declares a log-sum-exp in a mode."""
+    return adapter.log_sum_exp_in(mode) is not None
 
 
 def judge(

@@ -95,7 +95,8 @@ class Item(Row):
     @property
     def requirements(self) -> Sequence[Requirement]:
         """The requirements that are checked on this item."""
-        return _requirements_of(self.asked)
+        found = _requirements_of(self.asked)
+        return [item for item in found if item.where(self.adapter, self.mode)]
 
 
 @lru_cache(maxsize=64)
