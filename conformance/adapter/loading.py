@@ -246,12 +246,14 @@ def _settle_in(folder: str) -> None:
     """Search a folder before those of other adapters, and exchange modules that both have."""
     if folder not in _FOLDERS:
         return
-    others = [other for other in _FOLDERS if other != folder and other in sys.path]
+    others = [other for other in _FOLDERS if other != folder]
     # The path of a package without __init__.py follows sys.path.
     known = [(name, _home_of(module, others)) for name, module in list(sys.modules.items())]
     homes = {name: home for name, home in known if home}
     _FOLDERS[:] = [folder, *others]
-    sys.path[:] = [place for place in sys.path if place not in _FOLDERS] + _FOLDERS
+    # A folder that somebody took off the path stays off; its modules may be there nevertheless.
+    searched = [place for place in _FOLDERS if place == folder or place in sys.path]
+    sys.path[:] = [place for place in sys.path if place not in _FOLDERS] + searched
     importlib.invalidate_caches()
     for name, _ in known:
         top = name.partition(".")[0]

@@ -356,11 +356,15 @@ def _check_names(options: argparse.Namespace) -> None:
     """
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
+    from conformance.running import inputs
     from conformance.running.run import exit_raises, is_isolated, limits_of
 
     debugging = bool({"--pdb", "--trace"} & {*options.rest})
     for spec in options.implementation:
         if not is_isolated(spec, options.isolate, debugging=debugging):
+            if options.record:
+                # What is imported now is an input of the results.
+                inputs.observe()
             with exit_raises():
                 load(spec)
             continue
