@@ -160,10 +160,10 @@ class Math(_OneKernel):
 class Flash(_OneKernel):
     """The adapter for the tiled kernel: FlashAttention 2 on a GPU, torch's own kernel on a CPU.
 
-    On a CPU it also supports float64 and float32. The operator below it, which is not public, but
-    which torch's own context parallelism merges by, returns the log-sum-exp too: natural, float32
-    for half precision, without a gradient. That of a query that sees no key is 0, so whoever merges
-    parts by it gives a part without keys the weight exp(0).
+    On a CPU it also supports float64 and float32. The operator below it, which is not public,
+    returns the log-sum-exp too: natural, float32 for half precision, without a gradient. That of a
+    query that sees no key is 0, so whoever merges parts by it gives a part without keys the weight
+    exp(0).
     """
 
     title = "torch.nn.functional.scaled_dot_product_attention (flash)"

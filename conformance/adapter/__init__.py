@@ -10,6 +10,7 @@ from conformance.adapter.base import FullyMasked
 from conformance.adapter.code import keywords
 from conformance.adapter.features import (
     Alibi,
+    Chunk,
     Feature,
     HeadNorm,
     Lengths,
@@ -35,6 +36,7 @@ __all__ = [
     "Alibi",
     "Cache",
     "Checkpoint",
+    "Chunk",
     "Feature",
     "FlagEffect",
     "Framework",
