@@ -28,7 +28,7 @@ from conformance.arrays.given import (
     readings,
     separate,
 )
-from conformance.arrays.noise import LSE, expected
+from conformance.arrays.noise import expected
 from conformance.causes import gradients, logits, precision, softmax
 from conformance.causes.diagnose import ELEMENTS, hypotheses
 from conformance.causes.hypothesis import (
@@ -46,7 +46,7 @@ from conformance.causes.location import indices
 from conformance.causes.stages import Stages
 from conformance.definition.comparison import Comparison, accuracy_class, against, element
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
-from conformance.definition.expectation import Expectation
+from conformance.definition.expectation import LOG_SUM_EXP, Expectation
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Ambiguous, BadArrays, UnknownName
 from conformance.records.findings import INFINITE, NOTHING, Argument, Phrase, Worst
@@ -540,7 +540,7 @@ class Judged:
         if self.whole is not None:
             listed = [_of_screen(self.screen, "output", self.whole.answer.output.size)]
             shape = self.whole.problem.shape
-            sizes = {LSE: 1, "gradient.value": shape.value_head_size}
+            sizes = {LOG_SUM_EXP: 1, "gradient.value": shape.value_head_size}
             for name, of_other in self.screen.others.items():
                 size = of_other.wrong.size * sizes.get(name, shape.head_size)
                 listed.append(_of_screen(of_other, name, size))
@@ -1098,7 +1098,7 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
         tokens = "key" if name in ("gradient.key", "gradient.value") else "query"
         where = (
             where_wrong(wrong, tokens)
-            if name == LSE
+            if name == LOG_SUM_EXP
             else where_wrong(np.asarray(wrong.any(axis=-1)), tokens) or _last_axis(wrong, last)
         )
     return Difference(
@@ -1116,7 +1116,7 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
 
 def _of_queries(screen: tiles.Screen) -> Array | None:
     """Return the largest errors of rows whose log-sum-exp or gradient is wrong; None if none is."""
-    every = [it for n, it in screen.others.items() if n in (LSE, "gradient.query")]
+    every = [it for n, it in screen.others.items() if n in (LOG_SUM_EXP, "gradient.query")]
     return next((it.sizes for it in every if it.wrong.any()), None)
 
 

@@ -25,8 +25,6 @@ from conformance.errors import Ambiguous, BadArrays
 from conformance.records.numbers import LIMIT
 from conformance.words import say
 
-LSE = "log_sum_exp"
-
 MOST_AT_ONCE = 2**21
 """The most logits, over several samples, of which noisy evaluations are computed at once."""
 

@@ -21,12 +21,12 @@ import numpy as np
 from conformance.arrays import ports
 from conformance.arrays.figure import pooled
 from conformance.arrays.given import MOST_LOGITS, Reading, identities, separate
-from conformance.arrays.noise import LSE, of_log_sum_exp
+from conformance.arrays.noise import of_log_sum_exp
 from conformance.causes.hypothesis import MOST_ELEMENTS, Evidence
 from conformance.definition.arithmetic import classes_of
 from conformance.definition.comparison import Comparison, compare, element
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.expectation import Expectation, expect
+from conformance.definition.expectation import LOG_SUM_EXP, Expectation, expect
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import BadArrays
 from conformance.records.findings import Worst
@@ -111,7 +111,7 @@ def screened(reading: Reading, accuracy: str) -> Screen:
     found = Screen(np.zeros(shape.logits[:3], np.float32))
     sums = reading.log_sum_exp
     if sums is not None:
-        found.others[LSE] = Screen(np.zeros(shape.logits[:3], np.float32))
+        found.others[LOG_SUM_EXP] = Screen(np.zeros(shape.logits[:3], np.float32))
     if reading.answer.gradients:
         found.others |= _of_gradients(reading, accuracy)
     step = max(1, MOST_OF_TILE // (shape.group * shape.key_length))
@@ -141,13 +141,13 @@ def screened(reading: Reading, accuracy: str) -> Screen:
                 of_sums = None
                 if sums is not None:
                     of_rows = sums[place[0], place[1]][:, rows]
-                    of_sums = _judged_lse(tile, of_rows, not found.others[LSE].fits)
+                    of_sums = _judged_lse(tile, of_rows, not found.others[LOG_SUM_EXP].fits)
                 return judged, of_sums
 
             for rows, (judged, of_sums) in zip(spans, pool.map(judge, spans), strict=True):
                 size = found.add(judged, entry, heads, rows)
                 if of_sums is not None:
-                    found.others[LSE].add(of_sums, entry, heads, rows)
+                    found.others[LOG_SUM_EXP].add(of_sums, entry, heads, rows)
                 for head, of_head in enumerate(size, heads.start):
                     cells = pooled(of_head, rows, shape.query_length)
                     before = found.cells.get((entry, head), 0.0)
@@ -259,7 +259,7 @@ def _judged_lse(tile: Problem, got: Array, known: bool) -> Tile:
         evidence, compared = compared_lse(tile, got[None])
     numbers, want, noise = evidence.got, evidence.want, evidence.noise
     ratio = ratios(numbers, want, noise, evidence.underflow)
-    return Tile(LSE, numbers[0], want[0], noise[0], ratio[0], compared.fits)
+    return Tile(LOG_SUM_EXP, numbers[0], want[0], noise[0], ratio[0], compared.fits)
 
 
 def compared_lse(
@@ -271,7 +271,7 @@ def compared_lse(
     # What a query gets that sees no key is open.
     got, want = np.where(blocked, 0.0, got), np.where(blocked, 0.0, want)
     underflow = problem.format.underflow
-    return Evidence(got, want, sigma, underflow), compare(LSE, got, want, sigma, underflow)
+    return Evidence(got, want, sigma, underflow), compare(LOG_SUM_EXP, got, want, sigma, underflow)
 
 
 def chosen(reading: Reading, sizes: Array | None = None) -> IntArray:

@@ -264,7 +264,7 @@ class Examination:
         *key, _ = self._answer_key(self.mode)
         return (*key, self.mode.gradients, self.mode.weights, digest.digest())
 
-    @property
+    @cached_property
     def with_log_sum_exp(self) -> Problem:
         """The problem with a loss on the log-sum-exp of every query that sees a key, too."""
         problem, declared = self.problem, self.adapter.log_sum_exp_in(self.mode)
