@@ -905,6 +905,28 @@ def test_keys_that_no_query_of_a_tile_sees_are_left_out(name):
             assert small.shape.key_length < tile.shape.key_length
 
 
+def test_a_mistake_that_explains_the_short_rows_only_has_no_name(monkeypatch):
+    """The noise of row 3 would hide what the mistake leaves in the others."""
+    length = 1024
+    monkeypatch.setattr(tiles, "MOST_LOGITS", 2**16)
+    rows = np.array([0, 2, 3, 700, 800, 900, 1000, 1023])
+    monkeypatch.setattr(tiles, "chosen", lambda reading, sizes=None: rows)
+    q, k, v = (
+        BFLOAT16.round(it).astype(np.float32)
+        for it in drawn(batch=1, heads=8, queries=length, size=128)
+    )
+    told = {"causal": True, "layout": "batch heads length head", "dtype": "bfloat16"}
+    every_fifth = np.tri(length, dtype=bool) & (np.arange(length) % 5 != 3)
+    for seen, named in (
+        (every_fifth, False),
+        (np.tri(length, k=-1, dtype=bool) | (np.arange(length) == 0), True),
+    ):
+        output = BFLOAT16.round(attention(q, k, v, mask=seen)).astype(np.float32)
+        found = diagnose(q, k, v, output, **told)
+        assert found.verdict == "deviates"
+        assert bool(found.causes) == named, str(found)
+
+
 @pytest.mark.usefixtures("short_is_long")
 def test_the_log_sum_exp_of_a_long_output_is_judged():
     q, k, v = drawn(queries=40)

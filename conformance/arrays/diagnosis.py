@@ -414,7 +414,11 @@ class Judged:
         self.reading = reading
         self.problem = reading.problem
         self.answer = _without_masked_rows(reading)
-        self.expectation = expected(self.problem, given.accuracy, bool(reading.answer.gradients))
+        gradients = bool(reading.answer.gradients)
+        if self.chosen and not gradients:
+            self.expectation = tiles.of_parts(self.problem, given.accuracy)
+        else:
+            self.expectation = expected(self.problem, given.accuracy, gradients)
         if self.answer is not reading.answer:
             empty = ports.empty(self.problem)
             rows = ports.unseen(self.problem)
@@ -809,11 +813,28 @@ class Search:
     def _explains(self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
         if not _explained(evidence, predicted, hypothesis):
             return False
+        if not self._explains_each_row(evidence, predicted):
+            return False
         if self._coarser == 1:
             return True
         lost = ~(np.isfinite(predicted) & np.isfinite(evidence.got))
         left = ratios(evidence.got, predicted, evidence.noise / self._coarser, evidence.underflow)
         return precision.is_rounding(left, np.asarray(lost.any(axis=-1)))
+
+    def _explains_each_row(self, evidence: Evidence, predicted: Array) -> bool:
+        """Return whether a mistake explains the wrong numbers of each row of a long output.
+
+        A row of few keys has so much more noise than one of thousands that it would hide what the
+        mistake leaves there.
+        """
+        if self._chosen is None:
+            return True
+        counts = evidence.wrong & np.isfinite(predicted) & np.isfinite(evidence.got)
+        left, before = (
+            np.sum((evidence.got - it) ** 2, axis=(0, 2), where=counts)
+            for it in (predicted, evidence.want)
+        )
+        return bool((left <= BETTER**2 * before).all())
 
     def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
         """Return the output with a mistake, of the whole or of a part; NaN where it is open.
@@ -879,6 +900,8 @@ class Search:
         rows = np.repeat(wrong[..., None], output.got.shape[-1] // heads, axis=-1)
         mixed = np.where(merged(rows), predicted, output.want)
         if np.isnan(mixed).any() or not output.explained(mixed):
+            return None
+        if not self._explains_each_row(output, mixed):
             return None
         part = self._where(wrong)
         if not part:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from conformance.causes.hypothesis import MOST_ELEMENTS, Evidence
 from conformance.definition.arithmetic import classes_of
 from conformance.definition.comparison import Comparison, compare, element
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.expectation import LOG_SUM_EXP, Expectation, expect
+from conformance.definition.expectation import LOG_SUM_EXP, Expectation, expect, expect_carefully
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import BadArrays
 from conformance.records.findings import Worst
@@ -196,6 +197,44 @@ def _of_gradients(reading: Reading, accuracy: str) -> dict[str, Screen]:
     return found
 
 
+def of_parts(
+    problem: Problem, accuracy: str, expected: Callable[..., Expectation] = expect
+) -> Expectation:
+    """Return what is expected of some queries, without gradients, by one key/value head at a time.
+
+    The keys of one head fit into caches, and as many heads are expected at once as there are cores.
+
+    Args:
+        problem: the problem, on heads.
+        accuracy: the accuracy class by which answers are judged; "" for the least accurate.
+        expected: what gives the expectation of a part.
+    """
+    shape = problem.shape
+    parts = [*itertools.product(range(shape.batch), range(shape.kv_heads))]
+
+    def of_part(place: tuple[int, int]) -> Expectation:
+        return expected(ports.part(problem, *place), gradients=False, promised=accuracy)
+
+    def joined(arrays: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        def of_heads(name: str, entry: int) -> Array:
+            own = arrays[entry * shape.kv_heads : (entry + 1) * shape.kv_heads]
+            return np.concatenate([it[name] for it in own], axis=2 if name == "output" else 1)
+
+        return {
+            name: np.concatenate([of_heads(name, entry) for entry in range(shape.batch)])
+            for name in arrays[0]
+        }
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [*pool.map(of_part, parts)]
+    return replace(
+        found[0],
+        arrays=joined([it.arrays for it in found]),
+        noise={name: joined([it.noise[name] for it in found]) for name in found[0].noise},
+        careful=lambda: of_parts(problem, accuracy, expect_carefully),
+    )
+
+
 def rough(problem: Problem, accuracy: str, samples: int | None = 1) -> Expectation:
     """Return what is expected, with σ of one class and, unless told, of one noisy evaluation."""
     classes = classes_of(problem.format, accuracy)
@@ -216,10 +255,7 @@ def _compared(array: str, got: Array, expectation: Expectation) -> Tile:
 @np.errstate(all="ignore")
 def _judged(tile: Problem, got: Array, accuracy: str, known: bool) -> Tile:
     """Return a tile of the output, which is only roughly judged if one is known to deviate."""
-    if tile.format.accumulator < tile.format.roundoff:
-        # float32 is exact enough for the expected values of half precision, and twice as fast.
-        names = ("query", "key", "value", "cotangent")
-        tile = tile.replace(**{name: getattr(tile, name).astype(np.float32) for name in names})
+    tile = _narrowed(tile)
     classes = classes_of(tile.format, accuracy)
     decisive = [it for it in classes if it.name == accuracy] or classes[-1:]
     told: dict[str, Any] = {"gradients": False, "weights": False, "promised": accuracy}
@@ -239,6 +275,17 @@ def _judged(tile: Problem, got: Array, accuracy: str, known: bool) -> Tile:
         separate(it, tile.shape.group)[0] for it in (got, want, noise, ratio)
     )
     return Tile("output", got, want, noise, ratio, fitting)
+
+
+def _narrowed(problem: Problem) -> Problem:
+    """Return a problem in half precision with inputs in float32, which holds their values.
+
+    float32 is exact enough for what is expected in half precision, and twice as fast as float64.
+    """
+    if problem.format.accumulator >= problem.format.roundoff:
+        return problem
+    names = ("query", "key", "value", "cotangent")
+    return problem.replace(**{name: getattr(problem, name).astype(np.float32) for name in names})
 
 
 def _judged_lse(tile: Problem, got: Array, known: bool) -> Tile:
@@ -323,7 +370,7 @@ def thinned(reading: Reading, rows: IntArray) -> Reading:
     return replace(
         reading,
         log_sum_exp=None if sums is None else sums[:, :, rows],
-        problem=ports.rows_of(reading.problem, rows),
+        problem=_narrowed(ports.rows_of(reading.problem, rows)),
         answer=replace(answer, output=answer.output[:, rows], gradients=gradients),
     )
 
