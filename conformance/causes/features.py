@@ -290,24 +290,30 @@ def _hidden(maker: Maker) -> Iterator[BoolArray]:
     """Yield masks `[batch heads query key]`, True for keys that a kernel might not read at all.
 
     The first mask is False everywhere. The second is True beyond the lengths and in other segments.
-    The third is also True where the causal mask blocks keys. The second and the third mask are left
-    out if the problem has no such rules or if they contain all blocked keys. Nothing is yielded if
-    the problem has neither a mask nor rules.
+    The third is also True where the causal mask blocks keys. The others are True where any rule but
+    one blocks keys, or any but the mask. Masks that contain all blocked keys, or that equal another
+    one, are left out. Nothing is yielded if the problem has neither a mask nor rules.
     """
     problem, blocked = maker.problem, ~maker.right.allowed
     if problem.allowed is None:
         return
-    unread = np.zeros(problem.shape.logits, np.bool_)
-    yield unread
-    rules = dict(problem.rules())
-    causal = rules.pop("causal", None)
-    apart = [rule for name, rule in rules.items() if name != "window"]
-    for rule in apart:
-        unread = unread | ~rule
-    if apart and not unread[blocked].all():
-        yield unread
-    if causal is not None and not (unread | ~causal)[blocked].all():
-        yield unread | ~causal
+    blocking = {name: ~rule for name, rule in problem.rules()}
+    beyond = [block for name, block in blocking.items() if name not in ("causal", "window")]
+    if problem.mask is not None:
+        blocking["mask"] = ~problem.mask
+    found: list[BoolArray] = []
+    for unread in (
+        [],
+        beyond,
+        [*beyond, *(block for name, block in blocking.items() if name == "causal")],
+        *([block for name, block in blocking.items() if name != one] for one in blocking),
+    ):
+        mask = np.zeros(problem.shape.logits, np.bool_)
+        for block in unread:
+            mask = mask | block
+        if not mask[blocked].all() and not any(np.array_equal(mask, other) for other in found):
+            found.append(mask)
+    yield from found
 
 
 def _sinks(maker: Maker, sinks: Array) -> Iterator[Hypothesis]:

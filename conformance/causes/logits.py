@@ -57,6 +57,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         yield from _axes(maker)
         yield from _edges(maker)
     yield from _scale(maker)
+    yield from _of_other_blocks(maker)
 
 
 def _whole(maker: Maker) -> Iterator[Hypothesis]:
@@ -78,6 +79,20 @@ def _whole(maker: Maker) -> Iterator[Hypothesis]:
         ("mask.added-where-blocked", ~allowed),
     ):
         yield maker.asked(cause, mask=None, causal=None, attn_bias=ones + bias)
+
+
+def _of_other_blocks(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which values meet the keys of the block before or after, as in a ring."""
+    keys = maker.problem.shape.key_length
+    for blocks, by in ((2, 1), (3, 1), (3, -1), (4, 1), (4, -1)):
+        shift = by * (keys // blocks)
+        if not shift:
+            continue
+
+        def score(a: Stages, query: Array, key: Array, shift: int = shift) -> Array:
+            return Stages.score(a, query, np.roll(key, shift, axis=2))
+
+        yield maker.staged("keys.of-another-block", {"blocks": blocks}, score=score)
 
 
 def _applied(maker: Maker) -> Iterator[Hypothesis]:

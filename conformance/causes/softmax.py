@@ -379,17 +379,34 @@ def made_otherwise(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
     """Yield mistakes of the forward pass, each with the weights that the output has with it.
 
     Weights that are made again, to be returned or for the backward pass, may have a mistake that
-    those of the output do not have.
+    those of the output do not have. Kernels make them of the logits and of the log-sum-exp that the
+    forward pass saved, which does not have it: the last ones that are yielded are such weights.
     """
-    right = maker.right.weights
+    right = maker.right
+    for mistake, stages in _with_a_mistake(maker):
+        if stages.weights.shape == right.weights.shape:
+            yield from _other(mistake, stages.weights, right)
+    largest = right.weights.max(axis=-1, keepdims=True)
+    seen = largest > 0
+    totals = np.where(seen, right.logits.max(axis=-1, keepdims=True), 0.0)
+    totals -= np.log(np.where(seen, largest, 1.0))
+    for mistake, stages in _with_a_mistake(maker):
+        logits = stages.logits
+        if logits.shape == right.logits.shape and not np.array_equal(logits, right.logits):
+            yield from _other(mistake, np.where(seen, np.exp(logits - totals), 0.0), right)
+
+
+def _with_a_mistake(maker: Maker) -> Iterator[tuple[Phrase, Stages]]:
     every = (features.hypotheses(maker), logits.hypotheses(maker), hypotheses(maker))
     for hypothesis in itertools.chain.from_iterable(every):
-        if hypothesis.breaks:
-            continue
-        weights = hypothesis.make().weights
-        comparable = weights.shape == right.shape and bool(np.isfinite(weights).all())
-        if comparable and not np.array_equal(weights, right):
-            yield hypothesis.cause, weights
+        if not hypothesis.breaks:
+            yield hypothesis.cause, hypothesis.make()
+
+
+def _other(mistake: Phrase, weights: Array, right: Stages) -> Iterator[tuple[Phrase, Array]]:
+    """Yield the weights with their mistake if they are finite and not the right ones."""
+    if np.isfinite(weights).all() and not np.array_equal(weights, right.weights):
+        yield mistake, weights
 
 
 def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:

@@ -142,6 +142,24 @@ _add(
     d_softmax=lambda a, weights, d_weights: d_weights - a.row(weights, d_weights),
 )
 _add(
+    "gradient-of-stale-keys",
+    "recomputes the weights with the keys of the other half, as a ring that is one step late",
+    INPUTS,
+    weights_again=lambda a: Attention.softmax(
+        a, a.scaled(a.score(a.q, np.roll(a.all_k, a.keys // 2, axis=2)))
+    ),
+    case="plain/no-mask/cross",
+)
+_add(
+    "gradient-leaks-past-saved-normaliser",
+    "recomputes the weights without the mask, from the logarithm of the normaliser with it",
+    INPUTS,
+    weights_again=lambda a: np.exp(
+        a.biased(a.scaled(a.scores)) - np.logaddexp.reduce(a.logits, axis=-1, keepdims=True)
+    ),
+    case="mask/shared/cross",
+)
+_add(
     "gradient-leaks-through-mask",
     "recomputes the weights without the mask",
     INPUTS,

@@ -331,6 +331,12 @@ CAUSES: dict[str, Phrase] = {
     "row-term-of-first-query": Phrase("backward.row-term-of-first-query"),
     "row-term-of-weights-squared": Phrase("backward.row-term-of-squares"),
     "softmax-straight-through": Phrase("backward.softmax-is-identity"),
+    "gradient-of-stale-keys": Phrase(
+        "backward.weights-otherwise", {"mistake": Phrase("keys.of-another-block", {"blocks": 2})}
+    ),
+    "gradient-leaks-past-saved-normaliser": Phrase(
+        "backward.weights-otherwise", {"mistake": Phrase("mask.not-applied")}
+    ),
     "gradient-leaks-through-mask": Phrase("backward.weights-without-mask"),
     "gradient-without-bias": Phrase("backward.weights-without-bias"),
     "gradient-of-blocked-bias": Phrase("backward.bias-of-blocked-is-1"),
@@ -494,7 +500,9 @@ CAUSES: dict[str, Phrase] = {
     "window-each-side-of-whole-width": Phrase("window.half-each-side"),
     "window-twice-as-wide": Phrase("window.whole-width-each-side"),
     "window-only-in-forward": Phrase("backward.weights-without-window"),
-    "window-in-backward-one-more": NO_HYPOTHESIS,
+    "window-in-backward-one-more": Phrase(
+        "backward.weights-otherwise", {"mistake": Phrase("mask.window-without-last-key")}
+    ),
     "window-at-end-only-in-backward": Phrase(
         "backward.weights-otherwise",
         {"mistake": Phrase("window.aligned", {"alignment": "bottom-right"})},
@@ -512,6 +520,7 @@ CAUSES: dict[str, Phrase] = {
     # cap
     "cap-ignored": Phrase("soft-cap.not-applied"),
     "cap-after-mask": Phrase("soft-cap.after-mask"),
+    "cap-after-causal": Phrase("soft-cap.after-mask"),
     "cap-after-bias": Phrase("soft-cap.after-bias"),
     "cap-after-alibi": Phrase("soft-cap.after-alibi"),
     "cap-on-unscaled": Phrase("soft-cap.on-unscaled-scores"),

@@ -451,6 +451,19 @@ _add(
     "caps after masking, so that −∞ becomes −cap",
     masked=lambda a, s: Featured.capped(a, a.hide(a.biased(a.sloped(s)))),
 )
+
+
+def _capped_after_causal(a: Featured, logits: Array) -> Array:
+    there = a.block(a.biased(a.sloped(logits)), a.triangle())
+    return a.block(Featured.capped(a, there), a.in_window(a.distance()))
+
+
+_add(
+    "cap-after-causal",
+    "caps after the causal mask, and before the window",
+    case="window-causal-with-soft-cap/self",
+    masked=_capped_after_causal,
+)
 _add(
     "cap-after-bias",
     "caps after adding the bias",
