@@ -354,6 +354,18 @@ def test_the_weights_of_a_row_may_share_the_error_of_its_normaliser():
     assert not spread(40_000, 0.9, "weights", row=40).fits
 
 
+@pytest.mark.parametrize(("each", "fits"), [(1.3, True), (1.5, False)])
+def test_the_error_of_a_normaliser_is_shared_where_most_weights_are_small(each, fits):
+    """As with 16,385 keys: σ of a small weight is mostly that of its row, not relative to it."""
+    rows, keys = 8, 16_385
+    want = np.random.default_rng(0).lognormal(0, 2, (rows, keys))
+    want /= want.sum(axis=-1, keepdims=True)
+    own = 2.0**-21 * want
+    noise = np.sqrt((own**2 + (own**2).mean(axis=-1, keepdims=True)) / 2)
+    share = each * (noise / want).min(axis=-1, keepdims=True)
+    assert compare("weights", want * (1 + share), want, noise, 0.0).fits is fits
+
+
 def test_normalisers_are_accurate_where_weights_are_in_half_precision():
     """The error of a normaliser in float32 is no excuse for one that was kept in float16."""
     assert not spread(400, 0.9, "weights", row=40, relative=2.0**-12).fits

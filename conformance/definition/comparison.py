@@ -145,8 +145,8 @@ def _tolerated_bias(name: str, want: Array, noise: Array, limit: float) -> float
 
     Equal rows, as with a scale of 0, are rounded alike, so only distinct rows are independent. All
     weights of a row may share the error of its normaliser: up to 2σ, and in the mean over n
-    distinct rows 4σ/√n. In half precision, this error is far smaller than σ, because normalisers
-    are at least as accurate as float32.
+    distinct rows 4σ/√n. Relative to the weight, σ of that error is at most that of the row's most
+    accurate weight and, because normalisers are at least as accurate as float32, `SINGLE`.
     """
     rows = want.reshape(-1, want.shape[-1])
     if name == "weights":
@@ -158,9 +158,11 @@ def _tolerated_bias(name: str, want: Array, noise: Array, limit: float) -> float
     tolerated = limit * (1 + math.sqrt(want.size) / 100) * math.sqrt(len(rows) / distinct)
     if name != "weights" or not want.any():
         return tolerated
-    of_normalisers = limit / LIMIT * min(2.0, 4 / math.sqrt(distinct)) * math.sqrt(want.size)
-    relative = float(np.median(noise[want != 0] / np.abs(want[want != 0])))
-    return max(tolerated, of_normalisers * SINGLE / max(SINGLE, relative))
+    inverse = np.divide(np.abs(want), noise, out=np.zeros(want.shape), where=noise > 0)
+    most = inverse.max(axis=-1, keepdims=True)
+    shared = np.minimum(np.divide(1.0, most, out=np.zeros(most.shape), where=most > 0), SINGLE)
+    in_all = float((shared * inverse).sum()) / math.sqrt(want.size)
+    return max(tolerated, limit / LIMIT * min(2.0, 4 / math.sqrt(distinct)) * in_all)
 
 
 def compare_all(
