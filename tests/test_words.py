@@ -32,10 +32,13 @@ def said() -> Iterator[Phrase]:
             yield from (finding.value for finding in result.findings)
 
 
+CODE = re.compile(r"−?[\d.]+(e[+−]\d+)?( and \d+)?|b?float\d+|Geometry\(.*\)")
+
+
 def is_number(phrase: Phrase) -> bool:
-    """Whether it is a number or code, as which sizes are told, and no sentence."""
+    """Whether it is a number or code, as sizes and dtypes are, and no sentence."""
     told = str(phrase.arguments.get("text", ""))
-    return phrase.id == "text" and bool(re.fullmatch(r"\d+( and \d+)?|Geometry\(.*\)", told))
+    return phrase.id == "text" and bool(CODE.fullmatch(told))
 
 
 def ids(phrase: Phrase) -> Iterator[str]:
