@@ -835,3 +835,19 @@ def test_a_finite_number_is_named_that_only_gradients_of_blocked_keys_show(numbe
     found = [one for result in outcome.results for one in result.findings]
     causes = {one.cause for one in found if one.verdict == "deviates" and one.cause}
     assert causes == {Phrase("mask.blocked-set", {"number": number})}
+
+
+def test_an_error_of_the_search_costs_the_cause_and_not_the_verdict(monkeypatch):
+    def failing(maker):
+        raise KeyError("query_bias")
+
+    class Softer(Attention):
+        def scale(self, query, **options):
+            return 0.9 * super().scale(query, **options)
+
+    monkeypatch.setattr("conformance.causes.diagnose.hypotheses", failing)
+    result = examined(Softer(), "plain/no-mask/cross")
+    found = [finding for finding in result.findings if finding.verdict == "deviates"]
+    assert found
+    assert all(finding.cause.id == "search.failed" for finding in found)
+    assert say(found[0].cause).startswith("unknown, because the search for it failed: KeyError at")

@@ -15,10 +15,14 @@ from conformance import Fixed, Geometry, examine
 from conformance.adapter.loading import load
 from conformance.cases.case import FAMILIES, assembled, case_hash, draw
 from conformance.cases.catalogue import case_of, every_case, posed
+from conformance.causes import gradients
+from conformance.causes.diagnose import hypotheses
+from conformance.causes.hypothesis import Maker
 from conformance.cli import main
 from conformance.definition.expectation import expect
-from conformance.definition.geometry import apart, joined
+from conformance.definition.geometry import PROJECTIONS, apart, joined
 from conformance.errors import ExitCode, Unsupported, WrongDeclaration
+from conformance.requirements.examination import without_masked_rows
 from conformance.words import say
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -35,6 +39,7 @@ FIXED = {
     ),
     "gpt-2": Fixed(causal="bottom-right", sharing="self", width="heads", grouped=False),
     "vit": Fixed(sharing="self", bias=("output",), width="heads", value_heads="alike"),
+    "perceiver": Fixed(sharing="memory", bias=False, output_width="query"),
     "qwen-2": Fixed(scale=0.125, bias=("query", "key", "value"), sharing="memory"),
 }
 
@@ -180,6 +185,43 @@ def test_every_input_binds_as_it_is_fixed(name):
                 assert moved < LIMIT, (one.id, what, how)
             elif (case.id, what, how) not in SYMMETRIC:
                 assert moved > BINDS["float32"], (one.id, what, how)
+
+
+BIASES = [names for count in range(4) for names in itertools.combinations(PROJECTIONS, count)]
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("bias", BIASES, ids="+".join)
+@pytest.mark.parametrize("case", ["plain/no-mask/self", "mask/per-batch/gqa", "bias/in-full/cross"])
+def test_every_mistake_can_be_tried_where_some_projections_have_biases(case, bias):
+    """A search that raised would take the verdict with it."""
+    fixed = Fixed(bias=bias or False)
+    maker = Maker(case_of(case).with_fixed(fixed).problem("float64"))
+    assert {name for name in PROJECTIONS if f"{name}_bias" in maker.right.own} == set(bias)
+    for hypothesis in hypotheses(maker):
+        assert hypothesis.make().output.size
+    for hypothesis in gradients.hypotheses(maker):
+        assert hypothesis.make().gradients
+
+
+@pytest.mark.parametrize("row", [np.nan, 0.0])
+def test_nan_of_a_query_without_keys_is_not_judged_in_gradients_either(row):
+    """As one input, lengths leave the first query without keys: 0 · NaN is NaN in a softmax."""
+    case = case_of("feature/key-lengths-with-window/gqa").with_fixed(Fixed(sharing="self"))
+    problem = case.problem("float32")
+    empty = ~problem.allowed_in_full().any(axis=(1, 3))
+    assert empty.any()
+    right = solve(problem)
+    output = np.where(empty[..., None], row, right.output)
+    spoilt_key = np.full_like(right.gradients["weights.key"], np.nan)
+    gradients = {**right.gradients, "weights.key": spoilt_key}
+    answer = dataclasses.replace(right, output=output, gradients=gradients)
+    found = without_masked_rows(answer, problem)
+    assert np.isfinite(found.output).all()
+    assert np.isnan(found.gradients["weights.key"]).any() == np.isfinite(row)
+    wrong = {**gradients, "weights.key": 2 * right.gradients["weights.key"]}
+    found = without_masked_rows(dataclasses.replace(answer, gradients=wrong), problem)
+    np.testing.assert_array_equal(found.gradients["weights.key"], wrong["weights.key"])
 
 
 def test_nothing_changes_where_nothing_is_fixed():

@@ -390,6 +390,7 @@ ACROSS = (
     "softmax.maximum-of-all",
     "softmax.maximum-of-batch-entry",
     "mask.of-first-",
+    "mask.of-next-",
     "mask.heads-before-batch",
     "mask.groups-",
     "mask.tiled-",

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -34,6 +36,7 @@ from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import LOG_SUM_EXP, Expectation, expect, solve
 from conformance.definition.problem import Answer, Problem
+from conformance.errors import ConformanceError
 from conformance.records.findings import NOTHING, Argument, Entry, Finding, Phrase
 from conformance.records.numbers import LIMIT
 from conformance.requirements.examination import NO_ANSWER, Examination
@@ -97,8 +100,20 @@ class Causes:
 def explain(finding: Finding, ex: Examination) -> Finding:
     """Return a copy of the finding with its cause, location and responsible part, where known.
 
-    If the case has no definition to compare with, only the cause is looked for.
+    If the case has no definition to compare with, only the cause is looked for. An error of the
+    search itself takes its place: the finding is as it was measured.
     """
+    try:
+        return _with_cause(finding, ex)
+    except (ConformanceError, MemoryError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
+        return msgspec.structs.replace(finding, cause=Phrase("search.failed", {"error": at}))
+
+
+def _with_cause(finding: Finding, ex: Examination) -> Finding:
     cause, where, made_by = NOTHING, NOTHING, finding.made_by
     if not ex.case.defined:
         # All other causes presuppose a definition, which these cases lack.
@@ -188,9 +203,10 @@ def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
 def causes(ex: Examination, mode: Mode) -> Causes:
     """Return the known defects that explain the answer to the case in a mode (cached).
 
-    A mode is a way to run the implementation. If a part of the answer is wrong for no known reason,
-    and repeating the call changes the answer by more than rounding noise, the cause is
-    "state.changes". Without an answer, all causes are empty phrases.
+    A mode is a way to run the implementation. If repeating the call changes a part of the answer by
+    more than rounding noise, its cause is "state.changes", since any other would be a coincidence;
+    so are those of all parts if the output changes. Without an answer, all causes are empty
+    phrases.
     """
     key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
 
@@ -200,38 +216,40 @@ def causes(ex: Examination, mode: Mode) -> Causes:
         except NO_ANSWER:
             return Causes()
         ask = partial(ex.ask, mode=mode)
+        changes, changing = Phrase("state.changes"), _changing(ex, answer, ask)
+        if "output" in changing:
+            return Causes(changes, changes, changes)
         others = cache(lambda: [*_others(ex, mode)])
         handed = Handed.of(ex.adapter, ex.problem)
         found = _search(ex.problem, ex.expectation, answer, ask, others, handed=handed)
         named = {part: best.cause for part, best in found.items()}
-        if not all(named.values()) and _changes(ex, answer, ask):
-            named = {part: cause or Phrase("state.changes") for part, cause in named.items()}
-        return Causes(**named)
+        return Causes(**{part: changes if part in changing else it for part, it in named.items()})
 
     return ex.bench.answers.get(key, look)
 
 
-def _changes(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) -> bool:
-    """Return whether repeating the call changes an array by more than the rounding noise.
+def _changing(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) -> set[str]:
+    """Return the parts of an answer that change by more than rounding noise if a call is repeated.
 
-    A number that becomes NaN counts, and so does the reverse; changed shapes do not. The result is
-    False if the repeated call gives no answer.
+    They are named as in `Causes`. A number that becomes NaN counts, and so does the reverse;
+    changed shapes do not. If the repeated call gives no answer, nothing is known to change.
     """
     try:
         arrays = ask(ex.problem).arrays()
     except NO_ANSWER:
-        return False
+        return set()
     noise = ex.suited_expectation.sigma
-    return any(
-        name in arrays
+    return {
+        "gradients" if name.startswith("gradient.") else name
+        for name, array in answer.arrays().items()
+        if name in arrays
+        and name in noise
         and noise[name].shape == array.shape == arrays[name].shape
         and bool(
             (np.abs(array - arrays[name]) > LIMIT * noise[name]).any()
             or (np.isnan(array) != np.isnan(arrays[name])).any()
         )
-        for name, array in answer.arrays().items()
-        if name in noise
-    )
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,6 +125,8 @@ def _axes(maker: Maker) -> Iterator[Hypothesis]:
     problem, shape, full = maker.problem, maker.problem.shape, maker.right.allowed
     batch, heads, *matrix = full.shape
     yield maker.masked("mask.of-first-batch-entry", full[:1])
+    for by in (1, -1) if batch > 2 else (1,) if batch == 2 else ():
+        yield maker.masked("mask.of-next-entry", np.roll(full, by, axis=0))
     yield maker.masked("mask.of-first-head", full[:, :1])
     yield maker.masked("mask.of-first-query", full[:, :, :1])
     if shape.query_length == shape.key_length:

@@ -11,6 +11,7 @@ from conformance.causes.hypothesis import Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from conformance.definition.problem import Shape
+from conformance.records.findings import Phrase
 
 NAMES = ("query", "key", "value")
 
@@ -43,18 +44,22 @@ def _biases(maker: Maker) -> Iterator[Hypothesis]:
         return
     yield maker.weighed("projection.all-biases-forgotten", **without)
     inputs = {name: zero for name, zero in without.items() if name != "output_bias"}
-    yield maker.weighed("projection.input-biases-forgotten", **inputs)
-    if scale and own.score is None:
+    if inputs:
+        yield maker.weighed("projection.input-biases-forgotten", **inputs)
+    if scale and own.score is None and "query_bias" in present:
         early = present["query_bias"] / scale
         yield maker.weighed("projection.query-scaled-before-bias", query_bias=early)
-    bias = present["output_bias"]
-    yield maker.weighed("projection.output-bias-per-head", output_bias=shape.heads * bias)
-    if bias.size == shape.heads * shape.value_head_size:
-        split = bias.reshape(shape.heads, shape.value_head_size)
-        projected = np.einsum("hd,hde->e", split, own.output)
-        yield maker.weighed("projection.output-bias-before-projection", output_bias=projected)
-    firsts = {f"{name}_bias": _first_of(present[f"{name}_bias"], axis=0) for name in NAMES}
-    yield maker.weighed("projection.bias-of-first-head", **firsts)
+    bias = present.get("output_bias")
+    if bias is not None:
+        yield maker.weighed("projection.output-bias-per-head", output_bias=shape.heads * bias)
+        if bias.size == shape.heads * shape.value_head_size:
+            split = bias.reshape(shape.heads, shape.value_head_size)
+            projected = np.einsum("hd,hde->e", split, own.output)
+            yield maker.weighed("projection.output-bias-before-projection", output_bias=projected)
+    of_inputs = [f"{name}_bias" for name in NAMES if f"{name}_bias" in present]
+    if of_inputs:
+        firsts = {name: _first_of(present[name], axis=0) for name in of_inputs}
+        yield maker.weighed("projection.bias-of-first-head", **firsts)
     if shape.head_size == 1:
         yield maker.staged("projection.bias-along-tokens", shifted=_along_tokens)
 
@@ -80,7 +85,13 @@ def _swapped(maker: Maker) -> Iterator[Hypothesis]:
     own = maker.problem.weights
 
     def taken(suffix: str, sources: dict[str, str]) -> dict[str, Any]:
-        return {f"{n}{suffix}": getattr(own, f"{other}{suffix}") for n, other in sources.items()}
+        found = {}
+        for name, other in sources.items():
+            mine, others = (getattr(own, f"{it}{suffix}") for it in (name, other))
+            # Where only some projections have biases, the others take none.
+            if mine is not None:
+                found[f"{name}{suffix}"] = 0.0 * mine if others is None else others
+        return found
 
     for one, other in (("query", "key"), ("key", "value"), ("query", "value")):
         if getattr(own, one).shape == getattr(own, other).shape:
@@ -94,6 +105,30 @@ def _swapped(maker: Maker) -> Iterator[Hypothesis]:
             sources = dict(zip(NAMES, order, strict=True))
             turned = taken("", sources) | taken("_bias", sources)
             yield maker.weighed("projection.packed-otherwise", {"order": [*order]}, **turned)
+        for by_head in (True, False):
+            split = _split_otherwise([getattr(own, name) for name in NAMES], by_head)
+            found = dict(zip(NAMES, split, strict=True))
+            biases = [getattr(own, f"{name}_bias") for name in NAMES]
+            if all(bias is not None for bias in biases):
+                names = (f"{name}_bias" for name in NAMES)
+                found |= dict(zip(names, _split_otherwise(biases, by_head), strict=True))
+            about = {"how": Phrase("packed.by-head" if by_head else "packed.by-projection")}
+            yield maker.weighed("projection.packed-split", about, **found)
+
+
+def _split_otherwise(parts: list[Array], by_head: bool) -> list[Array]:
+    """Return the projections `[... heads head]` that a wrong split of their packed rows gives.
+
+    Packed rows are `(3 heads head)`, read as `(heads 3 head)` if `by_head`, or the reverse.
+    """
+    heads, size = parts[0].shape[-2:]
+    packed = np.stack(parts, axis=-3 if by_head else -2)
+    rows = packed.reshape(*packed.shape[:-3], 3 * heads * size)
+    if by_head:
+        read = rows.reshape(*rows.shape[:-1], heads, 3, size)
+        return [read[..., at, :] for at in range(3)]
+    read = rows.reshape(*rows.shape[:-1], 3, heads, size)
+    return [read[..., at, :, :] for at in range(3)]
 
 
 def _transposed(maker: Maker) -> Iterator[Hypothesis]:

@@ -326,6 +326,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             case demands.
         width: "heads" if every width is the number of heads × their size, and value heads have the
             size of query heads; "" if sizes are free.
+        output_width: "query" if the output is as wide as the query; "" if it is free.
         value_heads: "alike" if value heads have the size of query heads; "" if it is free.
         grouped: False if every query head has a key/value head of its own; None if they may share.
 
@@ -343,6 +344,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sharing: Sharing | Literal[""] = ""
     bias: bool | tuple[str, ...] | None = None
     width: Literal["heads", ""] = ""
+    output_width: Literal["query", ""] = ""
     value_heads: Literal["alike", ""] = ""
     grouped: Literal[False] | None = None
 
@@ -352,6 +354,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "rotary_pairs": get_args(Pairs),
             "sharing": (*get_args(Sharing), ""),
             "width": ("heads", ""),
+            "output_width": ("query", ""),
             "value_heads": ("alike", ""),
             "grouped": (False, None),
         }
@@ -388,6 +391,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         biases = f"biases-{of}" if of else "biases" if self.bias else "no-biases"
         parts += [] if self.bias is None else [biases]
         parts += ["joined"] if self.width else []
+        parts += ["output-as-query"] if self.output_width else []
         parts += ["value-heads-alike"] if self.value_heads else []
         parts += [] if self.grouped is None else ["ungrouped"]
         return "+".join(parts)
@@ -413,6 +417,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             sharing=cast("Sharing", has["sharing"] or ""),
             bias=of or {None: None, "biases": True, "no-biases": False}[has["bias"]],
             width="heads" if has["joined"] else "",
+            output_width="query" if has["output"] else "",
             value_heads="alike" if has["alike"] else "",
             grouped=False if has["ungrouped"] else None,
         )
@@ -439,6 +444,8 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for name in names:
             if self.width or getattr(small, name) == joined:
                 fields[name] = small.heads * head
+        if self.output_width:
+            fields["output_width"] = fields.get("query_width", small.query_width)
         if self.bias is not None:
             fields["bias"] = self.bias
         if self.sharing == "self":
@@ -495,6 +502,8 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise Unsupported("self-attention only")
         if self.sharing == "memory" and shape.sharing == "separate":
             raise Unsupported("key and value are always one array")
+        if self.output_width and shape.output_width != shape.query_width:
+            raise Unsupported("the output is always as wide as the query")
         if self.bias is not None and shape.bias != self.bias:
             of = f" of {' and '.join(self.bias)}" if isinstance(self.bias, tuple) else ""
             raise Unsupported(f"it always has biases{of}" if self.bias else "it has no biases")
@@ -524,6 +533,7 @@ _FIXED = re.compile(
     r"(?:\+?(?P<sharing>self|memory|separate))?"
     r"(?:\+?(?P<bias>biases(?:-(?P<of>[a-z-]+))?|no-biases))?"
     r"(?:\+?(?P<joined>joined))?"
+    r"(?:\+?(?P<output>output-as-query))?"
     r"(?:\+?(?P<alike>value-heads-alike))?"
     r"(?:\+?(?P<ungrouped>ungrouped))?"
 )

@@ -31,6 +31,7 @@ from conformance.definition.expectation import (
     expect,
     expect_carefully,
     of_function,
+    solve,
 )
 from conformance.definition.problem import Answer, Problem, check_shape
 from conformance.errors import ConformanceError, Unsupported, WrongShape
@@ -457,18 +458,30 @@ def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
 
     The output of such a query becomes the output bias, or 0 without one. Its weights become 0 in
     the heads that mask it, and in all heads if they are averaged. Lengths and segments may leave a
-    query without keys. Its output is a matter of convention, and must not hide what others get.
+    query without keys. Its output is a matter of convention, and must not hide what others get. If
+    it is NaN, NaN in a gradient may come of it, since 0 · NaN is NaN: such elements become those of
+    the definition.
     """
     seen = seen_rows(problem)
     if seen is None:
         return answer
     bias, weights = problem.weights.output_bias, answer.weights
     masked = 0.0 if bias is None else bias
-    output = np.where(np.all(seen, axis=1)[..., None], answer.output, masked)
+    whole = np.all(seen, axis=1)[..., None]
+    output = np.where(whole, answer.output, masked)
+    gradients = answer.gradients
+    if np.isnan(np.where(whole, 0.0, answer.output)).any():
+        lost = [name for name, array in gradients.items() if np.isnan(array).any()]
+        right = solve(problem).gradients if lost else {}
+        gradients = {**gradients} | {
+            name: np.where(np.isnan(gradients[name]), right[name], gradients[name])
+            for name in lost
+            if name in right
+        }
     if weights is not None:
         rows = np.all(seen, axis=1) if weights.ndim == 3 else seen
         weights = np.where(rows[..., None], weights, 0.0)
-    return replace(answer, output=output, weights=weights)
+    return replace(answer, output=output, weights=weights, gradients=gradients)
 
 
 def averaged_over_heads(expectation: Expectation) -> Expectation:

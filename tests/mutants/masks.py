@@ -355,6 +355,13 @@ _add(
     case="mask/per-batch/cross",
 )
 _add(
+    "mask-of-next-entry",
+    "uses the mask of the neighbouring batch entry",
+    OUTPUT,
+    mask=lambda a, mask: np.roll(mask, 1, axis=0),
+    case="mask/per-batch/cross",
+)
+_add(
     "mask-of-first-head",
     "uses the mask of the first head for all",
     OUTPUT,
