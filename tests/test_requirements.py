@@ -75,6 +75,7 @@ KILLED_BY_EXPERIMENT = {
         "masked-rows",
     ),
     "causal.flag-blocks": ("causal-subtracts-10000", "causal"),
+    "bits.are-as-promised": ("last-bit-of-every-other-call", "repeatability"),
     "mask.arguments-combine": ("scale-ignored-with-padding-and-mask", "pairs"),
 }
 """Requirement to a mutant, and the experiment that kills it: no case says anything about it."""

@@ -12,10 +12,11 @@ pytest.importorskip("torch")
 from mutants.stateful import HARMLESS, LAST_BITS, MISTAKES, Kept
 
 from conformance import StatefulLayer, check_stateful, cli
+from conformance.adapter.base import EQUAL_BITS
 from conformance.errors import ConformanceError, ExitCode, Unsupported
 from conformance.records.findings import WRONG, CaseResult, Phrase
 from conformance.stateful.checking import BITS, PROMISED, examine_stateful
-from conformance.stateful.layer import EQUAL_BITS, PROMISES, find_stateful
+from conformance.stateful.layer import PROMISES, find_stateful
 from conformance.stateful.ways import SENTENCES, WAYS
 from conformance.words import tables
 

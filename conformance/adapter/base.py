@@ -28,13 +28,22 @@ from conformance.adapter.handing import Pages
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.definition.geometry import Fixed, Geometry
 from conformance.definition.problem import Answer, Problem, Score, Shape, check_shape
-from conformance.errors import Unsupported, WrongDeclaration
+from conformance.errors import Unsupported, WrongDeclaration, check_names
 from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look, put_back
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
 ReturnsWeights = Literal["per head", "averaged"]
 Promise = Literal["", "A0", "A", "TF32"]
 """An accuracy class that an adapter can promise, or "" for none; see `Adapter.accuracy`."""
+
+EQUAL_BITS = "equal bits"
+"""What can be promised of a relation: that both calls give the same bits, where −0 equals 0."""
+
+PROMISES = (
+    *("batch", "batch position", "steps", "chunks", "packing"),
+    *("runs", "gradients", "threads", "strides", "compiled"),
+)
+"""The relations of which an adapter can promise equal bits."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +217,26 @@ class SideEffects:
     surroundings: tuple[str, ...] = ()
 
 
+def check_promises(promises: Mapping[str, str], known: Sequence[str], spec: str) -> None:
+    """Check a declaration of promises of equal bits.
+
+    Args:
+        promises: the declaration.
+        known: the relations of which equal bits can be promised.
+        spec: the name of what declares them, for messages.
+
+    Raises:
+        UnknownName: if a relation is not known.
+        WrongDeclaration: if something else than equal bits is promised.
+    """
+    check_names("promise", promises, known)
+    for relation, value in promises.items():
+        if value != EQUAL_BITS:
+            raise WrongDeclaration(
+                f"{spec}: promises: {relation!r} can be {EQUAL_BITS!r}, not {value!r}"
+            )
+
+
 class Adapter(ABC):
     """The base class of adapters. Each wraps one implementation, which its attributes declare.
 
@@ -233,6 +262,8 @@ class Adapter(ABC):
             "A0" that everything is, with one final rounding of the results, which are the
             gradients, too. In float32, "TF32" says that the operands of matrix products are rounded
             to TF32. "" is no promise. For different classes, a dictionary by dtype.
+        promises: for names in `PROMISES`, "equal bits". What is promised is required; what is not
+            is only observed.
         mask_arguments, causal_flag: the arguments for masks, and the flag for a causal mask, see
             `conformance.adapter.arguments`.
         features: the arguments for windows, soft caps, sinks, lengths and the like, see
@@ -275,6 +306,7 @@ class Adapter(ABC):
     custom_scale: bool = False
     differentiable: bool = True
     accuracy: Promise | Mapping[str, Promise] = ""
+    promises: Mapping[str, str] = MappingProxyType({})
     mask_arguments: tuple[MaskArgument, ...] = ()
     causal_flag: CausalFlag | None = None
     features: tuple[Feature, ...] = ()

@@ -29,7 +29,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, MaskArgument
-from conformance.adapter.base import Adapter, LogSumExp, Mode, Promise
+from conformance.adapter.base import (
+    PROMISES,
+    Adapter,
+    LogSumExp,
+    Mode,
+    Promise,
+    check_promises,
+)
 from conformance.adapter.code import Example
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter
@@ -337,6 +344,7 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
         if not getattr(found, attribute):
             raise WrongDeclaration(f"{spec}: there must be a {attribute.removesuffix('s')}")
     _check_accuracy(found, spec)
+    check_promises(found.promises, PROMISES, spec)
     if set(found.name) & set(":[] \t\n"):
         raise WrongDeclaration(f"{spec}: the name {found.name!r} has a colon, bracket or blank")
     for pattern, value in found.conventions.items():
@@ -375,7 +383,7 @@ _SINGLE: Mapping[str, tuple[Any, str]] = {
     "returns_weights": (str | None, '"per head", "averaged" or None'),
     "log_sum_exp": (LogSumExp | None, "a conformance.LogSumExp or None"),
     "fully_masked_row": (str | Mapping | None, "text, a dictionary by mode, or None"),
-    "conventions": (Mapping, "a dictionary of texts"),
+    **dict.fromkeys(("conventions", "promises"), (Mapping, "a dictionary of texts")),
 }
 """By attribute of an adapter, its type, and what to call it."""
 

@@ -49,6 +49,7 @@ from conformance.requirements.meaning import (
     observations,
     telling,
 )
+from conformance.requirements.probed import OTHER_BITS, SAME_BITS, is_promise
 from conformance.words import say
 
 OF_AN_ANSWER = ("output.", "kernel.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
@@ -626,6 +627,28 @@ def _polarity(ex: Examination) -> Phrase:
     return causes[0] if causes else NOTHING
 
 
+_MENDED = {
+    "again.on-one-thread": "bits.of-threads",
+    "again.with-few-keys": "bits.keys-divided-by-batch",
+    "again.of-two-queries": "bits.path-for-one-query",
+}
+"""By the condition under which bits are equal that were not, the reason why they were not."""
+
+
+def _of_bits(entries: Sequence[Entry]) -> Phrase:
+    """Return why a promise of equal bits is broken, or `NOTHING` if no condition tells it."""
+    other = {entry.subject.id: entry for entry in entries if entry.value.id in OTHER_BITS}
+    for entry in entries:
+        of = entry.subject.part("of").id or "again.steps"
+        mended = entry.subject.id in _MENDED and entry.value.id.startswith(SAME_BITS)
+        if not mended or of not in other:
+            continue
+        # If the same call has other bits, it is chance that other calls have the same.
+        if is_promise(other[of]) and (of == "again.twice" or "again.twice" not in other):
+            return Phrase(_MENDED[entry.subject.id])
+    return NOTHING
+
+
 def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
     """Return the cause that an experiment's observations reveal, or else the finding's own cause.
 
@@ -635,6 +658,8 @@ def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
     wrong = [entry for entry in entries if not entry.agrees]
     if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):
         return Phrase("dropout.is-on" if wrong[0].value.id == "dropout.on" else "dropout.is-off")
+    if finding.requirement == "bits.are-as-promised":
+        return _of_bits(entries)
     if finding.requirement != "dropout.is-unbiased" or finding.verdict != "deviates":
         return finding.cause
     kept = next((it.value for it in entries if it.subject.id == "dropout.kept"), NOTHING)

@@ -429,6 +429,35 @@ class Framework(ABC):
         """Return the context manager with which users disable gradients; by default, a null one."""
         return nullcontext()
 
+    @contextmanager
+    def on_threads(self, count: int | None = None) -> Iterator[None]:
+        """Compute on another number of threads in the context: on one, or on two in place of one.
+
+        Args:
+            count: the number of threads, if it matters.
+
+        Raises:
+            Unsupported: if the number cannot be set in this process.
+        """
+        if self._threads is None:
+            raise Unsupported(f"the number of threads of {self.name} cannot be set")
+        before = self.threads
+        self._threads.put(count or (1 if before > 1 else 2))
+        try:
+            yield
+        finally:
+            self._threads.put(before)
+
+    @property
+    def threads(self) -> int:
+        """The number of threads on which a call computes; 0 if it is not known."""
+        return 0 if self._threads is None else int(self._threads.get())
+
+    @property
+    def _threads(self) -> Setting | None:
+        found = [each for each in self.settings if each.name.endswith("number of threads")]
+        return found[0] if found else None
+
     def fits(self, output: Any, cotangent: Any) -> bool:
         """Return whether the output is an array of the cotangent's shape."""
         return self.is_array(output) and output.shape == cotangent.shape

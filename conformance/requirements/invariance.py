@@ -331,7 +331,7 @@ def shift(ex: Examination) -> Finding | None:
     return _same(ex, shift.id, one, other, "shifted", "shifted positions move {array}")
 
 
-def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray) -> Problem:
+def part_of(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray) -> Problem:
     """Return the problem with only some batch entries, queries and keys.
 
     `queries` `[query]` and `keys` `[key]` are True for the tokens to keep. The problem must have no
@@ -397,7 +397,7 @@ def members(ex: Examination) -> Finding | None:
         queries, keys = segments.query[-1] == number, segments.key[-1] == number
         if not keys.any():
             continue
-        again = ex.ask(_part(whole, entry, queries, keys)).arrays()
+        again = ex.ask(part_of(whole, entry, queries, keys)).arrays()
         for name, rows in _rows_of_tokens(ex.problem, queries, keys).items():
             if name in again and name in answer:
                 packed[name].append(answer[name][-1][rows])
@@ -443,7 +443,7 @@ def steps(ex: Examination) -> Finding | None:
     noise, whole = ex.expectation.sigma, ex.answer.arrays()
     found = {name: np.zeros_like(array) for name, array in whole.items() if name != "weights"}
     for queries, keys in _chunks(problem):
-        part = _part(problem, slice(None), queries, keys)
+        part = part_of(problem, slice(None), queries, keys)
         rows = _rows_of_tokens(problem, queries, keys)
         for name, array in ex.ask(part).arrays().items():
             if name in rows:
@@ -496,7 +496,7 @@ def merges_parts(ex: Examination) -> Finding | None:
         if not kept.any():
             continue
         last = number == (len(keys) - 1) // third
-        part = _part(whole, slice(None), everyone, kept)
+        part = part_of(whole, slice(None), everyone, kept)
         part = part if last else part.replace(sinks=None)
         seen = part.allowed_in_full().any(axis=-1)
         answer = ex.ask(part, projected=True)

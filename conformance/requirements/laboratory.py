@@ -34,7 +34,8 @@ from conformance.adapter.arguments import MaskArgument, Native, Spelling
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.features import Feature
 from conformance.adapter.raised import is_our_own
-from conformance.cases.case import assembled, rounded
+from conformance.cases.case import assembled, draw, rounded
+from conformance.definition.attention import heads_alone
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import expect
@@ -153,6 +154,13 @@ def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
     drawn["weights.output"] = np.eye(width).reshape(heads, head, width)
     drawn["cotangent"] = random.standard_normal((shape.batch, shape.query_length, width))
     return rounded(assembled(shape, drawn), dtype)
+
+
+@lru_cache(maxsize=16)
+def _drawn(shape: Shape, dtype: str, *, heads: bool) -> Problem:
+    random = np.random.default_rng([20261127, *shape.logits])
+    problem = rounded(assembled(shape, draw(shape, random)), dtype)
+    return heads_alone(problem) if heads else problem
 
 
 @lru_cache(maxsize=64)
@@ -360,6 +368,22 @@ class Laboratory:
         )
         made = readout(shape, dtype or self.dtype)
         return made if scale is None else made.replace(scale=scale)
+
+    def drawn(self, sizes: Sizes, head: int) -> Problem:
+        """Return a problem of these sizes with random numbers, whose output is not the weights.
+
+        Its heads are of size `head`, or of the next size that the adapter declares. For a function,
+        it is on heads that have been projected, so that the suite's projections take no part.
+        """
+        shape = readout_shape(
+            sizes,
+            self.sharing,
+            "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive",
+            bias=self.biased,
+            group=self._group(sizes.heads),
+            head=self._head(head),
+        )
+        return _drawn(shape, self.dtype, heads=self.adapter.projections_supplied)
 
     def _group(self, heads: int) -> int:
         """Return how many query heads share a key/value head.

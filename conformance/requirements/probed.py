@@ -170,6 +170,18 @@ def arguments_combine(ex: Examination) -> None:
     experiment `pairs` does this, not a case."""
 
 
+@requirement(
+    "bits.are-as-promised",
+    "What is promised to have equal bits has them; −0 equals 0.",
+    why="A server that batches, or a trainer that scores what a generator wrote, relies on it; a "
+    "difference in the last bit then grows from layer to layer.",
+)
+def as_promised(ex: Examination) -> None:
+    """Repeat a call in the ways that the adapter promises to have no effect on its bits: alone and
+    in other batches, in steps and chunks, packed, on other threads, from other memory. The
+    experiment `repeatability` does this, not a case."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule that decides a requirement by the entries of an experiment.
@@ -280,6 +292,9 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
             verdict, entry = min(about, key=lambda pair: _WORST_FIRST.index(pair[0]))
             detail = f"{say(entry.subject)}: {entry.evidence}" if verdict != "conforms" else ""
             yield Finding(rule.requirement, verdict, detail, entry.value)
+    promised = [entry for entry in entries if is_promise(entry)]
+    if promised:
+        yield _kept(promised)
     if experiment in ONE_FOR_ALL:
         yield from _agreeing(same_if_shared.id, _pairs(entries, "sharing"))
     if experiment == "masked-rows":
@@ -287,6 +302,31 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
         yield from _agreeing(same_in_dtypes.id, _pairs(blocking, "inputs_in"))
         yield from _agreeing(same_in_layouts.id, _pairs(blocking, "laid_out"))
         yield from _agreeing(same_in_encodings.id, _encodings(entries))
+
+
+SAME_BITS = "again.same-bits"
+"""The id of the value that is declared where equal bits are promised."""
+
+OTHER_BITS = ("again.within-noise", "again.apart")
+"""The ids of values that say that bits are not equal."""
+
+
+def is_promise(entry: Entry) -> bool:
+    """Return whether equal bits are promised of what an entry is about."""
+    return entry.declared.id == SAME_BITS
+
+
+def _kept(promised: Sequence[Entry]) -> Finding:
+    """Return the finding on whether promises of equal bits are kept.
+
+    What could not be examined is not kept, and not broken.
+    """
+    broken = [entry for entry in promised if entry.value.id in OTHER_BITS]
+    left = [entry for entry in promised if not entry.value.id.startswith(SAME_BITS)]
+    lines = [f"{say(entry.subject)}: {say(entry.value)}" for entry in broken or left]
+    verdict: Verdict = "deviates" if broken else "unsupported" if left else "conforms"
+    value = (broken or left or promised)[0].value
+    return Finding(as_promised.id, verdict, _listed(lines), value)
 
 
 # Conventions that must be the same in all calls
@@ -431,6 +471,7 @@ def compared(entries: Sequence[Entry]) -> Finding:
 
     The verdict is "observed" if nothing is declared about any of them.
     """
+    entries = [entry for entry in entries if not is_promise(entry)]
     wrong = [entry for entry in entries if not entry.agrees]
     if not wrong:
         declared = any(entry.declared for entry in entries)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from conformance.adapter.base import EQUAL_BITS
 from conformance.cases.case import assembled, draw, rounded
 from conformance.definition.comparison import Comparison, between
 from conformance.definition.dtypes import DTYPES, Array, dtype_of
@@ -41,7 +42,7 @@ from conformance.records.findings import (
 )
 from conformance.requirements.requirement import judge
 from conformance.stateful.causes import cause_of
-from conformance.stateful.layer import EQUAL_BITS, PROMISES, StatefulLayer, declared
+from conformance.stateful.layer import PROMISES, StatefulLayer, declared
 from conformance.stateful.ways import (
     SENTENCES,
     WAYS,

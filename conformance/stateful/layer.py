@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.base import check_promises
 from conformance.adapter.loading import located
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import (
@@ -31,9 +32,6 @@ from conformance.errors import (
 )
 from conformance.frameworks import framework
 from conformance.text import message
-
-EQUAL_BITS = "equal bits"
-"""What a layer can promise of a relation: that two ways give the same bits, where −0 equals 0."""
 
 PROMISES = ("batch", "steps", "chunks", "runs", "batch position", "threads")
 """The relations of which a layer can promise equal bits."""
@@ -412,10 +410,5 @@ def declared(found: Any, spec: str) -> StatefulLayer:
     if found.capacity is not None and found.capacity < LEAST:
         raise WrongDeclaration(f"{spec}: capacity is {found.capacity}; the ways need {LEAST}")
     check_names("dtype", found.dtypes, DTYPES)
-    check_names("promise", found.promises, PROMISES)
-    for relation, value in found.promises.items():
-        if value != EQUAL_BITS:
-            raise WrongDeclaration(
-                f"{spec}: promises: {relation!r} can be {EQUAL_BITS!r}, not {value!r}"
-            )
+    check_promises(found.promises, PROMISES, spec)
     return found

@@ -289,16 +289,8 @@ def _at_another_place(desk: Desk) -> Iterator[Part]:
 
 
 def _on_threads(desk: Desk) -> Iterator[Part]:
-    settings = [it for it in desk.bridge.settings if it.name.endswith("number of threads")]
-    if not settings:
-        raise Unsupported(f"the number of threads of {desk.bridge.name} cannot be set")
-    (threads,) = settings
-    before = threads.get()
-    threads.put(1 if before > 1 else 2)
-    try:
+    with desk.bridge.on_threads():
         yield desk.start().part(0, desk.length)
-    finally:
-        threads.put(before)
 
 
 def _steps(desk: Desk) -> Iterator[Part]:

@@ -29,6 +29,7 @@ from mutants.mutant import (
     OF_A_SUM,
     OF_MASKED_QUERY,
     OUTPUT,
+    PROMISED,
     REPEATS,
     REWRITTEN,
     SAME_IF_SHARED,
@@ -361,6 +362,11 @@ def _counting(a: Attention, merged: Array) -> Array:
     return Attention.finish(a, merged) * a.wide(1 + 1e-3 * (calls - 1))
 
 
+def _last_bit(a: Attention, values: Array) -> Array:
+    calls = a.given.memory["calls"] = a.given.memory.get("calls", 0) + 1
+    return np.nextafter(values, a.wide(np.inf)) if calls % 2 else values
+
+
 def _first_seen(a: Attention, name: str) -> Array:
     found = Attention.heads(a, name)
     if name != "key":
@@ -390,6 +396,22 @@ _add(
     REPEATS,
     OUTPUT,
     finish=_counting,
+)
+_add(
+    "last-bit-of-every-other-call",
+    "adds up in another order in every other call",
+    PROMISED,
+    finish=lambda a, merged: _last_bit(a, Attention.finish(a, merged)),
+    case="probe/repeatability",
+    promises=("runs",),
+)
+_add(
+    "last-bit-of-every-other-gradient",
+    "adds up one gradient in another order in every other call",
+    PROMISED,
+    gradient=lambda a, name, array: _last_bit(a, array) if name == "key" else array,
+    case="probe/repeatability",
+    promises=("gradients",),
 )
 _add(
     "keys-cached",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from conformance.adapter.base import EQUAL_BITS
 from conformance.definition.problem import Causal
 from mutants.attention import Attention
 from mutants.contestant import Contestant, Function
@@ -48,6 +49,7 @@ KEPT = "call.leaves-earlier-answers-alone"
 THROUGH_WEIGHTS = "gradient.through-returned-weights"
 DECLARED = "adapter.declares-what-is-observed"
 NAN = "nan.reaches-the-output"
+PROMISED = "bits.are-as-promised"
 OF_MASKED_QUERY = "gradient.of-fully-masked-query"
 FLAG_BLOCKS = "causal.flag-blocks"
 COMBINE = "mask.arguments-combine"
@@ -78,6 +80,7 @@ class Mutant:
         accuracy: the class that it promises; then it is a function, on heads of the suite.
         alignment: what it declares of its causal flag.
         level: at which level of the suite it must be noticed.
+        promises: of which relations it promises equal bits.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Mutant:
     accuracy: Literal["", "A0", "A"] = ""
     alignment: Causal = "bottom-right"
     level: str = "full"
+    promises: tuple[str, ...] = ()
 
     @property
     def kind(self) -> type[Attention]:
@@ -100,7 +104,9 @@ class Mutant:
         """As an implementation."""
         if self.accuracy:
             return Function(self.name, self.kind, self.accuracy)
-        return Contestant(self.name, self.kind, self.alignment)
+        made = Contestant(self.name, self.kind, self.alignment)
+        made.promises = dict.fromkeys(self.promises, EQUAL_BITS)
+        return made
 
 
 Maker = Callable[..., None]
@@ -117,13 +123,17 @@ def chapter(name: str, mutants: list[Mutant]) -> Maker:
         dtype: str = "float32",
         accuracy: Literal["", "A0", "A"] = "",
         alignment: Causal = "bottom-right",
+        promises: tuple[str, ...] = (),
         **changes: Any,
     ) -> None:
         unknown = [stage for stage in changes if not hasattr(Attention, stage)]
         assert not unknown, f"{mutant}: the attention has no {unknown}"
         assert all(other.name != mutant for other in mutants), f"{mutant}: the name is taken"
         mutants.append(
-            Mutant(mutant, name, did, killed_by, changes, case, dtype, accuracy, alignment)
+            Mutant(
+                *(mutant, name, did, killed_by, changes, case, dtype, accuracy, alignment),
+                promises=promises,
+            )
         )
 
     return add
