@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 from looped import for_each
 
@@ -44,7 +45,7 @@ CAPACITY = 80
 def model_of(name, attention="sdpa", **more):
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{name}Config")(
-        **SIZES, **MODELS[name], attn_implementation=attention, **more
+        **(SIZES | MODELS[name] | more), attn_implementation=attention
     )
     torch.manual_seed(0)
     model = getattr(transformers, name.replace("Text", "TextModel")) if "Text" in name else None
@@ -232,7 +233,150 @@ def test_what_is_no_such_module_is_an_error_of_one_line(case):
         StatefulLayer.from_huggingface(module(), **declared)
 
 
-def test_an_attention_that_needs_what_only_its_model_makes_is_refused():
+# A layer inside a model
+
+
+def inside(model, module, **declared):
+    """A layer inside a model, in float32 unless it is declared otherwise."""
+    cache = partial(pytest.importorskip("transformers").DynamicCache, config=model.config)
+    declared = {"dtypes": ("float32",), **declared}
+    return StatefulLayer.from_huggingface(model, cache, module=module, **declared)
+
+
+WITHIN = ("runs", "causal", "alone", "steps", "chunks-5", "chunks-mixed", "left-padding")
+WITHIN += ("after-rollback", "rows-reordered", "restored", "cache-off", "beyond-window")
+
+
+def through(layer, ways=WITHIN):
+    done = examine_stateful(layer, ways=[way for way in WAYS if way.name in ways])
+    return done, {result.case.partition("/")[2]: result.verdict for result in done.results}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_attention_inside_a_model_conforms(name):
+    """A model makes positions, masks and caches, which the attention itself cannot."""
+    for module in ("layers.0.self_attn", "layers.1"):
+        done, verdicts = through(inside(model_of(name), module, dtypes=("float32", "bfloat16")))
+        assert not done.wrong, str(done)
+        assert verdicts["steps"] == verdicts["left-padding"] == verdicts["restored"] == "conforms"
+
+
+class Planted(torch.nn.Module):
+    """An attention of a model with a mistake; `given` changes the arguments of a call."""
+
+    def __init__(self, inner, given=lambda it: it, output=lambda it, hidden: it):
+        super().__init__()
+        self.inner, self.given, self.output = inner, given, output
+
+    def forward(self, hidden_states, **given):
+        found, *rest = self.inner(hidden_states, **self.given(given))
+        return (self.output(found, hidden_states), *rest)
+
+
+def _restarting(given):
+    cos, sin = given["position_embeddings"]
+    first = [table[:, :1] * 0 + value for table, value in ((cos, 1.0), (sin, 0.0))]
+    if cos.shape[1] > 1:
+        return given
+    return given | {"position_embeddings": tuple(first)}
+
+
+def _to_half(given):
+    cache = given.get("past_key_values")
+    if cache is not None and len(cache.layers) > 1 and cache.layers[1].is_initialized:
+        cache.layers[1].keys = cache.layers[1].keys.half().to(cache.layers[1].keys)
+    return given
+
+
+PLANTED = {
+    "positions of single tokens restart": ({"given": _restarting}, {"steps"}),
+    "padding is attended to": (
+        {"given": lambda it: it | {"attention_mask": None}},
+        {"left-padding"},
+    ),
+    "single tokens take a path of fewer bits": (
+        {"output": lambda it, hidden: it if hidden.shape[1] > 1 else it.half().to(it)},
+        {"steps"},
+    ),
+    "the cache holds float16": ({"given": _to_half}, {"steps", "chunks-5"}),
+}
+"""Mistakes of one layer, and the ways that must notice them."""
+
+
+@for_each(name=PLANTED)
+def test_a_mistake_is_noticed_in_the_layer_that_makes_it_and_in_no_other(name):
+    how, wanted = PLANTED[name]
+    model = model_of("Llama", num_hidden_layers=3)
+    model.layers[1].self_attn = Planted(model.layers[1].self_attn, **how)
+    ways = {*wanted, "runs", "causal"}
+    _, verdicts = through(inside(model, "layers.1.self_attn"), ways)
+    assert {way for way, verdict in verdicts.items() if verdict == "deviates"} == wanted
+    for other in ("layers.0.self_attn", "layers.2.self_attn"):
+        done, _ = through(inside(model, other), ways)
+        assert not done.wrong, str(done)
+
+
+def test_a_layer_is_fed_what_it_gets_in_the_model():
+    """Random numbers of size 1 would be too small for this mistake."""
     model = model_of("Llama")
-    with pytest.raises(WrongDeclaration, match="needs position_embeddings"):
-        StatefulLayer.from_huggingface(model, module="layers.0.self_attn")
+    size = 40.0
+    torch.nn.init.constant_(model.layers[1].input_layernorm.weight, size)
+    clipped = Planted(
+        model.layers[1].self_attn, output=lambda it, hidden: it + hidden.clamp(min=10) - 10
+    )
+    model.layers[1].self_attn = clipped
+    ids = torch.arange(12).reshape(2, 6)
+    layer = inside(model, "layers.1.self_attn", batch={"input_ids": ids})
+    found = layer.embeddings()
+    assert found.shape == (12, 32)
+    assert np.abs(found).max() > size
+    done, verdicts = through(layer, ("runs", "steps"))
+    assert verdicts["steps"] == "conforms", str(done)
+    assert layer.embeddings() is not None
+    assert inside(model, "layers.0.self_attn").embeddings() is None
+
+
+def test_a_layer_inside_a_model_is_checked_under_autocast():
+    layer = inside(
+        model_of("Llama"),
+        "layers.1.self_attn",
+        within=partial(torch.autocast, "cpu", torch.bfloat16),
+    )
+    done, verdicts = through(layer)
+    assert not done.wrong, str(done)
+    assert verdicts["steps"] == "conforms"
+
+
+def test_a_part_that_is_compiled_is_checked():
+    model = model_of("Llama")
+    half, _ = PLANTED["single tokens take a path of fewer bits"]
+    part = Planted(model.layers[1].self_attn, **half)
+    model.layers[1].self_attn = torch.compile(part, backend="eager")
+    _, verdicts = through(inside(model, "layers.1.self_attn"), ("runs", "steps", "chunks-5"))
+    assert verdicts["steps"] == "deviates"
+    assert verdicts["chunks-5"] == "conforms"
+
+
+@for_each(
+    case=[
+        ("layers.9.self_attn", UnknownName, r"unknown module 'layers.9.self_attn'; did you mean"),
+        ("norm.weight", UnknownName, "unknown module 'norm.weight'"),
+        ("layers.0.mlp.down_proj", WrongDeclaration, "takes numbers of another shape"),
+        ("rotary_emb", WrongDeclaration, "gives no output for each token"),
+    ]
+)
+def test_a_part_that_cannot_be_fed_is_an_error_of_one_line(case):
+    module, kind, told = case
+    with pytest.raises(kind, match=told) as raised:
+        inside(model_of("Llama"), module)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_part_that_is_not_called_or_called_often_is_an_error():
+    model = model_of("Llama")
+    model.spare = torch.nn.Linear(32, 32)
+    with pytest.raises(WrongDeclaration, match="is called 0 times in a forward pass"):
+        inside(model, "spare")
+    model.layers[1].self_attn = model.layers[0].self_attn
+    with pytest.raises(WrongDeclaration, match="is called 2 times in a forward pass"):
+        inside(model, "layers.0.self_attn")

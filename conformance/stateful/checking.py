@@ -215,7 +215,7 @@ def examine_stateful(
     if device not in bridge.devices():
         raise Unavailable(f"{stated.framework} sees no {device} on this machine")
     found = Stateful(stated.name, device)
-    texts = Texts.drawn(stated.width, _length(stated))
+    texts = Texts.drawn(stated.width, _length(stated), stated.embeddings())
     causes: dict[str, Phrase] = {}
     for dtype in chosen or stated.dtypes:
         desk = Desk(stated, _built(stated, dtype, device), bridge, dtype, device, texts)

@@ -11,7 +11,8 @@ import inspect
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,7 @@ import numpy as np
 
 from conformance.adapter.base import check_promises
 from conformance.adapter.loading import located
-from conformance.definition.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import (
     FailsOnImport,
     NotAnAdapter,
@@ -138,12 +139,21 @@ class StatefulLayer(ABC):
             raise Unsupported("it does not compute in float64")
         return self.fresh(layer).double()
 
+    def embeddings(self) -> Array | None:
+        """Return embeddings `[number width]`, of which those of texts are mixtures.
+
+        By default, it is None: they are random numbers of variance 1.
+        """
+        return None
+
     @staticmethod
     def from_huggingface(
         model: Any,
         cache: Callable[[], Any] | None = None,
         *,
         module: str = "",
+        batch: Mapping[str, Any] | None = None,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         name: str = "",
         **declared: Any,
     ) -> StatefulLayer:
@@ -155,15 +165,25 @@ class StatefulLayer(ABC):
             model: the module, with its weights.
             cache: makes an empty cache, such as `lambda: DynamicCache(config=model.config)`; None
                 if the module makes one and returns it.
-            module: the path of a part of the model that takes `past_key_values`, such as "model".
+            module: the path of a part of the model, such as "layers.3.self_attn". If it does not
+                take embeddings and `past_key_values` alone, the model is called: it makes masks,
+                positions and the cache, the part is given the tokens in place of its input, and its
+                output is what is compared.
+            batch: arguments of the model, such as `input_ids`. The texts that such a part is fed
+                are then like what it gets in this forward pass; they are random numbers otherwise.
+            within: makes a context in which the model is called, such as one of `torch.autocast`.
             name: the name in tables.
             declared: other attributes of `StatefulLayer`, such as `capacity`.
 
         Raises:
             UnknownName: if the model has no such part; the message suggests similar names.
-            WrongDeclaration: if the module takes no cache, or there is no such attribute.
+            WrongDeclaration: if the module takes no cache, or there is no such attribute, or the
+                part is not called once with embeddings.
         """
-        return _HuggingFace(_part(model, module), cache, name, declared)
+        part = _part(model, module)
+        if module and _needs(part):
+            return _Inside(model, module, cache, batch, within, name, declared)
+        return _HuggingFace(part, cache, within, name, declared)
 
 
 def _part(model: Any, path: str) -> Any:
@@ -185,6 +205,33 @@ _OF_MODEL = ("position_embeddings",)
 """Arguments that only a model makes, even if they have a default."""
 
 
+def _parameters(module: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(getattr(module, "forward", module)).parameters
+
+
+def _input_of(module: Any) -> str:
+    """Return the name of the argument that takes the embeddings."""
+    parameters = _parameters(module)
+    return next((one for one in _INPUTS if one in parameters), next(iter(parameters), ""))
+
+
+def _needs(module: Any) -> str:
+    """Return why a module cannot be called with embeddings and a cache alone, or ""."""
+    parameters = _parameters(module)
+    if "past_key_values" not in parameters:
+        return "takes no past_key_values; derive from conformance.StatefulLayer"
+    needed = [
+        it.name
+        for it in parameters.values()
+        if it.default is it.empty and it.kind is it.POSITIONAL_OR_KEYWORD
+    ]
+    needed = [one for one in needed if one not in (_input_of(module), "past_key_values")]
+    needed += [one for one in _OF_MODEL if one in parameters and one not in needed]
+    if not needed:
+        return ""
+    return f"needs {', '.join(needed)}, which only its model makes; pass the model, and module="
+
+
 class _HuggingFace(StatefulLayer):
     """A module that takes and returns a cache as `past_key_values`."""
 
@@ -194,31 +241,15 @@ class _HuggingFace(StatefulLayer):
         self,
         module: Any,
         cache: Callable[[], Any] | None,
+        within: Callable[[], AbstractContextManager[Any]],
         name: str,
         declared: Mapping[str, Any],
     ) -> None:
         self.name = name or type(module).__name__
-        self._module, self._cache = module, cache
-        parameters = inspect.signature(getattr(module, "forward", module)).parameters
-        if "past_key_values" not in parameters:
-            raise WrongDeclaration(
-                f"{self.name} takes no past_key_values; derive from conformance.StatefulLayer"
-            )
-        first = next(iter(parameters), "")
-        self._input = next((one for one in _INPUTS if one in parameters), first)
-        needed = [
-            it.name
-            for it in parameters.values()
-            if it.default is it.empty and it.kind is it.POSITIONAL_OR_KEYWORD
-        ]
-        needed = [one for one in needed if one not in (self._input, "past_key_values")]
-        needed += [one for one in _OF_MODEL if one in parameters and one not in needed]
-        if needed:
-            raise WrongDeclaration(
-                f"{self.name} needs {', '.join(needed)}, which only its model makes; name a part "
-                "that takes embeddings alone"
-            )
-        self._takes = {*parameters}
+        self._module, self._cache, self._within = module, cache, within
+        if needs := _needs(module):
+            raise WrongDeclaration(f"{self.name} {needs}")
+        self._input, self._takes = _input_of(module), {*_parameters(module)}
         config = getattr(module, "config", None)
         self.width = getattr(config, "hidden_size", 0)
         if getattr(config, "use_sliding_window", True):
@@ -252,12 +283,13 @@ class _HuggingFace(StatefulLayer):
             if "position_ids" in self._takes:
                 places = (real.long().cumsum(-1) - 1).clamp(min=0)
                 given["position_ids"] = places[:, -tokens.shape[1] :]
-        found = self._called(layer, tokens, past_key_values=layer.cache, use_cache=True, **given)
+        cached = {"past_key_values": layer.cache, "use_cache": True}
+        found, output = self._called(layer, tokens, **cached, **given)
         if not isinstance(found, tuple):
             layer.cache = getattr(found, "past_key_values", layer.cache)
         elif len(found) > 1:
             layer.cache = found[1]
-        return _output(found)
+        return output
 
     def feed_padded(self, layer: Any, tokens: Any, real: Any) -> Any:
         return self.feed(layer, tokens, real)
@@ -268,12 +300,15 @@ class _HuggingFace(StatefulLayer):
         return self.feed(layer, tokens, position_ids=positions)
 
     def feed_uncached(self, layer: Any, tokens: Any) -> Any:
-        return _output(self._called(layer, tokens, use_cache=False))
+        return self._called(layer, tokens, use_cache=False)[1]
 
-    def _called(self, layer: Any, tokens: Any, **given: Any) -> Any:
+    def _called(self, layer: Any, tokens: Any, **given: Any) -> tuple[Any, Any]:
+        """Return what the module returns, and the outputs to compare."""
         if "use_cache" not in self._takes:
             given.pop("use_cache", None)
-        return layer.module(**{self._input: tokens}, **given)
+        with self._within():
+            found = layer.module(**{self._input: tokens}, **given)
+        return found, _output(found)
 
     def reset(self, layer: Any) -> None:
         if hasattr(layer.cache, "reset"):
@@ -306,6 +341,99 @@ class _HuggingFace(StatefulLayer):
             if not hasattr(part, name):
                 raise Unsupported(f"{type(part).__name__} has no {name}")
         return getattr(layer.cache, name)
+
+
+class _Inside(_HuggingFace):
+    """A part of a model, which the model calls with the masks, positions and cache that it makes.
+
+    Hooks put the tokens in place of the part's input, and keep its output.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        path: str,
+        cache: Callable[[], Any] | None,
+        batch: Mapping[str, Any] | None,
+        within: Callable[[], AbstractContextManager[Any]],
+        name: str,
+        declared: Mapping[str, Any],
+    ) -> None:
+        super().__init__(model, cache, within, name or f"{type(model).__name__}.{path}", declared)
+        self._path = path
+        if "window" not in declared:
+            self.window = getattr(_part(model, path), "sliding_window", self.window)
+        self._embeddings: Array | None = None
+        self._record(model, batch)
+
+    def _record(self, model: Any, batch: Mapping[str, Any] | None) -> None:
+        """Call the model once, to see whether the part can be fed, and with what."""
+        bridge = framework("torch")
+        given = batch
+        if given is None:
+            weight = next(model.parameters())
+            zeros = np.zeros((2, 3, self.width))
+            tokens = bridge.array(zeros, bridge.dtype(weight), "cpu").to(weight.device)
+            given = {self._input: tokens}
+        was = model.training
+        model.eval()
+        try:
+            with bridge.without_gradients(), self._within(), _hooked(model, self._path) as seen:
+                model(**given)
+        finally:
+            model.train(was)
+        if len(seen) != 1:
+            raise WrongDeclaration(
+                f"{self.name}: the part is called {len(seen)} times in a forward pass"
+            )
+        ((taken, made),) = seen
+        shapes = [list(getattr(each, "shape", ())) for each in (taken, made)]
+        if len(shapes[0]) != 3 or shapes[0][2] != self.width:
+            raise WrongDeclaration(
+                f"{self.name}: the part takes numbers of another shape than embeddings, {shapes[0]}"
+            )
+        if shapes[1][:-1] != shapes[0][:-1]:
+            raise WrongDeclaration(f"{self.name}: the part gives no output for each token")
+        if batch is not None:
+            self._embeddings = bridge.numpy(taken).reshape(-1, self.width)
+
+    def embeddings(self) -> Array | None:
+        return self._embeddings
+
+    def _called(self, layer: Any, tokens: Any, **given: Any) -> tuple[Any, Any]:
+        with _hooked(layer.module, self._path, tokens) as seen:
+            found, _ = super()._called(layer, tokens, **given)
+        ((_, output),) = seen
+        return found, output
+
+
+@contextmanager
+def _hooked(model: Any, path: str, tokens: Any = None) -> Iterator[list[tuple[Any, Any]]]:
+    """Yield a list, to which each call of a part of a model adds its input and output.
+
+    If there are `tokens`, they take the place of the input.
+    """
+    part = model.get_submodule(path)
+    seen: list[tuple[Any, Any]] = []
+    inputs: list[Any] = []
+
+    def before(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, Any]:
+        name = "" if args else next((one for one in _INPUTS if one in given), next(iter(given)))
+        inputs.append(args[0] if args else given[name])
+        if tokens is None:
+            return args, given
+        return ((tokens, *args[1:]), given) if args else (args, given | {name: tokens})
+
+    def after(module: Any, args: Any, found: Any) -> None:
+        seen.append((inputs.pop(), _output(found)))
+
+    hooks = [part.register_forward_pre_hook(before, with_kwargs=True)]
+    hooks.append(part.register_forward_hook(after))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Caching:

@@ -50,10 +50,22 @@ class Texts:
         return np.concatenate([self.text, self.discarded[:, :BEYOND]], axis=1)
 
     @classmethod
-    def drawn(cls, width: int, length: int) -> Texts:
-        """Return random tokens that are exact in every dtype."""
+    def drawn(cls, width: int, length: int, like: Array | None = None) -> Texts:
+        """Return random tokens that are exact in every dtype.
+
+        If there are embeddings `like` `[number width]`, each token is a mixture of two of them.
+        """
         random = np.random.Generator(np.random.PCG64(7))
-        parts = (random.standard_normal((BATCH, length, width)) for _ in range(4))
+        size = (BATCH, length)
+
+        def mixed() -> Array:
+            if like is None:
+                return random.standard_normal((*size, width))
+            one, other = (like[random.integers(len(like), size=size)] for _ in range(2))
+            share = random.random((*size, 1))
+            return np.asarray(share * one + (1 - share) * other)
+
+        parts = (mixed() for _ in range(4))
         return cls(*map(dtype_of("bfloat16").round, parts))
 
     def nearly(self, dtype: str, seed: int) -> Texts:
