@@ -15,6 +15,7 @@ from conformance import StatefulLayer, check_stateful, cli
 from conformance.adapter.base import EQUAL_BITS
 from conformance.errors import ConformanceError, ExitCode, Unsupported
 from conformance.records.findings import WRONG, CaseResult, Phrase
+from conformance.records.record import read
 from conformance.stateful.checking import BITS, PROMISED, examine_stateful
 from conformance.stateful.layer import PROMISES, find_stateful
 from conformance.stateful.ways import SENTENCES, WAYS
@@ -263,6 +264,36 @@ def test_a_wrong_option_is_an_error_of_one_line(file, capsys, arguments, told):
 def test_a_layer_that_is_not_there_is_an_error_with_names_near_it(file, capsys):
     assert cli.main(["run", f"{file}:Layr"]) == ExitCode.USAGE
     assert "did you mean Layer?" in capsys.readouterr().err
+
+
+def test_a_record_is_kept_for_the_gate(file, capsys, tmp_path):
+    record, baseline = tmp_path / "records" / "mine.json", tmp_path / "known.toml"
+    asked = ["--record", str(record), "--dtype", "float32"]
+    judged = ["--from-record", str(record), "--baseline", str(baseline)]
+    baseline.write_text("")
+    assert cli.main(["run", f"{file}:Layer", *asked]) == ExitCode.OK
+    assert f"record: {record}" in capsys.readouterr().out
+    kept = read(record)
+    (own,) = kept.header.implementations
+    assert own.digest
+    assert own.versions["torch"]
+    assert kept.header.cases["stateful/steps"].why == SENTENCES["stateful.steps"]
+    assert {result.case for result in kept.results} == {*(f"stateful/{w.name}" for w in WAYS), BITS}
+    assert cli.main(["gate", *judged]) == ExitCode.DEVIATES
+    printed = capsys.readouterr().out
+    assert "stateful/chunks-17: differs first in call 2, tokens 17 to 33:" in printed
+    assert "aligned top-left" in printed
+    assert f"again: mha-conformance run {file}:Layer --dtype float32 --strict" in printed
+    # What is known is no failure, and what is mended must be taken out.
+    assert cli.main(["baseline", "update", *judged, "--reason", "until mended"]) == ExitCode.OK
+    assert cli.main(["gate", *judged]) == ExitCode.OK
+    mended = file.with_name("mended.py")
+    mended.write_text(LAYER.replace('mistake="mask-top-left"', ""))
+    assert cli.main(["run", f"{mended}:Layer", *asked]) == ExitCode.OK
+    capsys.readouterr()
+    assert cli.main(["gate", *judged]) == ExitCode.DEVIATES
+    assert "fixed" in capsys.readouterr().out
+    assert read(record).header.implementations[0].digest != own.digest
 
 
 # In a test

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,11 +26,12 @@ from conformance.running import OPTIONS, WHOLE, level_of
 from conformance.text import printable, relative
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from conformance.commands.terminal import Shown
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
+    from conformance.stateful.checking import Stateful
     from conformance.stateful.layer import StatefulLayer
 
 SLOW = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
@@ -117,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-STATEFUL = ("dtype", "device", "isolate")
+STATEFUL = ("dtype", "device", "isolate", "record")
 """The options in `OPTIONS` that apply to a layer that keeps a state."""
 
 
@@ -137,7 +139,7 @@ def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLaye
         if name not in STATEFUL and given and given != attributes.get("default"):
             raise ConformanceError(
                 f"--{name}: a layer that keeps a state is checked with all ways; there are "
-                "--dtype, --device, --strict and --format"
+                "--dtype, --device, --record, --strict and --format"
             )
     if options.rest:
         raise ConformanceError(f"{options.rest[0]}: a layer that keeps a state needs no pytest")
@@ -146,13 +148,72 @@ def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLaye
         examine_stateful(layer, dtypes=options.dtype, device=options.device, spec=spec)
         for spec, layer in layers.items()
     ]
+    if options.record is not None:
+        _record_stateful(options, layers, found)
     if options.format == "json":
         print_json([{"name": one.name, "results": one.results} for one in found])
     else:
         print(printable("\n\n".join(map(str, found))))
+        if options.record is not None:
+            print(f"record: {options.record}")
     if not all(one.is_verified for one in found):
         return ExitCode.NOTHING_VERIFIED
     return ExitCode.DEVIATES if options.strict and any(one.wrong for one in found) else ExitCode.OK
+
+
+def _record_stateful(
+    options: argparse.Namespace,
+    layers: Mapping[str, StatefulLayer | None],
+    found: Sequence[Stateful],
+) -> None:
+    """Write what was found as the record of a run, so that a gate can judge it."""
+    from msgspec.structs import replace
+
+    from conformance.frameworks import framework
+    from conformance.frameworks.base import package_versions
+    from conformance.records.findings import STATEFUL as PREFIX
+    from conformance.records.header import CaseInfo, Implementation
+    from conformance.records.record import Record, save
+    from conformance.running.provenance import adapter_digest, header_of
+    from conformance.stateful.checking import BITS, BITS_SENTENCE
+    from conformance.stateful.ways import SENTENCES, WAYS
+
+    described: list[Implementation] = []
+    packages: dict[str, str] = {}
+    for spec, layer in layers.items():
+        if layer is None:
+            continue
+        bridge = framework(layer.framework)
+        versions = package_versions(bridge.packages)
+        packages |= versions
+        described.append(
+            Implementation(
+                name=layer.name,
+                title=layer.name,
+                documentation="",
+                framework=layer.framework,
+                spec=spec,
+                versions=versions,
+                modes=["default"],
+                dtypes=list(layer.dtypes),
+                masks=[],
+                kind="layer",
+                digest=adapter_digest(spec, layer.framework),
+            )
+        )
+    selection = " ".join(f"--dtype {dtype}" for dtype in options.dtype)
+    command = shlex.join(["mha-conformance", "run", *layers, *selection.split()])
+    header = header_of(
+        [], described, [], options.device, selection, command=command, name=options.record.stem
+    )
+    made = replace(header.provenance, packages=header.provenance.packages | packages)
+    results = [result for one in found for result in one.results]
+    sentences = {f"{PREFIX}{way.name}": SENTENCES[way.requirement] for way in WAYS}
+    sentences[BITS] = BITS_SENTENCE
+    cases = {each.case: CaseInfo(sentences.get(each.case, ""), []) for each in results}
+    header = replace(header, provenance=made, cases=cases, planned=len(results))
+    options.record.parent.mkdir(parents=True, exist_ok=True)
+    save(options.record, Record(header, complete=True, results=results))
 
 
 def fill_in(options: argparse.Namespace, settings: Settings) -> None:

@@ -108,6 +108,9 @@ implementation was unavailable, or the item was not run."""
 INFINITE = 1e300
 """The number that represents an infinite ratio, which JSON cannot represent."""
 
+STATEFUL = "stateful/"
+"""The prefix of ids that take the place of case ids in results on layers that keep a state."""
+
 PREFIX = "probe/"
 """The prefix of the id of an experiment, such as "probe/masks", which takes the place of a case
 id."""

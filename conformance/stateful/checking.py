@@ -32,6 +32,7 @@ from conformance.errors import (
 from conformance.frameworks import framework
 from conformance.records.findings import (
     NOTHING,
+    STATEFUL,
     VERIFIED,
     WRONG,
     CaseResult,
@@ -159,7 +160,7 @@ def _told(way: str, findings: Sequence[Finding]) -> str:
 SPOILING = ("stateful.runs", "stateful.causal")
 """The requirements without which the whole text is no measure: the cause is then that of all."""
 
-BITS = "stateful/bits"
+BITS = f"{STATEFUL}bits"
 """The id that takes the place of a case for findings on bits."""
 
 BITS_SENTENCE = "What is promised has equal bits; −0 equals 0."
@@ -268,7 +269,7 @@ class _Examination:
                 if not np.isfinite(self._whole[of]).all():
                     raise WrongAnswer("the outputs of the whole text are not finite")
         except Exception as error:
-            return [self._result("stateful/whole", _failed("stateful.runs", error))]
+            return [self._result(f"{STATEFUL}whole", _failed("stateful.runs", error))]
         for of, whole in self._whole.items():
             self._noise[of] = noise(self._desk, of, whole)
         found = []
@@ -276,7 +277,7 @@ class _Examination:
             begin = time.perf_counter()
             finding = self._taken_way(way)
             seconds = round(time.perf_counter() - begin, 3)
-            found.append(self._result(f"stateful/{way.name}", finding, seconds=seconds))
+            found.append(self._result(f"{STATEFUL}{way.name}", finding, seconds=seconds))
         findings = [self._bits(relation) for relation in PROMISES]
         return [*found, self._result(BITS, *findings)]
 

@@ -324,8 +324,8 @@ class _Log:
                 self._line(f"  {line}")
             return
         size = measured(finding.figures).partition(": ")[2] if finding.figures else ""
-        if finding.detail or size:
-            self._line(f"  {result.case}: {finding.detail}{f': {size}' if size else ''}")
+        if told := ": ".join(filter(None, (finding.detail or say(finding.value), size))):
+            self._line(f"  {result.case}: {told}")
         if finding.cause:
             self._line(f"  likely cause: {say(finding.cause)}")
         self._line(f"  again: {again(result, spec)}", DIM)
