@@ -117,7 +117,9 @@ def test_reproductions_of_the_docs_run_without_this_suite(wanted):
     for path, (code, printed) in zip(paths, run_alone(*paths), strict=True):
         assert re.search(r"got \S+, want \S+, apart \S+", printed), (path.name, printed)
         # 0 once the library is fixed: then the page that says otherwise is out of date.
-        assert (code, "AssertionError" in printed) == (1, True), (path.name, printed)
+        fails = code == 1 and "AssertionError" in printed
+        # Bits may be equal on another processor.
+        assert fails or (code == 0 and "_bits_of_" in path.name), (path.name, printed)
 
 
 def test_there_are_three_of_them_and_the_page_names_each():
