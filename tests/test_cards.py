@@ -373,3 +373,30 @@ def test_probe_asks_nothing_if_a_name_is_wrong(arguments, told, capsys):
 def test_probe_of_what_is_not_installed_verifies_nothing(name, capsys):
     assert probe(miniature(name), "--experiment", "masks") == ExitCode.NOTHING_VERIFIED
     assert "is not installed" in capsys.readouterr().out
+
+
+def bits(*entries: tuple[str, str, str]) -> Card:
+    """A card of the experiment; an entry is a subject, a value, and another dtype or ""."""
+    found = [
+        findings.Entry(
+            Phrase(f"again.{subject}", {"inputs_in": dtype} if dtype else {}),
+            Phrase(f"again.{value}", {"batch": 2} if value.endswith("at") else {}),
+            "",
+        )
+        for subject, value, dtype in entries
+    ]
+    own = result("repeatability")
+    return card(msgspec.structs.replace(own, entries=found))
+
+
+def test_equal_bits_are_columns_with_the_worst_that_was_observed():
+    usual = [("alone", "same-bits-at", ""), ("batches", "same-bits-at", "")]
+    heading = "Bits in another batch"
+    assert cell(bits(*usual), heading) == [("same bits", "")]
+    assert cell(bits(*usual, ("place", "within-noise", "")), heading) == [("within noise", "")]
+    assert cell(bits(("batches", "apart", ""), usual[0]), heading) == [("apart", "")]
+    # A record of an older suite was asked about one of them only.
+    assert cell(bits(usual[0]), heading) == []
+    assert cell(bits(*usual), "Bits of one query alone") == []
+    steps = bits(("steps", "same-bits-at", ""), ("steps", "within-noise", "bfloat16"))
+    assert cell(steps, "Bits of one query alone") == [("within noise", "with inputs in bfloat16")]

@@ -304,6 +304,29 @@ def _gradients_of_masked(card: Card) -> list[Shown]:
     return wrong + [item for item in usual if not wrong or item.phrase.id != "gradients.finite"]
 
 
+_BITS = ("again.apart", "again.within-noise", "again.same-bits")
+
+
+def _bits(first: str, *others: str) -> Callable[[Card], list[Shown]]:
+    """Return a function that finds in a card the worst that was observed of the same bits.
+
+    It finds nothing if the subject `first` was not asked about, as in older records.
+    """
+
+    def take(card: Card) -> list[Shown]:
+        if not taking(first)(card):
+            return []
+        shown = taking(first, *others, value=_without_sizes)(card)
+        worst = next((name for name in _BITS if any(it.phrase.id == name for it in shown)), "")
+        return [item for item in shown if item.phrase.id == worst]
+
+    return take
+
+
+def _without_sizes(value: Phrase) -> Phrase:
+    return Phrase("again.same-bits") if value.id == "again.same-bits-at" else value
+
+
 GLANCES = (
     Glance("True in a mask", _form("form.bool")),
     Glance("0 and 1, as floats", _form("form.zero-one(dtype=float32)")),
@@ -328,6 +351,12 @@ GLANCES = (
     Glance("Returned weights", _weights),
     Glance("No key at all", taking("size.no-key", "size.no-length")),
     Glance("No batch axis", taking("input.unbatched")),
+    Glance("Bits in another batch", _bits("again.batches", "again.alone", "again.place")),
+    Glance("Bits of one query alone", _bits("again.steps")),
+    Glance("Bits of several queries alone", _bits("again.chunks")),
+    Glance("Bits of a packed sequence", _bits("again.packed")),
+    Glance("Bits run to run", _bits("again.gradients", "again.twice")),
+    Glance("Bits on other threads", _bits("again.threads")),
 )
 """The columns of the table of cards, which show what people look for first."""
 
