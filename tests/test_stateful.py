@@ -154,6 +154,36 @@ def test_zeros_of_both_signs_are_equal():
     assert verdicts["bits.steps"] == verdicts["bits.chunks"] == "conforms"
 
 
+# Gradients
+
+
+class Graphless(Kept):
+    """Computes no graph, although gradients are declared."""
+
+    def feed(self, layer, tokens):
+        return super().feed(layer, tokens).detach()
+
+
+def gradients(layer):
+    done = examine_stateful(layer, ways=serving("stateful.gradients"))
+    found = {result.case.partition("/")[2]: result.findings[0] for result in done.results}
+    return found["gradients-steps"], found["gradients-chunks"]
+
+
+def test_gradients_are_asked_about_where_they_are_declared():
+    assert {finding.verdict for finding in gradients(Kept())} == {"unsupported"}
+    assert {finding.verdict for finding in gradients(Kept(differentiable=True))} == {"conforms"}
+    for finding in gradients(Graphless(differentiable=True)):
+        assert finding.verdict == "error"
+        assert "no gradient with respect to the tokens" in finding.detail
+
+
+def test_the_first_tokens_whose_gradients_differ_are_named():
+    _, chunks = gradients(Kept(mistake="state-detached", differentiable=True))
+    assert chunks.verdict == "deviates"
+    assert chunks.value == Phrase("stateful.differs", {"step": 1, "start": 0, "stop": 6})
+
+
 # Other frameworks
 
 

@@ -233,6 +233,23 @@ def test_what_is_no_such_module_is_an_error_of_one_line(case):
         StatefulLayer.from_huggingface(module(), **declared)
 
 
+def test_gradients_flow_through_a_cache():
+    transformers = pytest.importorskip("transformers")
+
+    class Detached(transformers.DynamicCache):
+        def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+            keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+            new = key_states.shape[-2]
+            return torch.cat([keys[:, :, :-new].detach(), keys[:, :, -new:]], -2), values
+
+    for cache, verdict in ((transformers.DynamicCache, "conforms"), (Detached, "deviates")):
+        layer = layer_of("Llama", cache)
+        layer.differentiable = True
+        _, verdicts = through(layer, ("runs", "causal", "gradients-steps", "gradients-chunks"))
+        assert verdicts["gradients-steps"] == verdicts["gradients-chunks"] == verdict, cache
+        assert verdicts["runs"] == "conforms"
+
+
 # A layer inside a model
 
 

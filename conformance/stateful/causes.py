@@ -16,7 +16,7 @@ from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.records.findings import NOTHING, Phrase
-from conformance.stateful.ways import WAYS, Desk, Part, Texts, Way
+from conformance.stateful.ways import GRADIENT, WAYS, Desk, Part, Texts, Way
 
 DTYPES = ("float32", "float64")
 """The dtypes in which noise is so small that it hides no token's influence."""
@@ -38,7 +38,7 @@ def cause_of(desk: Desk, way: Way, index: int, part: Part, noise: Array) -> Phra
         part: that part.
         noise: σ of the outputs of the whole text of this part, `[batch length width]`.
     """
-    if desk.dtype not in DTYPES or part.of == "longer":
+    if desk.dtype not in DTYPES or part.of in ("longer", GRADIENT):
         return NOTHING
     try:
         return _Inquiry(desk, way, index, part, noise).cause()

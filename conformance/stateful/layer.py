@@ -58,6 +58,7 @@ class StatefulLayer(ABC):
             is then longer than the window.
         capacity: how many tokens a static buffer holds, at least 32; None if the state grows. A
             text is then as long as the buffer.
+        differentiable: whether gradients flow through the state to the tokens that were fed before.
         promises: for names in `PROMISES`, "equal bits". What is not promised is only observed.
     """
 
@@ -67,6 +68,7 @@ class StatefulLayer(ABC):
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     window: int | None = None
     capacity: int | None = None
+    differentiable: bool = False
     promises: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
@@ -201,6 +203,9 @@ _INPUTS = ("inputs_embeds", "hidden_states")
 """What modules of transformers call the embeddings that they take."""
 
 
+_DECLARED = ("width", "window", "capacity", "dtypes", "differentiable", "promises")
+"""What can be declared of a module that needs no class."""
+
 _OF_MODEL = ("position_embeddings",)
 """Arguments that only a model makes, even if they have a default."""
 
@@ -255,7 +260,7 @@ class _HuggingFace(StatefulLayer):
         if getattr(config, "use_sliding_window", True):
             self.window = getattr(config, "sliding_window", None)
         for attribute, value in declared.items():
-            if attribute not in ("width", "window", "capacity", "dtypes", "promises"):
+            if attribute not in _DECLARED:
                 raise WrongDeclaration(f"{self.name}: a stateful layer declares no {attribute!r}")
             setattr(self, attribute, value)
         if not self.width:

@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.errors import Unsupported, WrongAnswer
-from conformance.frameworks.base import Framework
+from conformance.frameworks.base import Framework, Natives, Request
 from conformance.stateful.layer import StatefulLayer
 
 BATCH = 3
@@ -23,6 +23,9 @@ PREFILL = 7
 PADS = (0, 3, 6)
 """The number of padding tokens in each row of a padded batch; fewer than `PREFILL`."""
 
+
+GRADIENT = "gradient"
+"""What stands for a text in a `Part` with the gradient of a loss with respect to the text."""
 
 BEYOND = 4
 """How many more tokens than a buffer holds are fed."""
@@ -98,7 +101,7 @@ class Part:
         rows: the rows of the batch, in the order of those of `output`.
         start: the place of the first of these tokens in its text.
         step: the number of the call, counted from 1.
-        of: the text, an attribute of `Texts`.
+        of: the text, an attribute of `Texts`, or `GRADIENT`.
     """
 
     output: Array
@@ -145,7 +148,9 @@ class Desk:
         return Session(self, self.declared.fresh(self.built))
 
     def whole(self, of: str = "text") -> Array:
-        """Return the outputs of a whole text at once."""
+        """Return the outputs of a whole text at once, or for "gradient", the gradient of it."""
+        if of == GRADIENT:
+            return self.start().gradient([self.length])
         return self.start().feed(getattr(self.texts, of))
 
     def with_texts(self, texts: Texts) -> Desk:
@@ -237,6 +242,40 @@ class Session:
             yield self.part(start, min(start + size, stop), rows, **how)
             start += size
 
+    def gradient(self, sizes: Iterable[int]) -> Array:
+        """Return the gradient of a loss on all outputs with respect to the text, fed in chunks.
+
+        Raises:
+            Unsupported: if the layer declares no gradients.
+            WrongAnswer: if the outputs do not depend on the text differentiably.
+        """
+        desk = self.desk
+        if not desk.declared.differentiable:
+            raise Unsupported("it declares no gradients through its state")
+        bridge, text = desk.bridge, desk.texts.text
+        drawn = np.random.Generator(np.random.PCG64(11)).standard_normal(text.shape)
+        arrays = (text, dtype_of("bfloat16").round(drawn), np.ones(()))
+        tokens, cotangent, one = (bridge.array(it, desk.dtype, desk.device) for it in arrays)
+
+        def loss(own: Natives, constants: Natives) -> tuple[Any, None]:
+            total, start = None, 0
+            for size in sizes:
+                if start >= desk.length:
+                    break
+                chunk = np.s_[:, start : start + size]
+                output = desk.declared.feed(self.layer, own["tokens"][chunk])
+                part = (output * constants["cotangent"][chunk]).sum()
+                total, start = part if total is None else total + part, start + size
+            return total, None
+
+        given = {"tokens": tokens}, {"cotangent": cotangent}
+        request = Request(loss, *given, one, gradients=True, program=None, compiled=False)
+        with bridge.session(desk.dtype, desk.device), np.errstate(all="ignore"):
+            found = bridge.differentiate(request).gradients.get("tokens")
+            if found is None:
+                raise WrongAnswer("its outputs have no gradient with respect to the tokens")
+            return np.array(bridge.numpy(found))
+
     def change(self, action: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the declared layer, such as `reset`, on the layer."""
         with self.desk.bridge.without_gradients():
@@ -274,6 +313,7 @@ SENTENCES = {
     "stateful.rows": "When rows are reordered, repeated or dropped, each keeps its own text.",
     "stateful.restore": "A state that is restored goes on as it did when it was saved.",
     "stateful.window": "Beyond the window, a text gets what it gets all at once.",
+    "stateful.gradients": "Gradients flow through the state as they do through the whole text.",
     "stateful.buffer": "A text that is longer than the buffer is refused, or gets what is right.",
 }
 """The requirements, by id."""
@@ -305,8 +345,18 @@ def _on_threads(desk: Desk) -> Iterator[Part]:
         yield desk.start().part(0, desk.length)
 
 
+def _single() -> Iterator[int]:
+    """Return the sizes of a prefill and single steps."""
+    return itertools.chain([PREFILL], itertools.repeat(1))
+
+
+def _mixed() -> Iterator[int]:
+    """Return sizes of chunks that change."""
+    return itertools.cycle([PREFILL, 4, 1, 9])
+
+
 def _steps(desk: Desk) -> Iterator[Part]:
-    yield from desk.start().parts(itertools.chain([PREFILL], itertools.repeat(1)))
+    yield from desk.start().parts(_single())
 
 
 def _in_chunks(size: int) -> Callable[[Desk], Iterator[Part]]:
@@ -319,7 +369,7 @@ def _in_chunks(size: int) -> Callable[[Desk], Iterator[Part]]:
 
 
 def _beside_a_cache(desk: Desk) -> Iterator[Part]:
-    yield from desk.start().parts(itertools.cycle([PREFILL, 4, 1, 9]))
+    yield from desk.start().parts(_mixed())
 
 
 def _overwritten(desk: Desk) -> Iterator[Part]:
@@ -478,6 +528,19 @@ def _full_buffer(desk: Desk) -> Iterator[Part]:
         yield beyond
 
 
+def _gradients(sizes: Callable[[], Iterable[int]]) -> Callable[[Desk], Iterator[Part]]:
+    def take(desk: Desk) -> Iterator[Part]:
+        gradient, start = desk.start().gradient(sizes()), 0
+        for step, size in enumerate(sizes(), start=1):
+            if start >= desk.length:
+                return
+            own = gradient[:, start : start + size]
+            yield Part(own, tuple(range(BATCH)), start, step, GRADIENT)
+            start += size
+
+    return take
+
+
 class NotRefused(Exception):
     """A layer that refuses a text of `fed` tokens at once took it in parts."""
 
@@ -508,6 +571,8 @@ WAYS = (
     Way("restored", "stateful.restore", _restored),
     Way("beyond-window", "stateful.window", _beyond_window),
     Way("across-window", "stateful.window", _across_window),
+    Way("gradients-steps", "stateful.gradients", _gradients(_single)),
+    Way("gradients-chunks", "stateful.gradients", _gradients(_mixed)),
     Way("full-buffer", "stateful.buffer", _full_buffer),
 )
 """All ways, in the order in which they are taken."""

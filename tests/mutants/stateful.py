@@ -184,6 +184,12 @@ class Llama(torch.nn.Module):
             if wrong == "ring-off-by-one" and len(at) > self.window:
                 last = slice(-self.window + 2, None)
             key, value, at = key[:, :, last], value[:, :, last], at[last]
+        if wrong == "state-detached" or (wrong == "state-of-steps-detached" and new == 1):
+            key, value = key.detach(), value.detach()
+        if wrong == "values-detached":
+            value = value.detach()
+        if wrong == "gradient-of-keys-doubled" and key.requires_grad and new > 1:
+            key = 2 * key - key.detach()
         self.state.update(keys=key, values=value, at=at)
 
 
@@ -200,6 +206,7 @@ class Kept(StatefulLayer):
     name: str = "Llama"
     framework: str = "torch"
     gain: float = 1.0
+    differentiable: bool = False
 
     def build(self, dtype):
         kept = torch.float64 if self.promises else getattr(torch, dtype)
@@ -296,6 +303,7 @@ class Mistake:
 
 
 WINDOW, BUFFER = {"window": 16}, {"capacity": 40}
+GRADIENTS = {"differentiable": True}
 
 MISTAKES = {
     "positions-restart": Mistake("stateful.chunks", "stateful.positions-off"),
@@ -355,6 +363,10 @@ MISTAKES = {
     "ring-off-by-one": Mistake("stateful.window", "stateful.window-shorter", WINDOW),
     "window-from-start": Mistake("stateful.window", "stateful.window-from-start", WINDOW),
     "trimmed-before-attending": Mistake("stateful.chunks", "stateful.window-shorter", WINDOW),
+    "state-detached": Mistake("stateful.gradients", "", GRADIENTS),
+    "state-of-steps-detached": Mistake("stateful.gradients", "", GRADIENTS),
+    "values-detached": Mistake("stateful.gradients", "", GRADIENTS),
+    "gradient-of-keys-doubled": Mistake("stateful.gradients", "", GRADIENTS),
     "overflow": Mistake("stateful.buffer", "", BUFFER),
     "overflow-wraps": Mistake("stateful.buffer", "", BUFFER),
     "overflow-in-chunks": Mistake("stateful.buffer", "", BUFFER),
@@ -380,6 +392,8 @@ LAST_BITS = {
 """By name, the promise that another last bit breaks, and the rows that have it, or False."""
 
 HARMLESS = {
+    "gradients": GRADIENTS,
+    "gradients in a window": {**WINDOW, **GRADIENTS},
     "": {},
     "sharp": {"gain": 4.0, "dtypes": ("float32", "bfloat16", "float16", "float64")},
     "padding-has-positions": {},
