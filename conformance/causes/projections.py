@@ -106,12 +106,12 @@ def _swapped(maker: Maker) -> Iterator[Hypothesis]:
             turned = taken("", sources) | taken("_bias", sources)
             yield maker.weighed("projection.packed-otherwise", {"order": [*order]}, **turned)
         for by_head in (True, False):
-            split = _split_otherwise([getattr(own, name) for name in NAMES], by_head)
-            found = dict(zip(NAMES, split, strict=True))
-            biases = [getattr(own, f"{name}_bias") for name in NAMES]
-            if all(bias is not None for bias in biases):
-                names = (f"{name}_bias" for name in NAMES)
-                found |= dict(zip(names, _split_otherwise(biases, by_head), strict=True))
+            found: dict[str, Any] = {}
+            for suffix in ("", "_bias"):
+                parts = [getattr(own, f"{name}{suffix}") for name in NAMES]
+                if all(part is not None for part in parts):
+                    split = _split_otherwise(parts, by_head)
+                    found |= {f"{n}{suffix}": it for n, it in zip(NAMES, split, strict=True)}
             about = {"how": Phrase("packed.by-head" if by_head else "packed.by-projection")}
             yield maker.weighed("projection.packed-split", about, **found)
 
