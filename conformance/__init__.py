@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from conformance.adapter.features import Lengths as Lengths
     from conformance.adapter.features import PositionIds as PositionIds
     from conformance.adapter.features import RotaryBase as RotaryBase
+    from conformance.adapter.features import RotaryConfig as RotaryConfig
     from conformance.adapter.features import RotaryTables as RotaryTables
     from conformance.adapter.features import SegmentIds as SegmentIds
     from conformance.adapter.features import Sinks as Sinks
@@ -68,7 +69,7 @@ _NAMES = {
     "conformance.adapter.base": "Adapter Call LogSumExp Mode",
     "conformance.adapter.code": "Example",
     "conformance.adapter.features": "Alibi Chunk HeadNorm Lengths PositionIds RotaryBase "
-    "RotaryTables SegmentIds Sinks SoftCap Window",
+    "RotaryConfig RotaryTables SegmentIds Sinks SoftCap Window",
     "conformance.adapter.function": "Function attention_function",
     "conformance.adapter.handing": "Cache Packed Pages",
     "conformance.adapter.native": "Layer",

@@ -9,11 +9,14 @@ backward pass by hand that makes the weights again from the logarithm of the nor
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from problems import leaves, scale_of, three_inputs
 
 from conformance.definition.problem import Problem
+from conformance.definition.rotary import length_of
 
 TILE = 3
 
@@ -175,14 +178,55 @@ def _distance(problem: Problem):
 
 
 def _tables(problem: Problem, side: str):
-    """Cosine and sine `[batch 1 length size/2]`, made in float32 or better, as models make them."""
+    """Cosine and sine `[batch 1 length size/2]`, made in float32 or better, as models make them.
+
+    Scaled frequencies are computed as by `ROPE_INIT_FUNCTIONS` of transformers.
+    """
     kind = torch.float64 if problem.dtype == "float64" else torch.float32
     size = problem.rotary.size
     stands = problem.position_of_queries if side == "query" else problem.position_of_keys
     exponents = torch.arange(0, size, 2, dtype=kind) / size
     frequencies = 1.0 / (torch.tensor(problem.rotary.base, dtype=kind) ** exponents)
+    if problem.rotary_scaling is not None:
+        frequencies = _scaled(problem, problem.rotary_scaling, frequencies, exponents)
+    factor = 1.0 if problem.rotary_scaling is None else problem.rotary_scaling.gain
     angle = torch.tensor(stands).to(kind)[:, None, :, None] * frequencies
-    return torch.cos(angle), torch.sin(angle)
+    return torch.cos(angle) * factor, torch.sin(angle) * factor
+
+
+def _scaled(problem: Problem, scaling, frequencies, exponents):
+    """Frequencies after scaling, in the dtype of those before."""
+    kind, size, base = exponents.dtype, problem.rotary.size, problem.rotary.base
+    factor, before = scaling.factor, scaling.original_max_position_embeddings
+    length = torch.tensor(length_of(problem))
+    if scaling.rope_type == "linear":
+        return frequencies / factor
+    if scaling.rope_type == "dynamic":
+        length = torch.maximum(length, torch.tensor(before)).to(kind)
+        grown = (factor * length / before - (factor - 1)) ** (size / (size - 2))
+        return 1.0 / (base * grown) ** exponents
+    if scaling.rope_type == "longrope":
+        listed = scaling.long_factor if length > before else scaling.short_factor
+        return 1.0 / (torch.tensor(listed, dtype=kind) * base**exponents)
+    if scaling.rope_type == "llama3":
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        wavelength = 2 * math.pi / frequencies
+        found = torch.where(wavelength > before / low, frequencies / factor, frequencies)
+        smooth = (before / wavelength - low) / (high - low)
+        between = (1 - smooth) * found / factor + smooth * found
+        medium = ~(wavelength < before / high) & ~(wavelength > before / low)
+        return torch.where(medium, between, found)
+    low, high = (
+        size * math.log(before / (beta * 2 * math.pi)) / (2 * math.log(base))
+        for beta in (scaling.beta_fast or 32, scaling.beta_slow or 1)
+    )
+    if scaling.truncate is not False:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    steps = torch.arange(size // 2, dtype=torch.float32).to(kind)
+    left = 1 - torch.clamp((steps - low) / (high - low or 0.001), 0, 1)
+    divided = 1.0 / (factor * base**exponents)
+    return divided * (1 - left) + frequencies * left
 
 
 def _rotated(problem: Problem, heads, cosine, sine):

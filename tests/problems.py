@@ -26,6 +26,7 @@ from conformance.definition.problem import (
     Shape,
     Weights,
 )
+from conformance.definition.rotary import RotaryScaling
 
 SIZES = {
     "batch": 2,
@@ -62,7 +63,7 @@ def make(
 ) -> Problem:
     """Inputs N(0, 1), weights half as wide; `mask` and `attn_bias` are shapes or arrays.
 
-    `modern` are names in `MODERN`.
+    `modern` are names in `MODERN` and `SCALED`.
     """
     shape = Shape(**{**sizes, **changes})
     random = np.random.default_rng(seed)
@@ -88,7 +89,7 @@ def make(
     )
     fields = {"causal": causal}
     for name in modern:
-        fields |= MODERN[name](shape, np.random.default_rng(seed + 1))
+        fields |= (MODERN | SCALED)[name](shape, np.random.default_rng(seed + 1))
     problem = Problem(
         shape=shape,
         dtype="float64",
@@ -135,12 +136,50 @@ def _positions(shape, random):
     return {"positions": Positions(query=query, key=key)}
 
 
+def _scaled(rope_type, **numbers):
+    """A rotation of all pairs with scaled frequencies; `short` and `long` are given for each."""
+
+    def fields(shape, random):
+        del random
+        pairs = shape.head_size // 2
+        listed = {n: v[:pairs] for n, v in numbers.items() if isinstance(v, tuple)}
+        scaling = RotaryScaling(rope_type=rope_type, **{**numbers, **listed})
+        return {"rotary": Rotary(size=2 * pairs, base=50.0), "rotary_scaling": scaling}
+
+    return fields
+
+
+_TRAINED_ON_3 = {"factor": 4.0, "original_max_position_embeddings": 3}
+SCALED = {
+    "linear": _scaled("linear", factor=3.0),
+    "dynamic": _scaled("dynamic", **_TRAINED_ON_3),
+    "yarn": _scaled("yarn", **_TRAINED_ON_3, beta_fast=0.7, beta_slow=0.05),
+    "yarn, not truncated": _scaled(
+        "yarn", **_TRAINED_ON_3, beta_fast=0.7, beta_slow=0.05, truncate=False
+    ),
+    "yarn, mscale": _scaled("yarn", **_TRAINED_ON_3, mscale=2.0, mscale_all_dim=0.5),
+    "longrope": _scaled(
+        "longrope", **_TRAINED_ON_3, short_factor=(1.0, 2.0, 3.0), long_factor=(1.5, 4.0, 9.0)
+    ),
+    "longrope, short": _scaled(
+        "longrope",
+        factor=4.0,
+        original_max_position_embeddings=500,
+        short_factor=(1.0, 2.0, 3.0),
+        long_factor=(1.5, 4.0, 9.0),
+        attention_factor=1.5,
+    ),
+    "llama3": _scaled("llama3", **_TRAINED_ON_3, low_freq_factor=0.05, high_freq_factor=0.4),
+}
+"""Rotary embeddings with scaled frequencies, as `MODERN`."""
+
 MODERN = {
     "norm": _norm,
     "rotary": lambda shape, _: {"rotary": Rotary(size=shape.head_size // 2 * 2, base=50.0)},
     "interleaved": lambda shape, _: {
         "rotary": Rotary(size=(shape.head_size - 1) // 2 * 2, base=50.0, pairs="interleaved")
     },
+    "scaled": SCALED["yarn, not truncated"],
     "cap": lambda *_: {"soft_cap": 0.75},
     "slopes": lambda shape, random: {"slopes": random.uniform(0.1, 0.5, shape.heads)},
     "window": lambda *_: {"window": (1, 2)},
@@ -200,6 +239,7 @@ FEATURES = {
 }
 WIDE = {"head_size": 5, "kv_heads": 2}
 FEATURES |= {name: {"modern": (name,), **WIDE} for name in MODERN}
+FEATURES |= {name: {"modern": (name,), "head_size": 7, "kv_heads": 2} for name in SCALED}
 FEATURES["modern, all at once"] = {
     "modern": tuple(name for name in MODERN if name != "interleaved"),
     "attn_bias": (1, 4, 3, 5),
@@ -332,8 +372,8 @@ def by_loops(problem: Problem, leaf: dict, number=float, functions=math):
                 i, j = pair, pair + size // 2
                 if problem.rotary.pairs == "interleaved":
                     i, j = 2 * pair, 2 * pair + 1
-                angle = stands * number(problem.rotary.base) ** (-number(2 * pair) / size)
-                c, s = functions.cos(angle), functions.sin(angle)
+                rate, factor = turns(problem, pair, number, functions)
+                c, s = (factor * f(stands * rate) for f in (functions.cos, functions.sin))
                 found[i], found[j] = found[i] * c - found[j] * s, found[i] * s + found[j] * c
         return found
 
@@ -382,6 +422,57 @@ def by_loops(problem: Problem, leaf: dict, number=float, functions=math):
     return output, weights
 
 
+def turns(problem: Problem, pair: int, number=float, functions=math):
+    """The angle per position of a pair, and what multiplies its cosine and sine."""
+    size, base = problem.rotary.size, number(problem.rotary.base)
+    rate, scaling = base ** (-number(2 * pair) / size), problem.rotary_scaling
+    if scaling is None:
+        return rate, number(1)
+    factor, before = number(scaling.factor), scaling.original_max_position_embeddings
+    sides = (("query", problem.shape.query_length), ("key", problem.shape.key_length))
+    length = 1 + max(
+        position_of(problem, side, entry, token)
+        for side, tokens in sides
+        for entry, token in product(range(problem.shape.batch), range(tokens))
+    )
+    given = scaling.attention_factor and number(scaling.attention_factor)
+    if scaling.rope_type == "linear":
+        return rate / factor, number(1)
+    if scaling.rope_type == "dynamic":
+        stretched = factor * length / before - (factor - 1) if length > before else number(1)
+        base *= stretched ** (number(size) / (size - 2))
+        return base ** (-number(2 * pair) / size), number(1)
+    if scaling.rope_type == "longrope":
+        listed = scaling.long_factor if length > before else scaling.short_factor
+        more = functions.log(factor) / functions.log(before)
+        return rate / number(listed[pair]), given or functions.sqrt(1 + more)
+    if scaling.rope_type == "llama3":
+        wavelength = 2 * functions.pi / rate
+        low, high = number(scaling.low_freq_factor), number(scaling.high_freq_factor)
+        if wavelength > before / low:
+            return rate / factor, number(1)
+        if wavelength < before / high:
+            return rate, number(1)
+        smooth = (before / wavelength - low) / (high - low)
+        return (1 - smooth) * rate / factor + smooth * rate, number(1)
+    first, last = (
+        size * functions.log(before / (number(beta) * 2 * functions.pi)) / (2 * functions.log(base))
+        for beta in (scaling.beta_fast or 32.0, scaling.beta_slow or 1.0)
+    )
+    if scaling.truncate in (None, True):
+        first, last = functions.floor(first), functions.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    ramp = (pair - first) / (last - first if last != first else number("0.001"))
+    ramp = min(max(ramp, 0), 1)
+
+    def grown(by):
+        return by * functions.log(factor) / 10 + 1
+
+    over = scaling.mscale and scaling.mscale_all_dim
+    usual = grown(scaling.mscale) / grown(scaling.mscale_all_dim) if over else grown(1)
+    return rate / factor * ramp + rate * (1 - ramp), given or usual
+
+
 def alibi(problem: Problem) -> np.ndarray:
     """What ALiBi subtracts from the logits, `[batch heads query key]`; 0 without slopes."""
     shape, found = problem.shape, np.zeros(problem.shape.logits)
@@ -400,7 +491,7 @@ def angles(problem: Problem, side: str) -> np.ndarray:
     found = np.zeros((problem.shape.batch, length, size // 2))
     for entry, token, pair in np.ndindex(found.shape):
         stands = position_of(problem, side, entry, token)
-        found[entry, token, pair] = stands / problem.rotary.base ** (2 * pair / size)
+        found[entry, token, pair] = stands * turns(problem, pair)[0]
     return found
 
 
@@ -420,7 +511,7 @@ def prepared(xp, epsilon, leaf: dict, side: str, heads, turned):
 
 def rotations(problem: Problem, side: str) -> np.ndarray:
     """The matrix that rotates a head of each token, `[batch length head head]`."""
-    angle, rotary = angles(problem, side), problem.rotary
+    angle, rotary, factor = angles(problem, side), problem.rotary, turns(problem, 0)[1]
     pairs = np.arange(rotary.size // 2)
     one, other = (
         (pairs, pairs + rotary.size // 2)
@@ -430,10 +521,10 @@ def rotations(problem: Problem, side: str) -> np.ndarray:
     found = np.zeros((*angle.shape[:2], problem.shape.head_size, problem.shape.head_size))
     found[..., range(problem.shape.head_size), range(problem.shape.head_size)] = 1.0
     for row, column, value in (
-        (one, one, np.cos(angle)),
-        (other, other, np.cos(angle)),
-        (one, other, -np.sin(angle)),
-        (other, one, np.sin(angle)),
+        (one, one, factor * np.cos(angle)),
+        (other, other, factor * np.cos(angle)),
+        (one, other, -factor * np.sin(angle)),
+        (other, one, factor * np.sin(angle)),
     ):
         found[..., row, column] = value
     return found

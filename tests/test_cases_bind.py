@@ -22,6 +22,7 @@ from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.geometry import Grid
 from conformance.definition.problem import Positions, Problem
+from conformance.definition.rotary import RotaryScaling, length_of
 from conformance.records.numbers import LIMIT
 
 BINDS = {"float64": 100.0, "float32": 100.0, "float16": 100.0, "bfloat16": 3 * LIMIT}
@@ -72,7 +73,10 @@ BLURRED = dict.fromkeys(
     "such logits are uncertain to a tenth",
 )
 
-FINE = frozenset({"rotary base", "rotary size", "norm epsilon"})
+FINE = frozenset(
+    {"rotary base", "rotary size", "norm epsilon"}
+    | {f"rotary {field.name}" for field in dataclasses.fields(RotaryScaling)}
+)
 """What turns or scales a few components by a little: half precision hardly tells it."""
 
 BITS = 64
@@ -168,9 +172,12 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
         changes = {"base": 100.0 * rotary.base, "size": rotary.size - 2, "pairs": other}
         for name, value in changes.items():
             # A single pair has no other size, no base and one order.
-            if rotary.size > 2:
+            scaling = problem.rotary_scaling
+            if rotary.size > 2 and (name != "size" or scaling is None or scaling.fits(value)):
                 changed = dataclasses.replace(rotary, **{name: value})
                 yield f"rotary {name}", "replaced", problem.replace(rotary=changed)
+    if problem.rotary is not None and problem.rotary_scaling is not None:
+        yield from spoilt_scaling(problem, problem.rotary_scaling)
     if problem.norm is not None:
         norm = problem.norm
         yield "norm", "left out", problem.replace(norm=None)
@@ -200,6 +207,30 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
         if problem.rotary is not None:
             others = {side: np.roll(getattr(positions, side), 1, 0) for side in ("query", "key")}
             yield "positions", "of another entry", problem.replace(positions=Positions(**others))
+
+
+def spoilt_scaling(problem: Problem, scaling: RotaryScaling) -> Iterator[Spoilt]:
+    """The same for what scales rotary frequencies: each number that matters twice as large."""
+    kind, length = scaling.rope_type, length_of(problem)
+    short = length <= (scaling.original_max_position_embeddings or length)
+    if kind != "dynamic" or not short:
+        yield "rotary scaling", "left out", problem.replace(rotary_scaling=None)
+    # What is of the other side of the original length does not matter on this one.
+    idle = {"dynamic": ("factor",) if short else (), "longrope": ()}.get(kind, ())
+    if kind == "longrope":
+        idle = ("long_factor" if short else "short_factor",)
+        idle += ("factor",) if scaling.attention_factor else ()
+    for name, value in scaling.parameters().items():
+        other = value[::-1] if isinstance(value, list) else not value
+        if isinstance(value, float):
+            other = 2 * value
+        elif name == "original_max_position_embeddings":
+            moves = kind in ("dynamic", "longrope")
+            other = length - short if moves else 2 * value
+        if name not in ("rope_type", *idle):
+            given = tuple(other) if isinstance(other, list) else other
+            changed = dataclasses.replace(scaling, **{name: given})
+            yield f"rotary {name}", "replaced", problem.replace(rotary_scaling=changed)
 
 
 def movement(expectation: Expectation, problem: Problem) -> dict[str, float]:

@@ -26,6 +26,7 @@ from conformance import (
     Parameter,
     PositionIds,
     RotaryBase,
+    RotaryConfig,
     RotaryTables,
     SegmentIds,
     Sinks,
@@ -38,6 +39,7 @@ from conformance.adapter.arguments import MaskTable
 from conformance.adapter.features import parts_of
 from conformance.cases.catalogue import case_of, catalogue, find_cases, posed
 from conformance.definition.problem import Norm, Positions, Rotary, Segments
+from conformance.definition.rotary import RotaryScaling
 from conformance.errors import Unsupported, WrongDeclaration
 from conformance.running.session import plan
 
@@ -65,6 +67,9 @@ BOTH = MaskArgument("mask", FULL, true="attends", number="added")
         (lambda: PositionIds("at", of=()), "at: of=(); say some of 'rotary', "),
         (lambda: RotaryTables(pairs="both"), "cos: pairs='both'; say one of 'halves', "),
         (lambda: RotaryBase(pairs="both"), "rotary: pairs='both'; say one of 'halves', "),
+        (lambda: RotaryConfig("c", pairs="both"), "c: pairs='both'; say one of 'halves', "),
+        (lambda: RotaryConfig("c", kinds=("su",)), "c: kinds=('su',); say some of 'default', "),
+        (lambda: RotaryConfig("c", kinds=()), "c: kinds=(); say some of 'default', 'linear', "),
         (lambda: HeadNorm("g", "g"), "g: queries and keys have norms of their own"),
         (lambda: MaskTable(features=(SoftCap("a"), Sinks("a"))), "have an argument 'a'"),
         (lambda: MaskTable((ATTENDS,), features=(SoftCap("mask"),)), "have an argument 'mask'"),
@@ -293,6 +298,49 @@ def test_a_base_of_angles():
     ):
         with pytest.raises(Unsupported, match="no such rotary"):
             MaskTable(features=(other,)).spell(problem)
+
+
+LINEAR = RotaryScaling(rope_type="linear", factor=4.0)
+YARN = RotaryScaling(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=2, attention_factor=1.5
+)
+
+
+def test_a_configuration_of_angles():
+    plain = wide(ask(SQUARE)).replace(rotary=Rotary(size=2, base=100.0))
+    table = MaskTable(features=(RotaryConfig("config"),))
+    told = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+    assert table.spell(plain).arguments == {"config": told}
+    scaled = plain.replace(rotary=Rotary(size=4, base=100.0), rotary_scaling=LINEAR)
+    told = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+    assert table.spell(scaled).arguments == {"config": told}
+    assert hash(table.spell(scaled).arguments["config"]) == hash(
+        table.spell(scaled.replace()).arguments["config"]
+    )
+    for other, problem in (
+        (RotaryConfig("config", kinds=("llama3",)), scaled),
+        (RotaryConfig("config", kinds=("linear",)), plain),
+        (RotaryConfig("config", partial=False), plain),
+        (RotaryConfig("config", pairs="interleaved"), scaled),
+    ):
+        with pytest.raises(Unsupported, match=r"^no such rotary.*: config cannot express it$"):
+            MaskTable(features=(other,)).spell(problem)
+
+
+def test_scaled_angles_are_in_tables_and_not_said_by_a_base():
+    plain = wide(ask(SQUARE)).replace(rotary=Rotary(size=4, base=100.0))
+    scaled = plain.replace(rotary_scaling=LINEAR)
+    spelling = MaskTable(features=(RotaryTables("c", "s"),)).spell(scaled)
+    assert np.allclose(spelling.arguments["s"][3], np.sin([3.0 / 4, 3.0 / 40]))
+    scaled = plain.replace(rotary_scaling=YARN)
+    spelling = MaskTable(features=(RotaryTables("c", "s"),)).spell(scaled)
+    assert np.allclose(spelling.arguments["c"][0], 1.5)
+    both = MaskTable(features=(RotaryBase("base"), RotaryConfig("config")))
+    assert both.spell(scaled).arguments.keys() == {"config"}
+    assert both.spell(plain).arguments.keys() == {"base"}
+    for declared in ((RotaryBase("base"),), ()):
+        with pytest.raises(Unsupported, match=r"^no rotary scaling$"):
+            MaskTable(features=declared).spell(scaled)
 
 
 def test_norms_of_heads():
@@ -700,6 +748,7 @@ FORMS = {
             "of a base": RotaryBase("base"),
             "of a size": RotaryBase("base", "size"),
             "of a fixed base": RotaryBase(10000.0, flag="rotates"),
+            "of a configuration": RotaryConfig("config"),
         }.items()
     },
     "HeadNorm": (HeadNorm("query_gain", "key_gain"),),

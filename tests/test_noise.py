@@ -31,7 +31,7 @@ from mutants.honest import (
     nearest_tf32,
     reading,
 )
-from problems import FULL, MODERN, by_torch, emptied, make, scale_of
+from problems import FULL, MODERN, SCALED, by_torch, emptied, make, scale_of
 
 from conformance import MaskArgument, attention_function
 from conformance.adapter.base import Call
@@ -529,6 +529,28 @@ def test_features_as_models_and_kernels_compute_them_are_honest(seed, dtype):
             assert comparison.fits, comparison.figures
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_frequencies_as_models_compute_them_are_honest(name, dtype):
+    """On both sides of the original length and far beyond it, where an error has grown most."""
+    pytest.importorskip("torch")
+    from modern import eager, fused
+
+    for seed, begin in ((1, 0), (2, 250), (3, 4000)):
+        modern = (name,) if begin == 0 else (name, "positions")
+        problem = make(seed=seed, dtype=dtype, modern=modern, gain=3.0, head_size=7, key_length=9)
+        if begin:
+            there = problem.positions
+            more = begin - 250
+            far = Positions(query=there.query + more, key=there.key + more)
+            problem = problem.replace(positions=far)
+        expectation = expect(problem)
+        for answer in (eager(problem), fused(problem)):
+            for comparison in against(expectation, answer):
+                assert comparison.fits, comparison.figures
+
+
 @pytest.mark.night
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_features_of_the_catalogue_are_no_false_alarm(dtype):
@@ -569,13 +591,14 @@ def wrong_by(problem, name, part):
             "slopes": lambda: {"slopes": problem.slopes * (1 + part)},
             "rotary": lambda: {"rotary": replace(rotary, base=rotary.base * (1 + part))},
             "interleaved": lambda: {"rotary": replace(rotary, base=rotary.base * (1 + part))},
+            "scaled": lambda: {"rotary": replace(rotary, base=rotary.base * (1 + part))},
             "norm": lambda: {"norm": replace(norm, key=norm.key * (1 + part))},
         }[name]()
     )
 
 
 @pytest.mark.parametrize("dtype", ["float32", *HALF])
-@pytest.mark.parametrize("name", ["sinks", "cap", "slopes", "rotary", "interleaved", "norm"])
+@pytest.mark.parametrize("name", ["sinks", "cap", "slopes", "rotary", "scaled", "norm"])
 def test_a_feature_that_is_slightly_wrong_is_noticed(name, dtype):
     """By 100 units of roundoff by the least accurate class, which are 6e-6 in float32."""
     problem = make(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from conformance.definition.problem import (
     check_broadcastable,
     check_shape,
 )
+from conformance.definition.rotary import RotaryScaling
 from conformance.errors import WrongShape
 
 deterministic = settings(derandomize=True, database=None, deadline=None)
@@ -161,6 +163,42 @@ def test_format_is_found_by_the_dtype():
 
 # Features.
 
+_YARN = partial(RotaryScaling, rope_type="yarn", factor=4.0)
+_LLAMA3 = partial(
+    RotaryScaling, rope_type="llama3", factor=8.0, original_max_position_embeddings=8192
+)
+BAD_SCALINGS = {
+    ".rope_type is 'ntk'; say one of 'linear', 'dynamic', 'yarn', 'longrope', 'llama3'": (
+        RotaryScaling(rope_type="ntk", factor=2.0)
+    ),
+    " of linear lacks factor": RotaryScaling(rope_type="linear"),
+    " of yarn lacks original_max_position_embeddings": _YARN(),
+    " of llama3 lacks high_freq_factor": _LLAMA3(low_freq_factor=1.0),
+    " of linear takes no truncate": RotaryScaling(rope_type="linear", factor=2.0, truncate=True),
+    ".factor is 0.5; it is at least 1 and finite": RotaryScaling(rope_type="linear", factor=0.5),
+    ".factor is nan; it is at least 1 and finite": RotaryScaling(rope_type="linear", factor=np.nan),
+    ".attention_factor is -1.0; it is positive and finite": _YARN(
+        original_max_position_embeddings=32, attention_factor=-1.0
+    ),
+    ".low_freq_factor is 4.0; it is below high_freq_factor, 1.0": _LLAMA3(
+        low_freq_factor=4.0, high_freq_factor=1.0
+    ),
+    ".beta_slow is 40.0; it is below beta_fast, 32.0": _YARN(
+        original_max_position_embeddings=32, beta_slow=40.0
+    ),
+    ".long_factor has 2 numbers for 1 pairs": RotaryScaling(
+        rope_type="longrope",
+        factor=4.0,
+        original_max_position_embeddings=32,
+        short_factor=(1.0,),
+        long_factor=(1.0, 2.0),
+    ),
+    " of dynamic needs two pairs: the first is never scaled": RotaryScaling(
+        rope_type="dynamic", factor=4.0, original_max_position_embeddings=32
+    ),
+}
+"""Scalings that cannot be, by what is told about `rotary_scaling` of one rotated pair."""
+
 BAD_FEATURES = {
     "window has -1 keys before the query; None means no limit": {"window": (-1, None)},
     "window has -2 keys after the query; None means no limit": {"window": (3, -2)},
@@ -178,6 +216,10 @@ BAD_FEATURES = {
         "rotary": Rotary(size=0)
     },
     "rotary.base is 0.0; it is positive and finite": {"rotary": Rotary(size=2, base=0.0)},
+    **{
+        f"rotary_scaling{told}": {"rotary": Rotary(size=2), "rotary_scaling": scaling}
+        for told, scaling in BAD_SCALINGS.items()
+    },
     "norm.key has shape [1], wanted [3]": {"norm": Norm(query=np.ones(3), key=np.ones(1))},
     "norm.epsilon is 0; it is positive and finite": {
         "norm": Norm(query=np.ones(3), key=np.ones(3), epsilon=0)
@@ -200,6 +242,28 @@ def test_features_fit_the_shape_or_are_refused_in_one_line(told):
         make().replace(**BAD_FEATURES[told])
 
 
+def test_a_scaling_is_read_from_a_configuration_as_it_is_published():
+    """As in the files of Llama 3.1, gpt-oss and Phi 3, with older names of some."""
+    llama = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+    llama |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert RotaryScaling.of({"rope_theta": 5e5, **llama}) == RotaryScaling(**llama)
+    oss = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+    oss |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    assert RotaryScaling.of(oss).parameters() == oss
+    phi = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+    phi |= {"factor": 32.0, "original_max_position_embeddings": 4096}
+    assert RotaryScaling.of(phi).long_factor == (2.0, 4.0)
+    assert RotaryScaling.of(phi).gain == pytest.approx(1.19023807)
+    assert RotaryScaling.of({"rope_theta": 1e4, "partial_rotary_factor": 0.5}) is None
+    for wrong, told in (
+        ({"rope_type": "ntk", "factor": 2.0}, "rotary_scaling.rope_type is 'ntk'; say one of"),
+        ({**oss, "alpha": 1.0}, "rotary_scaling has no alpha"),
+        ({"rope_type": "linear", "factor": 0.5}, "rotary_scaling.factor is 0.5; it is at least"),
+    ):
+        with pytest.raises(WrongShape, match=f"^{re.escape(told)}"):
+            RotaryScaling.of(wrong)
+
+
 def test_numbers_of_features_may_be_less_than_one():
     ones = np.ones(3)
     make().replace(soft_cap=0.5, rotary=Rotary(size=2, base=0.5))
@@ -214,6 +278,7 @@ def test_features_are_listed_in_the_order_of_the_definition():
         "norm": ("query/key norm",),
         "rotary": ("rotary",),
         "interleaved": ("rotary",),
+        "scaled": ("rotary",),
         "cap": ("soft cap",),
         "slopes": ("alibi",),
         "window": ("window",),
@@ -265,7 +330,9 @@ def test_every_number_of_a_feature_is_in_the_digest():
         {"soft_cap": 0.7},
         {"chunk": 4},
         {"rotary": dataclasses.replace(rotary, base=51.0)},
-        {"rotary": dataclasses.replace(rotary, pairs="halves")},
+        {"rotary": dataclasses.replace(rotary, pairs="interleaved")},
+        {"rotary_scaling": dataclasses.replace(problem.rotary_scaling, factor=4.5)},
+        {"rotary_scaling": dataclasses.replace(problem.rotary_scaling, truncate=None)},
         {"norm": dataclasses.replace(norm, epsilon=0.2)},
     ]
     for name, array in problem.feature_arrays().items():
@@ -273,7 +340,7 @@ def test_every_number_of_a_feature_is_in_the_digest():
         changed = np.where(array == array.max(), array - 1, array)
         value = dataclasses.replace(getattr(problem, field), **{part: changed}) if part else changed
         changes.append({field: value})
-    assert len(changes) == 6 + 10
+    assert len(changes) == 8 + 10
     digests = {problem.replace(**change).digest() for change in ({}, *changes)}
     assert len(digests) == 1 + len(changes)
     assert make().digest() == "609a9e0774670853b7418aae8b93304e"

@@ -24,6 +24,7 @@ from problems import (
     FULL,
     MEMORY,
     MODERN,
+    SCALED,
     SCORES,
     SELF,
     TINY,
@@ -46,6 +47,7 @@ from conformance.definition.arithmetic import Noisy
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import expect, solve
 from conformance.definition.problem import Positions, Segments
+from conformance.definition.rotary import RotaryScaling
 from conformance.records.numbers import LIMIT, ratios
 
 ROUNDING = 1e-15  # of the forward pass: sums of a handful of products
@@ -128,6 +130,7 @@ IN_FIFTY_DIGITS |= {
         "head_size": 3,
         "bias": False,
     },
+    **{name: {"modern": (name,), "head_size": 4, "key_length": 4, "batch": 1} for name in SCALED},
     "saturated": {"modern": ("norm", "cap", "sinks"), "head_size": 4, "gain": 10.0, "scale": 3.0},
 }
 SINKS_IN_FIFTY_DIGITS = np.array([12.0, -0.5])
@@ -270,6 +273,7 @@ PAIRS = [
     pair
     for pair in combinations(MODERN, 2)
     if set(pair) not in ({"rotary", "interleaved"}, {"window", "left window"})
+    and set(pair) not in ({"rotary", "scaled"}, {"interleaved", "scaled"})
 ]
 
 
@@ -294,6 +298,7 @@ NOTHING = {
     "cap": {"soft_cap": 1e12},
     "sinks": {"sinks": np.full(4, -np.inf)},
     "slopes": {"slopes": np.zeros(4)},
+    "scaling": {"rotary_scaling": RotaryScaling(rope_type="linear", factor=3.0)},
     "chunk": {"chunk": 5},
     "lengths": {"query_lengths": np.array([3, 3]), "key_lengths": np.array([5, 5])},
     "segments": {"segments": Segments(query=np.zeros((2, 3), int), key=np.zeros((2, 5), int))},
@@ -316,7 +321,7 @@ def test_a_feature_that_does_nothing_changes_nothing(name):
     assert all(np.isfinite(array).all() for array in noise.values())
 
 
-@pytest.mark.parametrize("name", ["rotary", "interleaved", "slopes", "window"])
+@pytest.mark.parametrize("name", ["rotary", "interleaved", "scaled", "slopes", "window"])
 def test_only_differences_of_positions_matter(name):
     problem = make(modern=(name, "positions"), **WIDE)
     there = problem.positions

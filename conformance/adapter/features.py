@@ -17,14 +17,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Fixed
 from conformance.definition.problem import Causal, Norm, Pairs, Problem, Rotary, Shape
+from conformance.definition.rotary import ScalingKind, turning
 from conformance.errors import WrongDeclaration
+
+
+class Parameters(dict[str, Any]):
+    """A dictionary of plain values as an argument, which can be a part of a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
 
 Static = bool | int | float | str | tuple[Any, ...] | None
 """A plain value, which is passed unchanged and is a constant in a compiled program."""
@@ -32,7 +41,10 @@ Value = np.ndarray | Static
 
 MASKABLE = ("key lengths", "query lengths", "segments", "window", "chunk", "alibi")
 """The parts of a problem that a mask or an additive bias can express."""
-PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm")
+PARTS = (
+    *("positions", *MASKABLE, "soft cap", "sinks"),
+    *("rotary scaling", "rotary", "query/key norm"),
+)
 """The parts of a problem other than mask, causal mask and bias.
 
 "positions" are explicit positions of the tokens."""
@@ -579,7 +591,7 @@ class _RotaryEmbedding(Feature):
         arguments = self.arguments(problem, rotary)
         if arguments is not None:
             flag = {self.flag: rotary.pairs == "interleaved"} if self.flag else {}
-            yield said.saying("rotary", **arguments, **flag)
+            yield said.saying(*self.says, **arguments, **flag)
 
     def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
         """Return the arguments that describe the rotation, by name, without `flag`.
@@ -592,6 +604,8 @@ class _RotaryEmbedding(Feature):
 @dataclass(frozen=True)
 class RotaryTables(_RotaryEmbedding):
     """Tables `[position pair]` of the cosine and sine of the angles of rotary embeddings.
+
+    Scaled frequencies and an attention factor are in the tables.
 
     Args:
         cos: the name of the argument for cosines.
@@ -609,6 +623,7 @@ class RotaryTables(_RotaryEmbedding):
     pairs: Pairs = "halves"
     flag: str = ""
     alignment: Causal | None = None
+    says: ClassVar[tuple[str, ...]] = ("rotary", "rotary scaling")
     named_by: ClassVar[tuple[str, ...]] = ("cos", "sin", "flag")
 
     def __post_init__(self) -> None:
@@ -620,9 +635,9 @@ class RotaryTables(_RotaryEmbedding):
         shape = problem.shape
         last = max(shape.query_length, shape.key_length, 1) - 1
         last = max(last, *(int(at.max(initial=0)) for at in _positions(problem)))
-        rates = float(rotary.base) ** (-np.arange(0, rotary.size, 2) / rotary.size)
+        rates, factor = turning(problem)
         angles = np.arange(last + 1)[:, None] * rates
-        return {self.cos: np.cos(angles), self.sin: np.sin(angles)}
+        return {self.cos: factor * np.cos(angles), self.sin: factor * np.sin(angles)}
 
 
 @dataclass(frozen=True)
@@ -665,6 +680,53 @@ class RotaryBase(_RotaryEmbedding):
         elif rotary.size != problem.shape.head_size:
             return None
         return arguments
+
+
+@dataclass(frozen=True)
+class RotaryConfig(_RotaryEmbedding):
+    """A dictionary from which an implementation computes rotary embeddings, scaled or not.
+
+    It is the entry `rope_parameters` of a configuration of transformers: "rope_type", "rope_theta"
+    (the base), "partial_rotary_factor" if only a part of each head is rotated, and what the kind of
+    scaling needs.
+
+    Args:
+        name: the name of the argument.
+        kinds: the values of "rope_type" that the implementation knows: some of "default", "linear",
+            "dynamic", "yarn", "longrope" and "llama3".
+        partial: whether it knows "partial_rotary_factor".
+        pairs: which components form a pair, "halves" or "interleaved", as in `RotaryTables`.
+        flag: the name of a boolean argument for interleaved pairs, or "", as in `RotaryTables`.
+        alignment: how queries are aligned with keys if their lengths differ; None if the
+            implementation rejects such a call.
+    """
+
+    name: str = "rope_parameters"
+    kinds: tuple[str, ...] = ("default", *get_args(ScalingKind))
+    partial: bool = True
+    pairs: Pairs = "halves"
+    flag: str = ""
+    alignment: Causal | None = None
+    says: ClassVar[tuple[str, ...]] = ("rotary", "rotary scaling")
+    named_by: ClassVar[tuple[str, ...]] = ("name", "flag")
+
+    def __post_init__(self) -> None:
+        known = ("default", *get_args(ScalingKind))
+        if not self.kinds or not set(self.kinds) <= set(known):
+            raise WrongDeclaration(f"{self.name}: kinds={self.kinds!r}; say some of {_list(known)}")
+        check_choices(self.name, pairs=(self.pairs, get_args(Pairs)))
+        check_alignment(self.name, self.alignment)
+
+    def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
+        scaling, head_size = problem.rotary_scaling, problem.shape.head_size
+        told = Parameters(rope_type="default", rope_theta=float(rotary.base))
+        if rotary.size != head_size:
+            told["partial_rotary_factor"] = rotary.size / head_size
+        told |= {} if scaling is None else scaling.parameters()
+        whole = "partial_rotary_factor" not in told or self.partial
+        if told["rope_type"] not in self.kinds or not whole:
+            return None
+        return {self.name: cast("Static", told)}
 
 
 @dataclass(frozen=True)
@@ -756,6 +818,7 @@ DECLARATIONS: tuple[type[Feature], ...] = (
     PositionIds,
     RotaryTables,
     RotaryBase,
+    RotaryConfig,
     HeadNorm,
 )
 """The classes with which an adapter declares arguments."""

@@ -154,7 +154,11 @@ class Function(NativeAdapter):
         if moved is None:
             return natives, invoke, program
         epsilon = None if problem.norm is None else problem.norm.epsilon
-        return natives, invoke, (*program, moved.program, problem.rotary, epsilon)
+        return (
+            natives,
+            invoke,
+            (*program, moved.program, problem.rotary, problem.rotary_scaling, epsilon),
+        )
 
     def _cached(
         self, problem: Problem, keys: Any, masks: Natives, spelling: Spelling, device: str
@@ -182,9 +186,7 @@ class Function(NativeAdapter):
             root = (squares + problem.norm.epsilon) ** -0.5
             heads = einsum(f"{axes},d->{axes}", heads * root[..., None], bridge.cast(gain, wide))
         if problem.rotary is not None:
-            turns = native(
-                turns_of(problem.rotary, problem.shape.head_size, problem.position_of_keys)
-            )
+            turns = native(turns_of(problem))
             turned = axes.replace("d", "e")
             heads = einsum(f"{axes},bqde->{turned}", heads, turns)
         return bridge.cast(heads, dtype)

@@ -18,7 +18,8 @@ import einops
 import numpy as np
 
 from conformance.adapter.features import Feature, Said, Value, check_choices
-from conformance.definition.problem import Causal, Problem, Rotary
+from conformance.definition.problem import Causal, Problem
+from conformance.definition.rotary import turning
 from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Framework, Natives
 
@@ -388,20 +389,23 @@ def _behind(problem: Problem, cached: np.ndarray) -> Callable[[Causal | None], n
     return lambda alignment: np.arange(problem.shape.key_length) - queries[:, :, None]
 
 
-def turns_of(rotary: Rotary, size: int, positions: np.ndarray) -> np.ndarray:
-    """Return, for each position, the matrix that rotates a head of this size, `[... head head]`.
+def turns_of(problem: Problem) -> np.ndarray:
+    """Return, for each key, the matrix that rotates it, `[batch key head head]`.
 
-    A head is a row, which is multiplied by the matrix from the right.
+    A key is a row, which is multiplied by the matrix from the right.
     """
+    rotary, size = problem.rotary, problem.shape.head_size
+    assert rotary is not None
     half = rotary.size // 2
     one, other = np.arange(half), half + np.arange(half)
     if rotary.pairs == "interleaved":
         one, other = 2 * np.arange(half), 2 * np.arange(half) + 1
-    angles = positions[..., None] * float(rotary.base) ** (-2 * np.arange(half) / rotary.size)
-    turns = np.zeros((*positions.shape, size, size)) + np.eye(size)
-    turns[..., one, one] = turns[..., other, other] = np.cos(angles)
-    turns[..., one, other] = np.sin(angles)
-    turns[..., other, one] = -np.sin(angles)
+    frequencies, gain = turning(problem)
+    angles = problem.position_of_keys[..., None] * frequencies
+    turns = np.zeros((*angles.shape[:-1], size, size)) + np.eye(size)
+    turns[..., one, one] = turns[..., other, other] = gain * np.cos(angles)
+    turns[..., one, other] = gain * np.sin(angles)
+    turns[..., other, one] = -gain * np.sin(angles)
     return turns
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from conformance.adapter.arguments import NO_MASK, Spelling
 from conformance.adapter.base import Adapter, Call, LogSumExp, Mode, SideEffects, twice
-from conformance.adapter.features import RotaryBase, RotaryTables, Static
+from conformance.adapter.features import RotaryBase, RotaryConfig, RotaryTables, Static
 from conformance.adapter.parameters import Checkpoint, Parameter, ParameterTable
 from conformance.definition.dtypes import Wide
 from conformance.definition.problem import Answer, Problem, Shape, Weights
@@ -447,7 +447,7 @@ class Layer(NativeAdapter):
 
     parameters: tuple[Parameter, ...] = ()
     always: ClassVar[tuple[str, ...]] = ()
-    rotary: ClassVar[RotaryBase | RotaryTables | None] = None
+    rotary: ClassVar[RotaryBase | RotaryConfig | RotaryTables | None] = None
     checkpoint: ClassVar[Checkpoint | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -14,6 +14,7 @@ affects the answer: sinks as large as the largest logits, a window shorter than 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from conformance.cases.case import Drawn
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.geometry import Pair
 from conformance.definition.problem import Causal, Norm, Pairs, Positions, Rotary, Segments, Shape
+from conformance.definition.rotary import RotaryScaling
 
 # Masks
 
@@ -694,6 +696,103 @@ def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fi
     # With the usual base, the last pairs of a short sequence would hardly turn.
     size = size or shape.head_size // 2 * 2
     return {"rotary": Rotary(size=size, base=base, pairs=pairs)}
+
+
+def rotary_linear(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation with all frequencies divided by 4."""
+    return _scaled(shape, RotaryScaling(rope_type="linear", factor=4.0))
+
+
+def rotary_dynamic(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation with a larger base, because there are twice the original tokens."""
+    return _scaled(shape, _dynamic(_tokens(shape) // 2))
+
+
+def rotary_dynamic_short(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a rotation that would get a larger base with one more token."""
+    return _scaled(shape, _dynamic(_tokens(shape)))
+
+
+def rotary_yarn(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation scaled as by YaRN, with a ramp between pairs that are rounded outwards."""
+    return _scaled(shape, _yarn(beta_fast=2.0, beta_slow=0.5))
+
+
+def rotary_yarn_untruncated(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a rotation scaled as by YaRN, with a ramp from and to where pairs turn that often."""
+    return _scaled(shape, _yarn(beta_fast=2.0, beta_slow=0.5, truncate=False))
+
+
+def rotary_yarn_mscale(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation scaled as by YaRN, with the usual ramp and a factor made of two others."""
+    return _scaled(shape, _yarn(mscale=3.0, mscale_all_dim=0.5))
+
+
+def rotary_attention_factor(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a rotation of two thirds of each head, the cosine and sine of which are multiplied."""
+    part = max(2, shape.head_size // 3 * 2)
+    scaling = dataclasses.replace(_longrope(part, _tokens(shape) // 2), attention_factor=1.375)
+    return _rotary(shape, "interleaved", part) | {"rotary_scaling": scaling}
+
+
+def rotary_longrope(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation with a divisor for each pair, those for more than the original tokens."""
+    return _scaled(shape, _longrope(shape.head_size, _tokens(shape) // 2))
+
+
+def rotary_longrope_short(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a rotation that would get other divisors with one more token."""
+    return _scaled(shape, _longrope(shape.head_size, _tokens(shape)))
+
+
+def rotary_llama3(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation whose wavelengths are partly short, partly long, and partly between."""
+    scaling = RotaryScaling(
+        rope_type="llama3",
+        factor=4.0,
+        original_max_position_embeddings=32,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+    )
+    return _scaled(shape, scaling)
+
+
+def _scaled(shape: Shape, scaling: RotaryScaling) -> Fields:
+    fields = _rotary(shape, "halves")
+    # Two pairs are the fewest that can be scaled differently.
+    return fields | {"rotary_scaling": scaling if scaling.fits(fields["rotary"].size) else None}
+
+
+def _dynamic(original: int) -> RotaryScaling:
+    tokens = max(original, 1)
+    return RotaryScaling(rope_type="dynamic", factor=4.0, original_max_position_embeddings=tokens)
+
+
+def _yarn(**more: Any) -> RotaryScaling:
+    return RotaryScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, **more)
+
+
+def _longrope(size: int, original: int) -> RotaryScaling:
+    pairs = size // 2
+    return RotaryScaling(
+        rope_type="longrope",
+        factor=4.0,
+        original_max_position_embeddings=max(original, 2),
+        short_factor=tuple(1.0 + 0.5 * (pair % 3) for pair in range(pairs)),
+        long_factor=tuple(1.5 + 1.25 * pair for pair in range(pairs)),
+    )
+
+
+def _tokens(shape: Shape) -> int:
+    return max(shape.query_length, shape.key_length)
 
 
 def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import CHUNKS, TILES, About, Hypothesis, Maker
+from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
 from conformance.definition.features import within_chunks
@@ -22,10 +22,12 @@ from conformance.definition.problem import (
     Pairs,
     Positions,
     Problem,
+    Rotary,
     Segments,
     Window,
     within,
 )
+from conformance.definition.rotary import RotaryScaling, Scaled, length_of
 from conformance.records.findings import Phrase
 
 USUAL_BASE = 10000.0
@@ -54,6 +56,8 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         yield from _norm(maker)
     if problem.rotary is not None:
         yield from _rotary(maker)
+        if problem.rotary_scaling is not None:
+            yield from _scaling(maker, problem.rotary, problem.rotary_scaling)
     for side in ("key", "query"):
         lengths = getattr(problem, f"{side}_lengths")
         if lengths is not None:
@@ -467,8 +471,10 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         pairs: About = {"pairs": other}
         yield _asked(maker, "rotary.pairs", pairs, rotary=replace(rotary, pairs=other))
     yield _asked(maker, "rotary.usual-base", rotary=replace(rotary, base=USUAL_BASE))
+    scaling = problem.rotary_scaling
     for other_size in dict.fromkeys((size // 2 * 2, rotary.size // 2)):
-        if other_size not in (0, rotary.size) and other_size % 2 == 0:
+        fits = scaling is None or scaling.fits(other_size)
+        if other_size not in (0, rotary.size) and other_size % 2 == 0 and fits:
             size_read: About = {"size": other_size}
             yield _asked(maker, "rotary.size", size_read, rotary=replace(rotary, size=other_size))
     for side in ("key", "query"):
@@ -563,6 +569,148 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             "rotary.angles-rounded",
             {"format": Phrase(f"significand.{bits}")},
             angles=lambda a, p, narrow=narrow: narrow.round(Stages.angles(a, p)),
+        )
+
+
+def _scaling(maker: Maker, rotary: Rotary, scaling: RotaryScaling) -> Iterator[Hypothesis]:
+    """Yield causes of wrong frequencies where they are scaled, and of wrong attention factors."""
+    size, factor, kind = rotary.size, scaling.factor or 1.0, scaling.rope_type
+    length = length_of(maker.problem)
+    before = scaling.original_max_position_embeddings or 1
+    plain = float(rotary.base) ** (-np.arange(0.0, size, 2.0) / size)
+    how = scaling.scaled(size, rotary.base, length)
+    right = how.frequencies()
+
+    def turning(cause: str, frequencies: Array, about: About = NO_MORE) -> Hypothesis:
+        return maker.staged(cause, about, frequencies=lambda a: frequencies)
+
+    def told(
+        cause: str, about: About = NO_MORE, /, tokens: int = length, **numbers: Any
+    ) -> Hypothesis:
+        other = replace(scaling, **numbers).scaled(size, rotary.base, tokens)
+        return turning(cause, other.frequencies(), about)
+
+    if not np.array_equal(plain, right):
+        yield maker.asked("scaling.not-applied", rotary_scaling=None)
+        yield turning("scaling.frequencies-not-scaled", plain)
+        yield turning("scaling.inverted", plain**2 / right)
+        yield turning("scaling.twice", right**2 / plain)
+        for side in ("query", "key"):
+            yield maker.staged(
+                "scaling.not-applied-to",
+                {"of": side},
+                rotated=lambda a, s, x, side=side: a.turned(
+                    x, a.positions(s)[:, None, :, None] * (plain if s == side else right)
+                ),
+            )
+    yield turning("scaling.on-base", (factor * rotary.base) ** (-np.arange(0.0, size, 2.0) / size))
+    if kind in ("yarn", "llama3", "dynamic"):
+        yield turning("scaling.as-linear", plain / factor)
+    if kind == "linear":
+        yield turning("scaling.without-first-pair", np.where(right == right[0], plain, right))
+    if kind in ("yarn", "llama3"):
+        yield from _ramps(scaling, how, told, turning)
+    if kind == "dynamic":
+        others = (before * factor, maker.queries, length - 1, maker.problem.shape.key_length)
+        for other in dict.fromkeys(int(other) for other in others):
+            if max(other, before) != max(length, before):
+                yield told("scaling.length", {"length": other}, tokens=other)
+        grown = factor * max(length, before) / before
+        for cause, stretched in (
+            ("scaling.growth-to-the-power-of-1", grown - (factor - 1)),
+            ("scaling.growth-not-lessened", grown ** (size / (size - 2))),
+        ):
+            base = rotary.base * stretched
+            yield turning(cause, base ** (-np.arange(0.0, size, 2.0) / size))
+    if kind == "longrope":
+        listed = {"short": scaling.short_factor, "long": scaling.long_factor}
+        if length > before:
+            yield turning("scaling.short-for-long", plain / np.array(listed["short"]))
+        else:
+            yield turning("scaling.long-for-short", plain / np.array(listed["long"]))
+        yield turning("scaling.factors-reversed", plain / how.divisor[::-1])
+    if kind != "longrope":
+        for usual in (2.0, 4.0, 8.0, 16.0, 32.0, 40.0):
+            if usual != factor:
+                yield told("scaling.factor", {"factor": usual}, factor=usual)
+    yield from _attention_factor(maker, rotary, scaling)
+
+
+def _ramps(
+    scaling: RotaryScaling,
+    how: Scaled,
+    told: Callable[..., Hypothesis],
+    turning: Callable[..., Hypothesis],
+) -> Iterator[Hypothesis]:
+    """Yield causes of a wrong share of the frequencies that is left as it is."""
+    factor, before = scaling.factor or 1.0, scaling.original_max_position_embeddings or 1
+    low = {"llama3": "low_freq_factor", "yarn": "beta_slow"}[scaling.rope_type]
+    high = {"llama3": "high_freq_factor", "yarn": "beta_fast"}[scaling.rope_type]
+    ends = (scaling.low_freq_factor, scaling.high_freq_factor)
+    ends = ends if scaling.rope_type == "llama3" else (scaling.slow, scaling.fast)
+    yield told("scaling.factors-swapped", **{low: ends[1], high: ends[0]})
+    yield told("scaling.new-length", original_max_position_embeddings=before * factor)
+    yield told("scaling.without-2-pi", original_max_position_embeddings=before * 2 * np.pi)
+    for cause, share in (
+        # Those of Llama 3 are the other way round if its factors are exchanged.
+        ("scaling.ramp-backwards", 1 - how.share),
+        ("scaling.no-ramp", np.floor(how.share)),
+    ):
+        yield turning(cause, replace(how, share=share).frequencies())
+    divisor = how.divisor * (1 - how.share) + how.share
+    waves = replace(how, share=0 * divisor, divisor=divisor)
+    yield turning("scaling.mean-of-wavelengths", waves.frequencies())
+    if scaling.rope_type == "yarn":
+        cut = scaling.truncate in (None, True)
+        yield told("scaling.not-truncated" if cut else "scaling.truncated", truncate=not cut)
+        yield told("scaling.usual-betas", beta_fast=32.0, beta_slow=1.0)
+        pairs = np.arange(len(how.share))
+        falls = np.flatnonzero((how.share > 0) & (how.share < 1))
+        if len(falls):
+            first, last = falls[0] - 1, falls[-1] + 1
+            for cause, begin, end in (
+                ("scaling.truncated-inwards", first + 1, last - 1),
+                ("scaling.ramp-over-components", first / 2, last / 2),
+            ):
+                if begin < end:
+                    share = 1 - np.clip((pairs - begin) / (end - begin), 0, 1)
+                    yield turning(cause, replace(how, share=share).frequencies())
+
+
+def _attention_factor(maker: Maker, rotary: Rotary, scaling: RotaryScaling) -> Iterator[Hypothesis]:
+    """Yield causes of a wrong factor of cosine and sine."""
+    right, grown = scaling.gain, np.log(scaling.factor or 1.0)
+    usual = 0.1 * grown + 1
+    others = {
+        "attention-factor.left-out": 1.0,
+        "attention-factor.squared": right**2,
+        "attention-factor.inverted": 1 / right,
+        "attention-factor.not-read": replace(scaling, attention_factor=None).gain,
+        "attention-factor.decimal-logarithm": 0.1 * grown / np.log(10) + 1,
+        "attention-factor.without-mscale": usual,
+        "attention-factor.mscale-not-divided": 0.1 * (scaling.mscale or 1.0) * grown + 1,
+    }
+    if scaling.rope_type == "longrope":
+        others["attention-factor.of-yarn"] = usual
+        del others["attention-factor.without-mscale"], others["attention-factor.mscale-not-divided"]
+    if right == 1:
+        return
+    for cause, other in others.items():
+        if other != right:
+            yield maker.staged(cause, attention_factor=lambda a, other=other: float(other))
+    turned = np.arange(maker.problem.shape.head_size) < rotary.size
+    for side in ("query", "key"):
+        yield maker.staged(
+            "attention-factor.of-one-side",
+            {"of": side},
+            rotated=lambda a, s, x, side=side: (
+                Stages.rotated(a, s, x) / np.where(turned & (s != side), right, 1.0)
+            ),
+        )
+    if not turned.all():
+        yield maker.staged(
+            "attention-factor.of-whole-head",
+            rotated=lambda a, s, x: Stages.rotated(a, s, x) * np.where(turned, 1.0, right),
         )
 
 

@@ -529,6 +529,18 @@ def _of_rotary(maker: Maker) -> Iterator[Hypothesis]:
         skipping = but_for(side, Stages.d_rotated)
         yield maker.staged("backward.rotary-missing-in", {"of": side}, d_rotated=skipping)
     assert problem.rotary is not None
+    if problem.rotary_scaling is not None:
+        plain = Stages(problem.replace(rotary_scaling=None)).frequencies()
+        yield maker.staged(
+            "backward.scaling-missing",
+            d_rotated=lambda a, side, g: a.turned(g, -a.positions(side)[:, None, :, None] * plain),
+        )
+        turned = np.arange(problem.shape.head_size) < problem.rotary.size
+        factor = np.where(turned, problem.rotary_scaling.gain, 1.0)
+        yield maker.staged(
+            "backward.attention-factor-missing",
+            d_rotated=lambda a, side, g: Stages.d_rotated(a, side, g) / factor,
+        )
     if problem.rotary.size < problem.shape.head_size:
         rest = np.arange(problem.shape.head_size) >= problem.rotary.size
         yield maker.staged(

@@ -80,7 +80,7 @@ _BEFORE_HEADS = frozenset({"input", "heads", "project", "shifted", "split", "pro
 
 _PREPARING = _BEFORE_HEADS | frozenset(
     {"prepared", "prepared_values", "normed", "root", "gain"}
-    | {"rotated", "turned", "angles", "frequencies", "positions"}
+    | {"rotated", "turned", "angles", "frequencies", "positions", "attention_factor"}
 )
 """Stages on which the heads depend after norm and rotary embedding."""
 
@@ -156,7 +156,7 @@ class Maker:
             turned = any(entry.turns for entry in problem.entries)
             if changes.keys() <= _SHARED and not (turned and _moved(self.problem, problem)):
                 self.share(stages)
-            elif changes.keys() <= _SHARED | {"norm", "rotary"}:
+            elif changes.keys() <= _SHARED | {"norm", "rotary", "rotary_scaling"}:
                 self._share_heads(stages)
             return stages
 

@@ -22,6 +22,7 @@ import numpy as np
 from conformance.definition.arithmetic import Exact, is_identity
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.problem import Problem, Rotary
+from conformance.definition.rotary import turning
 
 Change = Callable[..., Any]
 """A replacement for a stage: a function of the `Stages` and of the arguments of the stage."""
@@ -44,11 +45,11 @@ def cosine_and_sine(angles: Array) -> tuple[Array, Array]:
 
 
 class Turn(NamedTuple):
-    """Heads, the angles and the pairs by which they are rotated, and what they are then."""
+    """Heads, the angles, pairs and factor by which they are rotated, and what they are then."""
 
     heads: Array
     angles: Array
-    rotary: Rotary
+    rotary: tuple[Rotary, float]
     turned: Array
 
 
@@ -257,24 +258,26 @@ class Stages:
 
     def frequencies(self) -> Array:
         """Return the rotary frequencies: the angle per position of each pair of components."""
-        rotary = self.problem.rotary
-        assert rotary is not None
-        return rotary.base ** (-np.arange(0.0, rotary.size, 2.0) / rotary.size)
+        return turning(self.problem)[0]
+
+    def attention_factor(self) -> float:
+        """Return what multiplies the cosine and sine of rotations."""
+        return turning(self.problem)[1]
 
     def angles(self, positions: Array | IntArray) -> Array:
         """Return the angles `[b 1 length pair]` at positions `[b length]`."""
         return positions[:, None, :, None] * self.frequencies()
 
     def turned(self, heads: Array, angles: Array) -> Array:
-        """Return heads with each pair of components rotated by its angle.
+        """Return heads with each pair of components rotated by its angle, times the factor.
 
         Components beyond the size of the rotary embedding are not rotated.
         """
-        rotary = self.problem.rotary
+        rotary, factor = self.problem.rotary, self.attention_factor()
         assert rotary is not None
         for turn in self.turns:
             # The keys of a long problem are rotated alike in most hypotheses.
-            known = turn.heads is heads and turn.rotary == rotary
+            known = turn.heads is heads and turn.rotary == (rotary, factor)
             if known and np.array_equal(turn.angles, angles):
                 return turn.turned
         size = rotary.size
@@ -283,10 +286,11 @@ class Stages:
         if rotary.pairs == "halves":
             first, second = slice(size // 2), slice(size // 2, size)
         cos, sin = cosine_and_sine(angles)
+        cos, sin = (cos, sin) if factor == 1 else (factor * cos, factor * sin)
         turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
         turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
         if len(self.turns) < MOST_TURNS:
-            self.turns.append(Turn(heads, angles, rotary, turned))
+            self.turns.append(Turn(heads, angles, (rotary, factor), turned))
         return turned
 
     def biased(self, logits: Array) -> Array:

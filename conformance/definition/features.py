@@ -37,6 +37,7 @@ import numpy as np
 
 from conformance.definition.arithmetic import Exact
 from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.definition.rotary import RotaryScaling, Scaled, length_of, turning
 from conformance.errors import WrongShape
 from conformance.text import plural, some
 
@@ -446,14 +447,37 @@ class _AlibiEntry(FeatureEntry):
 class _RotaryEntry(FeatureEntry):
     name = "rotary"
     step = OF_HEADS + 1
-    absent = MappingProxyType({"rotary": None})
-    numbers = MappingProxyType({"rotary": Rotary | None})
+    absent = MappingProxyType({"rotary": None, "rotary_scaling": None})
+    numbers = MappingProxyType({"rotary": Rotary | None, "rotary_scaling": RotaryScaling | None})
     options = MappingProxyType({"rotary.base": float, "rotary.pairs": str, "rotary.size": int})
     hashed_if_absent = True
-    drawn = ("rotary_halves", "rotary_interleaved", "rotary_partial", "rotary_far")
+    drawn = (
+        "rotary_halves",
+        "rotary_interleaved",
+        "rotary_partial",
+        "rotary_far",
+        "rotary_linear",
+        "rotary_dynamic",
+        "rotary_yarn",
+        "rotary_longrope",
+        "rotary_llama3",
+    )
     feels_key_bias = True
     turns = True
     placed = True
+
+    def fields(self, problem: Problem) -> dict[str, Any]:
+        """Return the fields that hold it; without a rotation, there is nothing to scale."""
+        return super().fields(problem) if problem.rotary is not None else {}
+
+    def parts(self, problem: Problem) -> tuple[str, ...]:
+        scaled = problem.rotary_scaling is not None
+        return (self.name, "rotary scaling") if scaled else (self.name,)
+
+    def told(self, problem: Problem) -> dict[str, Any]:
+        """Leave out a scaling that is not there, as in problems that are older than it."""
+        told = super().told(problem)
+        return told if problem.rotary_scaling is not None else {"rotary": told["rotary"]}
 
     def check(self, problem: Problem) -> None:
         rotary, head_size = problem.rotary, problem.shape.head_size
@@ -465,30 +489,46 @@ class _RotaryEntry(FeatureEntry):
             )
         if not 0 < rotary.base < math.inf:
             raise WrongShape(f"rotary.base is {rotary.base}; it is positive and finite")
+        if problem.rotary_scaling is not None:
+            problem.rotary_scaling.check(rotary.size)
 
     def facts(self, problem: Problem) -> Iterator[str]:
         rotary = problem.rotary
         assert rotary is not None
-        yield f"rotary positions, {rotary.size} components, {rotary.pairs}, base {rotary.base:g}"
+        scaling = problem.rotary_scaling
+        more = "" if scaling is None else f", scaled as {scaling.rope_type}"
+        yield (
+            f"rotary positions, {rotary.size} components, {rotary.pairs}, "
+            f"base {rotary.base:g}{more}"
+        )
 
     def on_both(self, problem: Problem, kind: np.dtype[Any], hold: Exact) -> tuple[Any, Any]:
         """Return the rotary tables for the queries and for the keys of a problem.
 
         Both are taken from one table of all positions, so equal positions share their noise.
         """
-        rotary = problem.rotary
+        rotary, scaling = problem.rotary, problem.rotary_scaling
         assert rotary is not None
         sides = (problem.position_of_queries, problem.position_of_keys)
         positions = np.unique(np.concatenate([side.ravel() for side in sides]))
-        exponents = hold.lift(-math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size)
+        how = None
+        if scaling is not None:
+            how = scaling.scaled(rotary.size, rotary.base, length_of(problem))
+        base = rotary.base if how is None else how.base
+        exponents = hold.lift(-math.log(base) * np.arange(0, rotary.size, 2) / rotary.size)
         frequencies = np.exp(exponents)
-        angles = positions[:, None] * frequencies[..., None, :]
         # Errors of angles come from the frequency, shared by all positions, and from the product.
         wrong = hold.error(exponents, "angle") + hold.error(np.ones_like(exponents), "angle")
+        if how is not None:
+            frequencies, wrong = _scaled(frequencies, wrong, how, hold)
+        angles = positions[:, None] * frequencies[..., None, :]
         off = angles * wrong[..., None, :] + hold.error(angles, "angle")
         cosine, sine = np.cos(angles), np.sin(angles)
         # To first order, because float64 has no digits for the noise of a large angle in float64.
         cosine, sine = cosine - off * sine, sine + off * cosine
+        if scaling is not None and scaling.gain != 1:
+            cosine, sine = (scaling.gain * table for table in (cosine, sine))
+            cosine, sine = (table + hold.error(table, "angle") for table in (cosine, sine))
         cosine, sine = (hold(table.astype(kind), "logits") for table in (cosine, sine))
 
         def of(tokens: IntArray) -> tuple[Array, Array]:
@@ -517,15 +557,13 @@ class _RotaryEntry(FeatureEntry):
         if rotary is not None and rotary.pairs != "halves":
             yield {"rotary": dataclasses.replace(rotary, pairs="halves")}
         if rotary is not None and rotary.size > 2:
-            yield {"rotary": dataclasses.replace(rotary, size=2)}
+            yield _of_size(problem, 2)
 
     def fitted(self, problem: Problem, shape: Shape) -> dict[str, Any]:
         """Turn no more components than the head size allows; if it allows none, do not rotate."""
-        rotary = problem.rotary
-        if rotary is None:
-            return {"rotary": None}
-        size = min(rotary.size, shape.head_size // 2 * 2)
-        return {"rotary": dataclasses.replace(rotary, size=size) if size else None}
+        if problem.rotary is None:
+            return dict(self.absent)
+        return _of_size(problem, min(problem.rotary.size, shape.head_size // 2 * 2))
 
     def code(self, problem: Problem) -> list[str]:
         return ["    q, k = turned(q, at_query), turned(k, at_key)"]
@@ -538,14 +576,45 @@ class _RotaryEntry(FeatureEntry):
         if rotary.pairs == "interleaved":
             one, other, axis = f":{rotary.size}:2", f"1:{rotary.size}:2", -1
         turned = f"pairs.reshape(*x.shape[:-1], {rotary.size})"
+        rates, gain = f"{float(rotary.base)!r} ** (-np.arange({half}) / {half})", ""
+        if problem.rotary_scaling is not None:
+            scaled, factor = turning(problem)
+            rates = f"np.array({scaled.tolist()!r})  # {problem.rotary_scaling.rope_type}"
+            gain = "" if factor == 1 else f"{factor!r} * "
         return [
             "def turned(x, at):  # rotary embedding",
             f"    a, b, rest = x[..., {one}], x[..., {other}], x[..., {rotary.size}:]",
-            f"    rates = {float(rotary.base)!r} ** (-np.arange({half}) / {half})",
-            "    c, s = (f(at[:, None, :, None] * rates) for f in (np.cos, np.sin))",
+            f"    rates = {rates}",
+            f"    c, s = ({gain}f(at[:, None, :, None] * rates) for f in (np.cos, np.sin))",
             f"    pairs = np.stack([a * c - b * s, b * c + a * s], axis={axis})",
             f"    return np.concatenate([{turned}, rest], axis=-1)",
         ]
+
+
+def _scaled(frequencies: Array, wrong: Array, how: Scaled, hold: Exact) -> tuple[Array, Array]:
+    """Return scaled frequencies and their relative errors, from those before the scaling.
+
+    An error of the share that is left as it is counts as far as both parts of the sum differ.
+    """
+    if how.grown:
+        exponents = np.arange(frequencies.shape[-1]) / frequencies.shape[-1]
+        wrong = wrong + how.grown * exponents * hold.error(hold.lift(np.ones(1)), "angle")
+    left = how.share + (1 - how.share) / how.divisor
+    falls = (how.share > 0) & (how.share < 1)
+    felt = np.where(falls, (1 - 1 / how.divisor) / left, 0.0)
+    of_share = hold.error(hold.lift(how.ramp), "angle") + (how.ramp * wrong if how.follows else 0.0)
+    wrong = wrong + felt * of_share + hold.error(np.ones_like(frequencies), "angle")
+    return frequencies * left, wrong
+
+
+def _of_size(problem: Problem, size: int) -> dict[str, Any]:
+    """Return the fields of a rotation of fewer components; if they are 0, do not rotate."""
+    rotary, scaling = problem.rotary, problem.rotary_scaling
+    assert rotary is not None
+    return {
+        "rotary": dataclasses.replace(rotary, size=size) if size else None,
+        "rotary_scaling": scaling.fitted(size) if scaling is not None and size else None,
+    }
 
 
 def _rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exact) -> Array:

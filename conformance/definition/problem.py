@@ -49,6 +49,7 @@ from conformance.definition.features import Rotary as Rotary
 from conformance.definition.features import Segments as Segments
 from conformance.definition.features import Window as Window
 from conformance.definition.features import within as within
+from conformance.definition.rotary import RotaryScaling as RotaryScaling
 from conformance.errors import WrongShape
 
 
@@ -305,6 +306,7 @@ class Problem:
         slopes: `[heads]`, of ALiBi: slope · |distance of the positions| is subtracted from the
             logits.
         rotary: the rotation of queries and keys by their positions.
+        rotary_scaling: how its frequencies are scaled; nothing without a rotation.
         norm: the RMS norm of query and key heads, before the rotation.
         query_lengths: `[batch]`, the number of queries of each batch entry; later queries are fully
             masked.
@@ -339,6 +341,7 @@ class Problem:
     sinks: Array | None = None
     slopes: Array | None = None
     rotary: Rotary | None = None
+    rotary_scaling: RotaryScaling | None = None
     norm: Norm | None = None
     query_lengths: IntArray | None = None
     key_lengths: IntArray | None = None

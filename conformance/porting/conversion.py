@@ -31,6 +31,7 @@ from conformance.adapter.features import (
     HeadNorm,
     PositionIds,
     RotaryBase,
+    RotaryConfig,
     RotaryTables,
 )
 from conformance.adapter.loading import checkpoints, find, load
@@ -799,7 +800,7 @@ class Turns:
     notes: tuple[str, ...] = ()
 
 
-def always_turns(layer: Layer) -> RotaryBase | RotaryTables | None:
+def always_turns(layer: Layer) -> RotaryBase | RotaryConfig | RotaryTables | None:
     """Return the rotary embeddings that the layer applies in every call; None if there are none."""
     fixed = layer.fixed
     if layer.rotary is None and fixed is not None and fixed.rotary_base:
@@ -807,13 +808,15 @@ def always_turns(layer: Layer) -> RotaryBase | RotaryTables | None:
     return layer.rotary
 
 
-def rotary_of(layer: Layer) -> RotaryBase | RotaryTables | None:
+def rotary_of(layer: Layer) -> RotaryBase | RotaryConfig | RotaryTables | None:
     """Return the declaration of the layer's rotary embeddings; None if it never rotates.
 
     Raises:
         Untranslatable: if it declares positions for rotary embeddings, but not their pairs.
     """
-    declared = [it for it in layer.features if isinstance(it, RotaryBase | RotaryTables)]
+    declared = [
+        it for it in layer.features if isinstance(it, RotaryBase | RotaryConfig | RotaryTables)
+    ]
     found = always_turns(layer) or next(iter(declared), None)
     if found is None and any(
         isinstance(it, PositionIds) and "rotary" in it.of for it in layer.features

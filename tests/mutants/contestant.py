@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from conformance.adapter.features import (
     Lengths,
     PositionIds,
     RotaryBase,
+    RotaryConfig,
     SegmentIds,
     Sinks,
     SoftCap,
@@ -29,6 +30,7 @@ from conformance.adapter.features import (
 from conformance.adapter.native import NativeAdapter, Prepared
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Causal, Problem
+from conformance.definition.rotary import ScalingKind
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Evaluated, Framework, Natives
 from conformance.frameworks.numpy_bridge import NumPy
@@ -192,6 +194,7 @@ class Featureful(Contestant):
             Sinks("sinks"),
             Alibi("slopes", alignment=alignment),
             RotaryBase("rotary_base", "rotary_size", flag="interleaved", alignment=alignment),
+            RotaryConfig(kinds=get_args(ScalingKind), flag="neighbours", alignment=alignment),
             HeadNorm("query_norm", "key_norm"),
             Lengths("key_lengths"),
             Lengths("query_lengths", of="queries"),

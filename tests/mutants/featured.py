@@ -11,6 +11,7 @@ read it. The fused path splits the keys of few queries into parts, which are mer
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -154,23 +155,137 @@ class Featured(Attention):
             return heads
         return self.hold(heads / self.size_of(heads) * self.read(gain))
 
+    def config(self) -> dict[str, Any]:
+        """A rotation with scaled frequencies, or nothing."""
+        return self.argument("rope_parameters") or {}
+
+    def turns(self) -> bool:
+        """Whether heads are rotated."""
+        return self.argument("rotary_base") is not None or bool(self.config())
+
     def rotary_size(self) -> int:
+        if self.config():
+            part = self.config().get("partial_rotary_factor", 1.0)
+            return round(part * self.shape.head_size)
         return int(self.argument("rotary_size"))
 
     def base(self) -> float:
-        return float(self.argument("rotary_base"))
+        return float(self.config().get("rope_theta", self.argument("rotary_base")))
 
     def frequencies(self) -> Array:
         """Of each pair, `[pair]`, in float64."""
         size = self.rotary_size()
         return self.base() ** (-2.0 * np.arange(size // 2) / size)
 
+    def kind(self) -> str:
+        """How frequencies are scaled."""
+        return self.config().get("rope_type", "default")
+
+    def told_number(self, name: str, usual: Any = None) -> Any:
+        """A number of the configuration."""
+        return self.config().get(name, usual)
+
+    def stretch(self) -> float:
+        """By how much texts are longer than before."""
+        return float(self.told_number("factor", 1.0))
+
+    def before(self) -> int:
+        """How long texts were."""
+        return int(self.told_number("original_max_position_embeddings", 1))
+
+    def length(self) -> int:
+        """How long this text is."""
+        return 1 + int(max(self.query_positions().max(), self.key_positions().max()))
+
+    def grown_base(self) -> float:
+        """The base for longer texts."""
+        length = max(self.length(), self.before())
+        grown = self.stretch() * length / self.before() - (self.stretch() - 1)
+        return self.base() * grown ** self.power()
+
+    def power(self) -> float:
+        """To which the growth of a text is raised to get that of the base."""
+        size = self.rotary_size()
+        return size / (size - 2)
+
+    def is_long(self) -> bool:
+        """Whether this text is longer than those before."""
+        return self.length() > self.before()
+
+    def listed(self) -> Array:
+        """The divisors of all pairs."""
+        return np.array(self.told_number("long_factor" if self.is_long() else "short_factor"))
+
+    def thresholds(self) -> tuple[float, float]:
+        """How often pairs turn within texts of before that are scaled in full, or not at all."""
+        if self.kind() == "llama3":
+            return self.told_number("low_freq_factor"), self.told_number("high_freq_factor")
+        return self.told_number("beta_slow", 1.0), self.told_number("beta_fast", 32.0)
+
+    def truncates(self) -> bool:
+        """Whether the ends of the ramp are whole numbers."""
+        return bool(self.told_number("truncate", True))
+
+    def ends(self) -> tuple[float, float]:
+        """The pairs where the ramp begins and ends."""
+        size, (slow, fast) = self.rotary_size(), self.thresholds()
+        begin, end = (
+            size * np.log(self.before() / (2 * np.pi * turns)) / (2 * np.log(self.base()))
+            for turns in (fast, slow)
+        )
+        if self.truncates():
+            begin, end = np.floor(begin), np.ceil(end)
+        return max(begin, 0), min(end, size - 1)
+
+    def ramp(self) -> Array:
+        """0 where a pair is scaled in full, 1 where it is not, `[pair]`."""
+        if self.kind() == "yarn":
+            begin, end = self.ends()
+            return 1 - np.clip((np.arange(self.rotary_size() // 2) - begin) / (end - begin), 0, 1)
+        low, high = self.thresholds()
+        return np.clip((self.turns_before() - low) / (high - low), 0, 1)
+
+    def turns_before(self) -> Array:
+        """How often each pair turned within a text of before."""
+        return self.before() * self.frequencies() / (2 * np.pi)
+
+    def turning(self) -> Array:
+        """The angles per position after scaling, `[pair]`."""
+        plain, kind = self.frequencies(), self.kind()
+        if kind == "linear":
+            return plain / self.stretch()
+        if kind == "dynamic":
+            size = self.rotary_size()
+            return self.grown_base() ** (-2.0 * np.arange(size // 2) / size)
+        if kind == "longrope":
+            return plain / self.listed()
+        if kind in ("yarn", "llama3"):
+            return plain / self.stretch() * (1 - self.ramp()) + plain * self.ramp()
+        return plain
+
+    def attention_factor(self) -> float:
+        """What multiplies cosine and sine."""
+        told, kind = self.told_number("attention_factor"), self.kind()
+        if told:
+            return float(told)
+        if kind == "longrope":
+            return float(np.sqrt(1 + np.log(self.stretch()) / np.log(self.before())))
+        return self.amplitude() if kind == "yarn" else 1.0
+
+    def amplitude(self) -> float:
+        """The same by YaRN."""
+        over = self.told_number("mscale"), self.told_number("mscale_all_dim")
+        return self.grown(over[0]) / self.grown(over[1]) if all(over) else self.grown(1.0)
+
+    def grown(self, by: float) -> float:
+        return float(0.1 * by * np.log(self.stretch()) + 1)
+
     def angles(self, positions: Array) -> Array:
         """`[b 1 length pair]`, from positions `[b length]`."""
-        return positions[:, None, :, None] * self.frequencies()
+        return positions[:, None, :, None] * self.turning()
 
     def interleaved(self) -> bool:
-        return bool(self.argument("interleaved"))
+        return bool(self.argument("neighbours" if self.config() else "interleaved"))
 
     def pairs(self) -> tuple[Array, Array]:
         """The components that are rotated together."""
@@ -181,14 +296,15 @@ class Featured(Attention):
 
     def turn(self, heads: Array, angles: Array) -> Array:
         first, second = self.pairs()
-        cos, sin = (f(angles).astype(self.wide) for f in (np.cos, np.sin))
+        factor = self.attention_factor()
+        cos, sin = ((factor * f(angles)).astype(self.wide) for f in (np.cos, np.sin))
         turned = heads.copy()
         turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
         turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
         return turned
 
     def rotated(self, side: str, heads: Array, positions: Array) -> Array:
-        if self.argument("rotary_base") is None:
+        if not self.turns():
             return heads
         return self.hold(self.turn(heads, self.angles(positions)))
 
@@ -331,9 +447,13 @@ class Featured(Attention):
     # A cache.
 
     def can_be_cached(self) -> bool:
-        """Whether the keys before the queries can be a cache: the flag says where they end."""
+        """Whether the keys before the queries can be a cache: the flag says where they end.
+
+        Frequencies that depend on the length turn keys that are stored anew with each query.
+        """
         ragged = ("key_lengths", "query_lengths", "query_segments", "query_positions")
         aligned = self.at_end() and self.given.causal
+        aligned = aligned and self.kind() not in ("dynamic", "longrope")
         return aligned and all(self.argument(name) is None for name in ragged)
 
     def dialogue(self) -> Array:
@@ -444,7 +564,7 @@ class Featured(Attention):
 
     def d_prepared(self, side: str, gradient: Array, found: dict[str, Array]) -> Array:
         """Of projected heads, from that of prepared ones."""
-        if self.argument("rotary_base") is not None:
+        if self.turns():
             gradient = self.hold(self.d_rotated(side, gradient))
         if self.gain(side) is None:
             return gradient
