@@ -91,6 +91,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "sink",
         "alibi",
         "rotary",
+        "scaling",
         "norm",
         "lengths",
         "segments",

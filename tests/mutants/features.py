@@ -1251,6 +1251,321 @@ _add(
     d_rotated=lambda a, side, g: a.turn(g, -a.angles(a.index(side))),
 )
 
+# Scaled rotary frequencies.
+
+_add = _chapter("scaling", "scaled-llama3/full-tiles")
+LINEAR, LLAMA3, YARN = "scaled-linear/self", "scaled-llama3/full-tiles", "scaled-yarn/full-tiles"
+UNTRUNCATED, MSCALE = "scaled-yarn-untruncated/full-tiles", "scaled-yarn-mscale/gqa"
+DYNAMIC, DYNAMIC_CACHE = "scaled-dynamic/self", "scaled-dynamic-after-history/separate"
+LONGROPE, SHORT = "scaled-longrope/self", "scaled-longrope-short/self"
+FACTOR = "scaled-attention-factor/gqa"
+
+
+def _plainly(a: Featured) -> Array:
+    return a.frequencies()
+
+
+def _all_divided(a: Featured) -> Array:
+    return a.frequencies() / a.stretch()
+
+
+def _amplified(change: Callable[[float], float]) -> Callable[[Featured], float]:
+    return lambda a: change(Featured.attention_factor(a))
+
+
+def _on_one(side: str) -> Callable[..., Array]:
+    """Rotated, with the attention factor on one side only."""
+    return lambda a, name, heads, p: (
+        Featured.rotated(a, name, heads, p)
+        / np.where(
+            (name != side) & (np.arange(heads.shape[-1]) < a.rotary_size())
+            if a.turns()
+            else np.zeros(heads.shape[-1], bool),
+            a.attention_factor(),
+            1.0,
+        )
+    ).astype(heads.dtype)
+
+
+_add("scaling-ignored-in-llama3", "does not scale by wavelengths", turning=_plainly)
+_add("scaling-ignored-in-yarn", "does not scale along a ramp", case=YARN, turning=_plainly)
+_add(
+    "scaling-ignored-if-linear",
+    "does not divide frequencies by a factor",
+    case=LINEAR,
+    turning=_plainly,
+)
+_add("scaling-ignored-in-longrope", "does not divide frequencies by factors", case=LONGROPE,
+     turning=_plainly)  # fmt: skip
+_add("llama3-as-linear", "divides all frequencies, of short waves too", turning=_all_divided)
+_add(
+    "yarn-as-linear",
+    "divides all frequencies, also before the ramp",
+    case=YARN,
+    turning=_all_divided,
+)
+_add(
+    "linear-multiplied",
+    "multiplies frequencies by the factor",
+    case=LINEAR,
+    turning=lambda a: a.frequencies() * a.stretch(),
+)
+_add(
+    "linear-twice",
+    "divides positions by the factor, and frequencies too",
+    case=LINEAR,
+    turning=lambda a: a.frequencies() / a.stretch() ** 2,
+)
+_add(
+    "linear-on-base",
+    "multiplies the base by the factor instead",
+    case=LINEAR,
+    base=lambda a: Featured.base(a) * a.stretch(),
+    turning=_plainly,
+)
+_add(
+    "linear-without-first-pair",
+    "leaves out the first pair, which turns fastest",
+    case=LINEAR,
+    turning=lambda a: np.where(
+        np.arange(a.rotary_size() // 2) == 0, a.frequencies(), _all_divided(a)
+    ),
+)
+_add(
+    "llama3-factors-swapped",
+    "takes the low for the high frequency factor",
+    thresholds=lambda a: Featured.thresholds(a)[::-1],
+)
+_add(
+    "llama3-new-length",
+    "takes the length of the longer texts for that of before",
+    before=lambda a: Featured.before(a) * int(a.stretch()),
+)
+_add(
+    "llama3-without-2-pi",
+    "takes 1/frequency for the wavelength",
+    turns_before=lambda a: Featured.turns_before(a) * 2 * np.pi,
+)
+_add(
+    "llama3-not-smoothed",
+    "scales in full all that is not left alone",
+    ramp=lambda a: np.floor(Featured.ramp(a)),
+)
+_add(
+    "llama3-length-of-the-model",
+    "takes 8,192 for the length of before, whatever is told",
+    before=lambda a: 8192,
+)
+_add(
+    "llama3-usual-factor",
+    "divides by 8, whatever is told",
+    stretch=lambda a: 8.0,
+)
+_add(
+    "llama3-wavelengths-smoothed",
+    "takes the mean of wavelengths, not of frequencies",
+    turning=lambda a: a.frequencies() / (a.stretch() * (1 - Featured.ramp(a)) + Featured.ramp(a)),
+)
+_add(
+    "yarn-not-truncated",
+    "begins and ends the ramp between pairs",
+    case=YARN,
+    truncates=lambda a: False,
+)
+_add(
+    "yarn-truncated-although-not-asked",
+    "rounds the ends of the ramp, whatever is told",
+    case=UNTRUNCATED,
+    truncates=lambda a: True,
+)
+_add(
+    "yarn-truncated-inwards",
+    "rounds the ends of the ramp to the pairs within",
+    case=YARN,
+    ends=lambda a: (
+        Featured.ends(a)[0] + 1,
+        Featured.ends(a)[1] - 1,
+    ),
+)
+_add("yarn-ramp-backwards", "scales what turns fast", case=YARN,
+     ramp=lambda a: 1 - Featured.ramp(a))  # fmt: skip
+_add(
+    "yarn-usual-betas",
+    "takes 32 and 1, whatever is told",
+    case=YARN,
+    thresholds=lambda a: (1.0, 32.0),
+)
+_add(
+    "yarn-new-length",
+    "ends the ramp by the length of the longer texts",
+    case=YARN,
+    before=lambda a: Featured.before(a) * int(a.stretch()),
+)
+_add(
+    "yarn-ramp-over-components",
+    "counts components along the ramp, not pairs",
+    case=YARN,
+    ends=lambda a: tuple(end / 2 for end in Featured.ends(a)),
+)
+_add(
+    "yarn-rotations-without-2-pi",
+    "takes radians for rotations",
+    case=YARN,
+    before=lambda a: Featured.before(a) * 2 * np.pi,
+)
+_add(
+    "yarn-without-attention-factor",
+    "leaves out the attention factor of YaRN",
+    case=YARN,
+    attention_factor=lambda a: 1.0,
+)
+_add(
+    "attention-factor-squared",
+    "multiplies cosine and sine by what logits are to get",
+    case=YARN,
+    attention_factor=_amplified(lambda factor: factor**2),
+)
+_add(
+    "attention-factor-divides",
+    "divides cosine and sine by the factor",
+    case=YARN,
+    attention_factor=_amplified(lambda factor: 1 / factor),
+)
+_add("attention-factor-of-queries-only", "multiplies queries only", case=YARN,
+     rotated=_on_one("query"))  # fmt: skip
+_add(
+    "attention-factor-of-whole-head",
+    "multiplies the logits, and so the components that are not rotated",
+    case=FACTOR,
+    rotated=lambda a, side, heads, p: (
+        Featured.rotated(a, side, heads, p)
+        * np.where(
+            np.arange(heads.shape[-1]) < (a.rotary_size() if a.turns() else 0),
+            1.0,
+            a.attention_factor(),
+        )
+    ).astype(heads.dtype),
+)
+_add(
+    "attention-factor-not-read",
+    "computes the factor itself although it is told",
+    case=FACTOR,
+    attention_factor=lambda a: (
+        float(np.sqrt(1 + np.log(a.stretch()) / np.log(a.before()))) if a.config() else 1.0
+    ),
+)
+_add(
+    "attention-factor-in-decibels",
+    "takes the decimal logarithm",
+    case=YARN,
+    grown=lambda a, by: float(0.1 * by * np.log10(a.stretch()) + 1),
+)
+_add("mscale-not-read", "has the factor of YaRN without mscale", case=MSCALE,
+     amplitude=lambda a: a.grown(1.0))  # fmt: skip
+_add(
+    "mscale-not-divided",
+    "does not divide by what mscale_all_dim gives",
+    case=MSCALE,
+    amplitude=lambda a: a.grown(a.told_number("mscale", 1.0)),
+)
+_add(
+    "mscale-upside-down",
+    "divides the other way round",
+    case=MSCALE,
+    attention_factor=_amplified(lambda factor: 1 / factor),
+)
+_add("dynamic-never-grows", "keeps the base", case=DYNAMIC, grown_base=lambda a: a.base())
+_add(
+    "dynamic-always-grown",
+    "has the base of the longest texts for all",
+    case=DYNAMIC,
+    length=lambda a: a.before() * int(a.stretch()),
+)
+_add(
+    "dynamic-grown-for-short-texts",
+    "has the base of the longest texts for short ones too",
+    case="scaled-dynamic-short/self",
+    length=lambda a: a.before() * int(a.stretch()),
+)
+_add(
+    "dynamic-to-the-power-of-1",
+    "does not raise the growth to size/(size − 2)",
+    case=DYNAMIC,
+    power=lambda a: 1.0,
+)
+_add(
+    "dynamic-length-of-queries",
+    "counts the queries only, not the cache",
+    case=DYNAMIC_CACHE,
+    length=lambda a: a.queries,
+)
+_add(
+    "dynamic-length-one-less",
+    "takes the last position for the length",
+    case=DYNAMIC,
+    length=lambda a: Featured.length(a) - 1,
+)
+_add(
+    "dynamic-by-factor-of-lengths",
+    "multiplies the growth of the text by the factor and subtracts nothing",
+    case=DYNAMIC,
+    grown_base=lambda a: a.base() * (a.stretch() * a.length() / a.before()) ** a.power(),
+)
+_add("longrope-short-for-long", "has the short factors for all texts", case=LONGROPE,
+     is_long=lambda a: False)  # fmt: skip
+_add("longrope-long-for-short", "has the long factors for all texts", case=SHORT,
+     is_long=lambda a: True)  # fmt: skip
+_add(
+    "longrope-multiplied",
+    "multiplies frequencies by the factors",
+    case=LONGROPE,
+    listed=lambda a: 1 / Featured.listed(a),
+)
+_add("longrope-reversed", "gives the first pair the last factor", case=LONGROPE,
+     listed=lambda a: Featured.listed(a)[::-1])  # fmt: skip
+_add(
+    "longrope-attention-factor-of-yarn",
+    "has the attention factor of YaRN",
+    case=LONGROPE,
+    attention_factor=lambda a: a.grown(1.0),
+)
+_add(
+    "longrope-without-attention-factor",
+    "leaves out the attention factor of LongRoPE",
+    case=LONGROPE,
+    attention_factor=lambda a: 1.0,
+)
+_add(
+    "longrope-attention-factor-for-long-only",
+    "multiplies cosine and sine of long texts only",
+    case=SHORT,
+    attention_factor=lambda a: 1.0 if not a.is_long() else Featured.attention_factor(a),
+)
+_add(
+    "scaling-of-keys-only",
+    "scales the frequencies of keys only",
+    rotated=lambda a, side, heads, p: (
+        Featured.rotated(a, side, heads, p)
+        if side == "key" or not a.turns()
+        else a.turn(heads, p[:, None, :, None] * a.frequencies())
+    ),
+)
+_add(
+    "scaling-not-in-backward",
+    "rotates gradients back by unscaled angles",
+    *BACKWARD,
+    d_rotated=lambda a, side, g: a.turn(
+        g, -a.rotary_positions(side)[:, None, :, None] * a.frequencies()
+    ),
+)
+_add(
+    "attention-factor-not-in-backward",
+    "rotates gradients back without the attention factor",
+    *BACKWARD,
+    case=YARN,
+    d_rotated=lambda a, side, g: Featured.d_rotated(a, side, g) / a.wide(a.attention_factor()),
+)
+
 # Query/key norm.
 
 _add = _chapter("norm", "norm/self")
