@@ -15,6 +15,12 @@ embeddings rotate the two halves of a whole head, by angles from float32 tables 
 the model's dtype. `model.to(torch.bfloat16)` rounds the frequencies too, unlike
 `dtype=torch.bfloat16`, which is how models are made here.
 
+Llama's adapter passes `rope_parameters` with scaled frequencies too: linear, dynamic, YaRN,
+LongRoPE, and as in Llama 3.1. Dynamic scaling reads the original length from
+`max_position_embeddings` only. A base that has grown for a longer text remains for those after it
+that are not shorter than the original length. Beside a cache, keys keep the angles with which they
+were stored.
+
 The models differ as follows:
 
 - Mistral: a window in every layer.
@@ -38,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -54,6 +60,7 @@ from conformance import (
     PositionIds,
     Problem,
     RotaryBase,
+    RotaryConfig,
     SegmentIds,
     Shape,
     Sinks,
@@ -235,7 +242,7 @@ class _Decoder(Layer):
         layers, _, name = self.attention.split(".")
         attention = getattr(getattr(model, layers)[0], name)
         for part in [part for part, _ in model.named_children()]:
-            if part == "rotary_emb" and "rope_theta" not in settings:
+            if part == "rotary_emb" and not {"rope_theta", "rope_parameters"} & {*settings}:
                 delattr(model, part)
                 model.rotary_emb = _no_rotation
             elif part != "rotary_emb":
@@ -261,8 +268,16 @@ class _Decoder(Layer):
         """Return the model's configuration; `settings` has the arguments that express features."""
         import transformers
 
-        theta = settings.get("rope_theta", 10000.0)
+        turns: Any = {"rope_type": "default", "rope_theta": settings.get("rope_theta", 10000.0)}
+        turns = dict(cast("Any", settings.get("rope_parameters", turns)))
+        # Dynamic scaling reads no other length than that of the model.
+        before = turns.pop("original_max_position_embeddings", 2048)
+        most = before
+        if turns["rope_type"] not in ("default", "linear", "dynamic"):
+            most = int(before * turns["factor"])
+            turns["original_max_position_embeddings"] = before
         options = {
+            "max_position_embeddings": most,
             "vocab_size": 1,
             "pad_token_id": 0,
             "bos_token_id": None,
@@ -272,7 +287,7 @@ class _Decoder(Layer):
             "num_hidden_layers": 1,
             "num_attention_heads": shape.heads,
             "num_key_value_heads": shape.kv_heads,
-            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+            "rope_parameters": turns,
             **self.options(shape, scale, settings),
         }
         config = getattr(transformers, self.config)(**options)
@@ -313,7 +328,15 @@ class _Decoder(Layer):
             return (output, layer.returned_weights) if self.returns_weights else output
         if "causal" not in masks or "packed" in masks:
             raise Unsupported("beside a cache, a problem is causal and not packed")
+        if _is_of_length(layer.config):
+            raise Unsupported("beside a cache, keys keep the angles of a shorter text")
         return _in_chunks(layer, query, given, mode)
+
+
+def _is_of_length(config: Any) -> bool:
+    """Return whether rotary frequencies depend on the length of the text."""
+    turns = getattr(config, "rope_parameters", None) or {}
+    return turns.get("rope_type") in ("dynamic", "longrope")
 
 
 def _in_chunks(model: Any, query: Any, given: Mapping[str, Any], mode: Mode) -> Any:
@@ -367,6 +390,7 @@ _WINDOW = Window("sliding_window", "own and before", none=None, needs_causal=Tru
 # The model's mask `[batch key]`, with which it is always causal.
 _PADDING = Lengths("lengths", dtype="int64", aligns=False, needs_causal=True)
 _TURNS = RotaryBase("rope_theta")
+_SCALED = RotaryConfig(kinds=("linear", "dynamic", "yarn", "longrope", "llama3"), partial=False)
 _ROTARY = (
     _TURNS,
     PositionIds("position_ids", dtype="int64"),
@@ -411,7 +435,7 @@ class _Llama(_Decoder):
     """The base class of both adapters for LlamaModel."""
 
     config = "LlamaConfig"
-    features = _ROTARY
+    features = (_SCALED, *_ROTARY)
     rotary = _TURNS
     checkpoint = checkpoint_of("llama")
 

@@ -264,6 +264,81 @@ def test_a_scaling_is_read_from_a_configuration_as_it_is_published():
             RotaryScaling.of(wrong)
 
 
+PUBLISHED = {
+    "Llama 3.1": (128, 5e5, 131072, _LLAMA3(low_freq_factor=1.0, high_freq_factor=4.0)),
+    "gpt-oss": (
+        64,
+        1.5e5,
+        131072,
+        RotaryScaling(
+            rope_type="yarn",
+            factor=32.0,
+            original_max_position_embeddings=4096,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            truncate=False,
+        ),
+    ),
+    "DeepSeek V3": (
+        64,
+        1e4,
+        163840,
+        RotaryScaling(
+            rope_type="yarn",
+            factor=40.0,
+            original_max_position_embeddings=4096,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+        ),
+    ),
+    "Qwen 2.5": (128, 1e6, 131072, _YARN(original_max_position_embeddings=32768)),
+    "Phi 3": (
+        96,
+        1e4,
+        131072,
+        RotaryScaling(
+            rope_type="longrope",
+            factor=32.0,
+            original_max_position_embeddings=4096,
+            short_factor=tuple(1 + pair / 100 for pair in range(48)),
+            long_factor=tuple(1 + pair for pair in range(48)),
+        ),
+    ),
+    "linear": (128, 1e4, 4096, RotaryScaling(rope_type="linear", factor=4.0)),
+    "dynamic": (
+        128,
+        1e4,
+        4096,
+        RotaryScaling(rope_type="dynamic", factor=2.0, original_max_position_embeddings=4096),
+    ),
+}
+"""As in published configurations: head size, base, most positions, scaling."""
+
+
+@pytest.mark.parametrize("length", [4096, 20000])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_frequencies_of_published_models_are_those_of_transformers(name, length):
+    pytest.importorskip("torch")
+    rope = pytest.importorskip("transformers.modeling_rope_utils")
+    from transformers import LlamaConfig
+
+    size, base, most, scaling = PUBLISHED[name]
+    told = scaling.parameters() | {"rope_theta": base}
+    if name == "dynamic":
+        del told["original_max_position_embeddings"]
+    config = LlamaConfig(
+        hidden_size=size,
+        num_attention_heads=1,
+        max_position_embeddings=most,
+        rope_parameters=told,
+    )
+    scale = rope.ROPE_INIT_FUNCTIONS[scaling.rope_type]
+    frequencies, factor = scale(config, "cpu", seq_len=length)
+    assert scaling.gain == pytest.approx(factor, rel=1e-12)
+    found = scaling.scaled(size, base, length).frequencies()
+    np.testing.assert_allclose(found, frequencies.double().numpy(), rtol=4e-6)
+
+
 def test_numbers_of_features_may_be_less_than_one():
     ones = np.ones(3)
     make().replace(soft_cap=0.5, rotary=Rotary(size=2, base=0.5))
