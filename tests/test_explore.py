@@ -217,6 +217,7 @@ def test_features_are_drawn_where_they_are_declared_only():
         ("cap-on-unscaled", "soft cap"),
         ("sink-twice", "sinks"),
         ("rotary-pairs-swapped", "rotary"),
+        ("linear-twice", "rotary"),
         ("norm-weights-exchanged", "query/key norm"),
         ("segments-shifted-by-a-token", "segments"),
         ("sink-gradient-of-first-entry", "sinks"),

@@ -575,20 +575,23 @@ class _RotaryEntry(FeatureEntry):
         one, other, axis = f":{half}", f"{half}:{rotary.size}", -2
         if rotary.pairs == "interleaved":
             one, other, axis = f":{rotary.size}:2", f"1:{rotary.size}:2", -1
-        turned = f"pairs.reshape(*x.shape[:-1], {rotary.size})"
-        rates, gain = f"{float(rotary.base)!r} ** (-np.arange({half}) / {half})", ""
+        rates, gain, kind = f"{float(rotary.base)!r} ** (-np.arange({half}) / {half})", "", ""
         if problem.rotary_scaling is not None:
             scaled, factor = turning(problem)
-            rates = f"np.array({scaled.tolist()!r})  # {problem.rotary_scaling.rope_type}"
+            rates = f"np.array({scaled.tolist()!r})"
             gain = "" if factor == 1 else f"{factor!r} * "
-        return [
-            "def turned(x, at):  # rotary embedding",
-            f"    a, b, rest = x[..., {one}], x[..., {other}], x[..., {rotary.size}:]",
-            f"    rates = {rates}",
-            f"    c, s = ({gain}f(at[:, None, :, None] * rates) for f in (np.cos, np.sin))",
-            f"    pairs = np.stack([a * c - b * s, b * c + a * s], axis={axis})",
-            f"    return np.concatenate([{turned}, rest], axis=-1)",
+            kind = f", scaled as {problem.rotary_scaling.rope_type}"
+        pairs = f"np.stack([a * c - b * s, b * c + a * s], axis={axis})"
+        text = [
+            f"def turned(x, at):  # rotary embedding{kind}",
+            f"    a, b = x[..., {one}], x[..., {other}]",
+            f"    c, s = ({gain}f(at[:, None, :, None] * {rates}) for f in (np.cos, np.sin))",
         ]
+        if rotary.size == problem.shape.head_size:
+            return [*text, f"    return {pairs}.reshape(x.shape)"]
+        turned = f"pairs.reshape(*x.shape[:-1], {rotary.size})"
+        whole = f"np.concatenate([{turned}, x[..., {rotary.size}:]], axis=-1)"
+        return [*text, f"    pairs = {pairs}", f"    return {whole}"]
 
 
 def _scaled(frequencies: Array, wrong: Array, how: Scaled, hold: Exact) -> tuple[Array, Array]:

@@ -124,6 +124,11 @@ class RotaryScaling:
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
 
+    def __repr__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        told = ", ".join(f"{name}={it!r}" for name, it in given.items() if it is not None)
+        return f"RotaryScaling({told})"
+
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> RotaryScaling | None:
         """Return the scaling in an entry such as `rope_parameters`; None if nothing is scaled.
