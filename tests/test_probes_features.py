@@ -19,6 +19,7 @@ from conformance import (
     CausalFlag,
     Chunk,
     Lengths,
+    RotaryConfig,
     RotaryTables,
     Sinks,
     SoftCap,
@@ -26,6 +27,7 @@ from conformance import (
     Window,
     attention_function,
 )
+from conformance.definition.rotary import RotaryScaling
 from conformance.experiments import EXPERIMENTS
 from conformance.words import say
 
@@ -187,6 +189,7 @@ def test_chunks_that_are_ignored_show_every_key():
 def test_experiments_on_features_are_for_those_who_have_them():
     known = {item.name: item for item in EXPERIMENTS}
     names = ("windows", "chunks", "lengths", "soft-cap", "sinks", "alibi", "rotary")
+    names += ("rotary-scaling",)
     assert all(known[name].needs for name in names)
     plain = fake(usual)
     assert not any(known[name].modes(plain) for name in names)
@@ -411,3 +414,62 @@ def test_rotary_embeddings_turn_pairs(told):
     for subject, entry in entries(attend, "rotary").items():
         assert values(attend, "rotary")[subject] == told
         assert entry.agrees == (told == "halves")
+
+
+SCALES = {
+    "right": {},
+    "not scaled": {"plain": True},
+    "all divided": {"kind": "linear"},
+    "of the longest": {"length": 24},
+    "factor left out": {"factor": 0},
+    "factor squared": {"factor": 2},
+    "on queries": {"side": "query"},
+    "not truncated": {"truncate": False},
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scaled_frequencies_are_read_off(name):
+    """With one mistake each, in the kinds in which it can be made."""
+    wrong = SCALES[name]
+
+    @attention_function("numpy", features=(RotaryConfig(),))
+    def attend(query, key, value, rope_parameters=None):
+        told = RotaryScaling.of(rope_parameters or {})
+        if rope_parameters is not None:
+            size, tokens = query.shape[-1] // 2 * 2, query.shape[-2]
+            plain = rope_parameters["rope_theta"] ** (-np.arange(0, size, 2) / size)
+            rates, gain = plain, 1.0
+            if told is not None:
+                gain = told.gain ** wrong.get("factor", 1)
+                if told.rope_type == "yarn" and "truncate" in wrong:
+                    told = replace(told, truncate=False)
+                length = wrong.get("length", tokens)
+                rates = told.scaled(size, rope_parameters["rope_theta"], length).frequencies()
+                rates = plain / 4 if wrong.get("kind") else plain if wrong.get("plain") else rates
+            cos, sin = (gain * f(np.arange(tokens)[:, None] * rates) for f in (np.cos, np.sin))
+            query, key = turned(query, cos, sin), turned(key, cos, sin)
+            if "side" in wrong:
+                key[..., :size] /= gain
+        logits = np.einsum("bhqd,bhkd->bhqk", query, key) / math.sqrt(query.shape[-1])
+        return np.einsum("bhqk,bhkd->bhqd", softmax(logits), value).astype(query.dtype)
+
+    attend.name = "scaling"
+    found = values(attend, "rotary-scaling")
+    frequencies = {"not scaled": "not scaled", "all divided": "all divided by the factor"}
+    factors = {"left out": "none", "squared": "its square on cosine and sine"}
+    factors |= {"queries": "on logits, or on one of query and key"}
+    assert len(found) == 9
+    for subject, value in found.items():
+        if subject.startswith("attention factor"):
+            assert value == factors.get(name.removeprefix("factor ").removeprefix("on "), value)
+            assert (value == "on cosine and sine") == (name not in list(SCALES)[4:7])
+            continue
+        right = frequencies.get(name, "as told")
+        if name == "of the longest" and "dynamic" in subject:
+            right = "of the longest text, whatever the length"
+        if name == "not truncated" and subject.endswith("YaRN"):
+            right = "of a ramp whose ends are not rounded"
+        if name == "all divided" and "linear" in subject:
+            right = "as told"
+        assert value == right, subject

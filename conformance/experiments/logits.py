@@ -8,18 +8,28 @@ the weights that were actually applied.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import get_args
 
 import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, to_layout
-from conformance.adapter.features import Alibi, RotaryBase, RotaryTables, Sinks, SoftCap
+from conformance.adapter.features import (
+    Alibi,
+    RotaryBase,
+    RotaryConfig,
+    RotaryTables,
+    Sinks,
+    SoftCap,
+)
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Pairs, Positions, Problem, Rotary
+from conformance.definition.rotary import RotaryScaling, length_of
 from conformance.errors import Unsupported
 from conformance.experiments.causal import WINDOW_LENGTHS
 from conformance.experiments.experiment import agreeing, topic
@@ -251,7 +261,7 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
     "Which components form a pair, and which way do they turn?",
     place=48,
     every_mode=True,
-    needs=(RotaryTables, RotaryBase),
+    needs=(RotaryTables, RotaryBase, RotaryConfig),
 )
 def rotary(lab: Laboratory) -> Iterator[Entry]:
     """Rotate queries and keys, and find the rotation that predicts the attention weights.
@@ -259,12 +269,14 @@ def rotary(lab: Laboratory) -> Iterator[Entry]:
     of pairing that the adapter declares, for whole heads and, if possible, for a part of each."""
     problem = lab.problem(Sizes(query=5, key=5))
     head = problem.shape.head_size
-    declared: list[RotaryTables | RotaryBase] = [*lab.features(RotaryTables)]
-    for argument in (*declared, *lab.features(RotaryBase)):
+    declared: list[RotaryTables | RotaryBase | RotaryConfig] = [*lab.features(RotaryTables)]
+    configured = (it for it in lab.features(RotaryConfig) if "default" in it.kinds)
+    for argument in (*declared, *lab.features(RotaryBase), *configured):
         every: tuple[Pairs, ...] = get_args(Pairs) if argument.flag else (argument.pairs,)
         for pairs in every:
-            partial = isinstance(argument, RotaryTables) or bool(argument.size)
-            for size in (head - head % 2, 2 * (head // 4)) if partial else (head,):
+            in_part = isinstance(argument, RotaryTables)
+            in_part = in_part or bool(getattr(argument, "size", getattr(argument, "partial", 0)))
+            for size in (head - head % 2, 2 * (head // 4)) if in_part else (head,):
                 if size % 2:
                     continue
                 wanted = Rotary(size=size, pairs=pairs)
@@ -287,6 +299,118 @@ def _rotations(problem: Problem, wanted: Rotary) -> Guesses:
         guesses[f"rotary.{pairs}-backwards"] = forward(backwards, Exact()).weights
     guesses[IGNORED] = forward(problem.replace(rotary=None), Exact()).weights
     return guesses
+
+
+@topic(
+    "rotary-scaling",
+    "Scaled rotary frequencies",
+    "Which frequencies are scaled and how, and where is the attention factor?",
+    place=49,
+    every_mode=True,
+    needs=(RotaryConfig,),
+)
+def rotary_scaling(lab: Laboratory) -> Iterator[Entry]:
+    """For each kind of scaling that the adapter declares, rotate 13 tokens, which are more than the
+    original length of kinds that depend on it, and find the frequencies and the attention factor
+    that predict the attention weights. YaRN is asked with and without truncation of its ramp."""
+    problem = lab.problem(Sizes(query=13, key=13))
+    size = problem.shape.head_size // 2 * 2
+    for argument in lab.features(RotaryConfig):
+        problem = problem.replace(rotary=Rotary(size=size, base=50.0, pairs=argument.pairs))
+        for subject, scaling in _scalings(size // 2).items():
+            if scaling.rope_type in argument.kinds and (argument.partial or size % 2 == 0):
+                yield from _scaled(lab, problem.replace(rotary_scaling=scaling), subject, scaling)
+
+
+def _scalings(pairs: int) -> dict[str, RotaryScaling]:
+    """Return the scalings that are asked about, by the id of what they are called."""
+    made = partial(RotaryScaling, factor=4.0)
+    yarn = partial(
+        made, rope_type="yarn", original_max_position_embeddings=32, beta_fast=2.0, beta_slow=0.5
+    )
+    return {
+        "rotary-scaling.linear": made(rope_type="linear"),
+        "rotary-scaling.dynamic": made(rope_type="dynamic", original_max_position_embeddings=6),
+        "rotary-scaling.yarn": yarn(),
+        "rotary-scaling.yarn-untruncated": yarn(truncate=False),
+        "rotary-scaling.longrope": made(
+            rope_type="longrope",
+            original_max_position_embeddings=6,
+            short_factor=tuple(1.0 + 0.5 * (pair % 3) for pair in range(pairs)),
+            long_factor=tuple(1.5 + 1.25 * pair for pair in range(pairs)),
+            attention_factor=1.125,
+        ),
+        "rotary-scaling.llama3": made(
+            rope_type="llama3",
+            original_max_position_embeddings=32,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+        ),
+    }
+
+
+def _scaled(
+    lab: Laboratory, problem: Problem, name: str, scaling: RotaryScaling
+) -> Iterator[Entry]:
+    """Yield which frequencies and, if the kind has one, which attention factor are applied."""
+    assert problem.rotary is not None
+    of: dict[str, Argument] = {"kind": Phrase(name)}
+    size, base, length = problem.rotary.size, problem.rotary.base, length_of(problem)
+    gain, longest = scaling.gain, 4 * (scaling.original_max_position_embeddings or 1)
+    plain = base ** (-np.arange(0.0, size, 2.0) / size)
+    frequencies = {"rotary-scaling.as-told": scaling.scaled(size, base, length).frequencies()}
+    if scaling.rope_type == "dynamic":
+        frequencies["rotary-scaling.for-longest"] = scaling.scaled(
+            size, base, longest
+        ).frequencies()
+        frequencies["rotary-scaling.for-last-position"] = scaling.scaled(
+            size, base, length - 1
+        ).frequencies()
+    if scaling.rope_type == "longrope":
+        frequencies["rotary-scaling.short"] = scaling.scaled(size, base, 1).frequencies()
+    if scaling.rope_type == "yarn":
+        other = dataclasses.replace(scaling, truncate=scaling.truncate is False)
+        cut = (
+            "rotary-scaling.ramp-truncated"
+            if other.truncate
+            else "rotary-scaling.ramp-not-truncated"
+        )
+        frequencies[cut] = other.scaled(size, base, length).frequencies()
+    if scaling.rope_type == "llama3":
+        swapped = dataclasses.replace(scaling, low_freq_factor=4.0, high_freq_factor=1.0)
+        frequencies["rotary-scaling.exchanged"] = swapped.scaled(size, base, length).frequencies()
+    if scaling.rope_type != "linear":
+        frequencies["rotary-scaling.all-divided"] = plain / 4
+    frequencies["rotary-scaling.none"] = plain
+    factors = {"rotary-scaling.on-both": gain}
+    if gain != 1:
+        # A factor on queries or keys alone multiplies logits once, not twice.
+        factors |= {"rotary-scaling.no-factor": 1.0, "rotary-scaling.squared": gain**2}
+        factors["rotary-scaling.on-one-side"] = math.sqrt(gain)
+    asked, found = Phrase("rotary-scaling.frequencies", of), _asked(lab, problem)
+    if isinstance(found, Refused):
+        yield agreeing(asked, found.value, found.told, Phrase("rotary-scaling.as-told"))
+        return
+    turned, multiplied = UNEXPLAINED, UNEXPLAINED
+    for (kind, rates), (factor, number) in itertools.product(frequencies.items(), factors.items()):
+        divided = tuple((plain / rates).tolist())
+        known = RotaryScaling(
+            rope_type="longrope",
+            factor=1.0,
+            original_max_position_embeddings=2,
+            short_factor=divided,
+            long_factor=divided,
+            attention_factor=number,
+        )
+        predicted = forward(problem.replace(rotary_scaling=known), Exact()).weights
+        if lab.alike(found, predicted):
+            turned, multiplied = Phrase(kind), Phrase(factor)
+            break
+    evidence = f"entry 0, head 0, query 12: {numbers(found.applied[0, 0, -1])}"
+    yield agreeing(asked, turned, evidence, Phrase("rotary-scaling.as-told"))
+    if gain != 1:
+        where = Phrase("rotary-scaling.factor", of)
+        yield agreeing(where, multiplied, evidence, Phrase("rotary-scaling.on-both"))
 
 
 def _softmax(logits: Array, sink: Array | float = -np.inf) -> Array:
