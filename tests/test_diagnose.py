@@ -32,7 +32,15 @@ from conformance.definition.arithmetic import is_identity
 from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Norm, Rotary
-from conformance.errors import Ambiguous, BadArrays, ConformanceError, ExitCode, UnknownName
+from conformance.definition.rotary import RotaryScaling
+from conformance.errors import (
+    Ambiguous,
+    BadArrays,
+    ConformanceError,
+    ExitCode,
+    UnknownName,
+    WrongShape,
+)
 
 # An attention that has nothing of the suite, in float32
 
@@ -1053,6 +1061,43 @@ def test_a_configuration_says_what_arrays_do_not(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "4 query heads and 2 key/value heads of 8 components" in told
     assert "with the base 500,000" in told
+
+
+SCALED_LLAMA = {
+    **{name: value for name, value in LLAMA.items() if name != "rope_theta"},
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 50.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 24,
+    },
+}
+
+
+def test_frequencies_that_a_configuration_scales(capsys):
+    """They are named where they are not scaled, or scaled as if all were alike."""
+    scaling = RotaryScaling.of(SCALED_LLAMA["rope_parameters"])
+    right = scaling.scaled(8, 50.0, GQ.shape[2]).frequencies()
+    plain = 50.0 ** (-np.arange(4) / 4)
+    for rates, cause in ((right, ""), (plain, "scaling.not-applied"), (plain / 4, "scaling.as")):
+        angles = np.arange(GQ.shape[2])[:, None] * rates
+        cos, sin = np.cos(angles), np.sin(angles)
+        q, k = (
+            np.concatenate(
+                [x[..., :4] * cos - x[..., 4:] * sin, x[..., 4:] * cos + x[..., :4] * sin], axis=-1
+            ).astype(np.float32)
+            for x in (GQ, GK)
+        )
+        k, v = (np.repeat(x, 2, axis=1) for x in (k, GV))
+        found = diagnose(GQ, GK, GV, attention(q, k, v, causal=0), config=SCALED_LLAMA)
+        assert (found.verdict == "noise") == (cause == ""), str(found)
+        if cause:
+            assert any(it.id.startswith(cause) for it in found.causes), str(found)
+    turns = {"base": 50.0, "scaling": {"rope_type": "linear", "factor": 0.5}}
+    with pytest.raises(WrongShape, match=r"^rotary_scaling\.factor is 0\.5; it is at least 1"):
+        diagnose(GQ, GK, GV, GQ, rotary=turns)
 
 
 def test_a_scale_that_cannot_be_told(tmp_path, capsys):

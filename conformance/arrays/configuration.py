@@ -74,10 +74,13 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
         turns = turned.size or size or 0
         rotary: dict[str, Argument] = {"base": float(turned.base), "pairs": pairs, "size": turns}
         said.append(Phrase("config.rotary", rotary))
-        if turned.scaling:
+        if turned.scaling and turned.scaled is None:
             said.append(Phrase("config.frequencies", {"how": turned.scaling}))
         elif turns:
             found["rotary"] = rotary
+            if turned.scaled is not None:
+                found["rotary"] = {**rotary, "scaling": turned.scaled}
+                said.append(Phrase("config.scaled", {"how": turned.scaling}))
     if kind in NORMED or config.get("use_qk_norm") or config.get("qk_layernorm"):
         said.append(Phrase("config.norm"))
     if kind == "gpt_oss":

@@ -253,7 +253,8 @@ def diagnose(
         sinks: of each head, the logit of its sink.
         slopes: of each head, its slope of ALiBi.
         rotary: if query and key are given before their rotation: a dictionary with "base",
-            "pairs" ("halves" or "interleaved") and "size", or a `Rotary`.
+            "pairs" ("halves" or "interleaved"), "size" and "scaling" (an entry `rope_parameters`
+            of transformers), or a `Rotary`.
         norm: if they are given before an RMS norm: a dictionary with "query", "key" and "epsilon".
         query_lengths: the number of queries of each batch entry that are no padding.
         key_lengths: the number of keys of each batch entry that are no padding.

@@ -31,6 +31,7 @@ from conformance.definition.problem import (
     Shape,
     Weights,
 )
+from conformance.definition.rotary import RotaryScaling
 from conformance.errors import BadArrays, UnknownName, WrongShape
 from conformance.frameworks import BRIDGES, framework
 from conformance.records.findings import Phrase
@@ -536,6 +537,12 @@ def _features(given: Given, shape: Shape) -> dict[str, Any]:
                 found[name] = _sized(name, values.reshape(-1), getattr(shape, axes[0]))
     if given.rotary is not None:
         options = given.rotary
+        if not isinstance(options, Rotary):
+            options = dict(options)
+            scaling = options.pop("scaling", None)
+            if isinstance(scaling, Mapping):
+                scaling = RotaryScaling.of(scaling)
+            found["rotary_scaling"] = scaling
         try:
             found["rotary"] = (
                 options
@@ -543,7 +550,7 @@ def _features(given: Given, shape: Shape) -> dict[str, Any]:
                 else Rotary(**{"size": shape.head_size, **options})
             )
         except TypeError as error:
-            raise BadArrays(f"rotary takes size, base and pairs: {error}") from error
+            raise BadArrays(f"rotary takes size, base, pairs and scaling: {error}") from error
         if found["rotary"].pairs not in ("halves", "interleaved"):
             raise UnknownName("pairs", str(found["rotary"].pairs), ("halves", "interleaved"))
     if given.norm is not None:

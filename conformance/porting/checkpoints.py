@@ -19,7 +19,8 @@ from typing import Any
 from conformance.adapter.parameters import Checkpoint
 from conformance.cases.casefile import File, Tensor, look
 from conformance.definition.problem import Pairs
-from conformance.errors import ConformanceError, Untranslatable, WrongTensors
+from conformance.definition.rotary import RotaryScaling
+from conformance.errors import ConformanceError, Untranslatable, WrongShape, WrongTensors
 
 INDEX = ".safetensors.index.json"
 
@@ -415,13 +416,14 @@ def scale_of(config: Mapping[str, Any], checkpoint: Checkpoint, layer: int) -> f
 class Rotation:
     """What a configuration says of the rotary embedding of a layer.
 
-    `base` is None if there is none, `size` None if whole heads turn, and `scaling` the way in which
-    frequencies are scaled, or "".
+    `base` is None if there is none, `size` None if whole heads turn, `scaling` the way in which
+    frequencies are scaled, or "", and `scaled` the numbers of that way, None if some are missing.
     """
 
     base: float | None
     size: int | None
     scaling: str
+    scaled: RotaryScaling | None = None
 
 
 def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
@@ -441,7 +443,26 @@ def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         size = int(head * part)
     scaling = turns.get("rope_type", turns.get("type", "default"))
-    return Rotation(base, size, "" if scaling in ("default", None) else scaling)
+    if scaling in ("default", None):
+        return Rotation(base, size, "")
+    return Rotation(base, size, scaling, _scaling(config, turns, scaling))
+
+
+def _scaling(
+    config: Mapping[str, Any], turns: Mapping[str, Any], kind: str
+) -> RotaryScaling | None:
+    """Return how frequencies are scaled, with what models say elsewhere in their configuration."""
+    length, most = "original_max_position_embeddings", config.get("max_position_embeddings")
+    before = most if kind == "dynamic" else turns.get(length, config.get(length))
+    given = {**turns, "rope_type": "longrope" if kind == "su" else kind}
+    if before and kind != "linear":
+        given[length] = before
+        if most and kind in ("yarn", "longrope", "su"):
+            given.setdefault("factor", most / before)
+    try:
+        return RotaryScaling.of(given)
+    except (WrongShape, TypeError):
+        return None
 
 
 SLIDING = "sliding_attention"
