@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from mutants.handed import MUTANTS, SOUND, Buffered, Cached, Paged, Varlen
 from mutants.run import Examiner
+from problems import SCALED, make, rotations
 
 from conformance import Cache, Call, Packed, Pages
 from conformance.adapter.arguments import Spelling
-from conformance.adapter.handing import _wrapped
+from conformance.adapter.handing import _wrapped, turns_of
 from conformance.cases.catalogue import find_cases
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Norm, Rotary, Segments
@@ -156,6 +157,13 @@ def test_a_buffer_holds_keys_that_are_rotated_and_free_places(problem, pairs):
     )
     for one in (problem, problem.replace(norm=None), problem.replace(rotary=None)):
         assert agree(Buffered(), one)
+
+
+@pytest.mark.parametrize("name", ["rotary", "interleaved", *SCALED])
+def test_cached_keys_are_turned_as_the_others(name):
+    problem = make(modern=(name, "positions"), head_size=7)
+    wanted = rotations(problem, "key").swapaxes(-1, -2)
+    np.testing.assert_allclose(turns_of(problem), wanted, atol=1e-12)
 
 
 def test_jax_moves_tokens_too():

@@ -598,7 +598,9 @@ def wrong_by(problem, name, part):
 
 
 @pytest.mark.parametrize("dtype", ["float32", *HALF])
-@pytest.mark.parametrize("name", ["sinks", "cap", "slopes", "rotary", "scaled", "norm"])
+@pytest.mark.parametrize(
+    "name", ["sinks", "cap", "slopes", "rotary", "interleaved", "scaled", "norm"]
+)
 def test_a_feature_that_is_slightly_wrong_is_noticed(name, dtype):
     """By 100 units of roundoff by the least accurate class, which are 6e-6 in float32."""
     problem = make(
