@@ -48,6 +48,14 @@ ASKED = {
     "Segments, packed": "Which argument keeps packed sequences apart?",
     "Positions": "Which argument takes positions?",
     "Caches, pages": "Is a cache of keys and values taken, in one piece or in pages?",
+    "Bits in another batch": "Are the bits of an output the same, whatever else is in the batch?",
+    "Bits of one query alone": "Are the bits the same if queries come one at a time, as in "
+    "decoding?",
+    "Bits of several queries alone": "Are the bits the same if queries come a few at a time, as in "
+    "a prefill in chunks?",
+    "Bits of a packed sequence": "Are the bits the same if a sequence is packed with others?",
+    "Bits run to run": "Are the bits of outputs and gradients the same from run to run?",
+    "Bits on other threads": "Are the bits the same on another number of threads?",
 }
 """Each question in full, as a stranger asks it."""
 
@@ -77,6 +85,17 @@ ABOUT = {
     "Segments, packed": r"segments|packed",
     "Positions": r"positions",
     "Caches, pages": r"cache|pages",
+    **dict.fromkeys(
+        (
+            "Bits in another batch",
+            "Bits of one query alone",
+            "Bits of several queries alone",
+            "Bits of a packed sequence",
+            "Bits run to run",
+            "Bits on other threads",
+        ),
+        r"^probe/repeatability|^bits\.",
+    ),
 }
 """By question, what cases or requirements hold in their names that are about it."""
 
