@@ -8,6 +8,9 @@ bias. A window is `LocalMask`, (keys before, keys after) the query's position, a
 top-left; None means no limit on a side, but with None on both sides the kernel raises. Chunks are
 `ChunkedCausalMask`, which is causal too: blocks of positions from the first key on, as in Llama 4.
 
+With `save_residuals=True` the kernel also returns the log-sum-exp `[heads query]`, natural, with
+the sink in it, and cannot be differentiated.
+
 `attn_logits_soft_cap` is applied before the mask; None means no cap, and 0 makes all logits equal.
 Sinks are base-e logits, one for each query head, neither scaled nor capped; their gradient is a
 sum of products in the inputs' dtype. With sinks, a fully masked query gets zeros. Without sinks, it
@@ -42,6 +45,7 @@ from conformance import (
     Chunk,
     Example,
     Function,
+    LogSumExp,
     MaskArgument,
     Mode,
     Problem,
@@ -110,7 +114,17 @@ class PallasTpuSplash(Function):
             "not under jax.jit",
             compiled=False,
         ),
+        Mode(
+            "residuals",
+            {"static": True},
+            gradients=False,
+            every_case=False,
+            dtypes=("float32",),
+            about="save_residuals=True, which returns the log-sum-exp too",
+        ),
     )
+    # A row that sees no key attends to padding, or its block is skipped.
+    log_sum_exp = LogSumExp(of_no_keys=None, modes=("residuals",))
 
     example = Example(
         imports="import jax, jax.numpy as jnp\n"
@@ -140,12 +154,18 @@ class PallasTpuSplash(Function):
                 raise Unsupported("interpreted and not compiled: for self-attention only")
             return self.attend, None
         window, chunk = given.get("LocalMask"), given.get("ChunkedCausalMask")
-        fixed = {"mask": _static(problem.shape, array, "CausalMask" in given, window, chunk)}
+        fixed: Natives = {
+            "mask": _static(problem.shape, array, "CausalMask" in given, window, chunk)
+        }
+
+        if call.mode.name in self.log_sum_exp.modes:
+            fixed["save_residuals"] = True
 
         def static(query: Any, key: Any, value: Any, masks: Natives, **options: Any) -> Any:
             return self.attend(query, key, value, masks | fixed, **options)
 
-        return static, (window, chunk, None if array is None else np.asarray(array).tobytes())
+        mask = None if array is None else np.asarray(array).tobytes()
+        return static, (window, chunk, mask, call.mode.name)
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
@@ -175,7 +195,7 @@ class PallasTpuSplash(Function):
             # The segment ids alone hide the padding.
             axis = mask.ndim - 2
             mask = padded(mask, {axis: rows, axis + 1: columns}, value=True)
-        cap = masks.get("attn_logits_soft_cap")
+        cap, residuals = masks.get("attn_logits_soft_cap"), masks.get("save_residuals", False)
         sinks = masks.get("sinks")
         single = splash.make_splash_mha_single_device
         if key.shape[1] == 1:
@@ -191,12 +211,15 @@ class PallasTpuSplash(Function):
         )
 
         def one(mask: Any, *inputs: Any) -> Any:
-            kernel = single(mask, interpret=True, attn_logits_soft_cap=cap)
-            return kernel(*inputs) if sinks is None else kernel(*inputs, sinks)
+            kernel = single(
+                mask, interpret=True, attn_logits_soft_cap=cap, save_residuals=residuals
+            )
+            found = kernel(*inputs) if sinks is None else kernel(*inputs, sinks)
+            return (found[0], found[1][0]) if residuals else found
 
-        if getattr(mask, "ndim", 3) == 4:
-            return jax.vmap(one)(mask, *inputs)[:, :, :length]
-        return jax.vmap(partial(one, mask))(*inputs)[:, :, :length]
+        each = getattr(mask, "ndim", 3) == 4
+        found = jax.vmap(one)(mask, *inputs) if each else jax.vmap(partial(one, mask))(*inputs)
+        return jax.tree.map(lambda part: part[:, :, :length], found)
 
 
 def _static(shape: Shape, array: Any, causal: bool, window: Any, chunk: Any) -> Any:

@@ -13,6 +13,10 @@ first, then the slopes, then a bias. The functions capture arrays such as slopes
 the code around them. A sink cannot be expressed by a function of a single score, because it affects
 the whole row.
 
+`return_aux` also returns the log-sum-exp, natural and in float32; −∞ for a query that sees no key.
+The largest score, which it can return too, does not exist on a CPU, and neither exists there if
+compiled.
+
 Tracing takes a fraction of a second for each set of shapes, and compiling takes some seconds.
 Therefore float16, which is handled like bfloat16, is not examined, and the compiled mode is
 examined only in float32, on the cases that every mode must run, and not in experiments.
@@ -30,6 +34,7 @@ from conformance import (
     Example,
     Function,
     Lengths,
+    LogSumExp,
     MaskArgument,
     Mode,
     PositionIds,
@@ -53,6 +58,7 @@ class FlexAttention(Function):
     grouped = True
     custom_scale = True
     fully_masked_row = "zeros"
+    log_sum_exp = LogSumExp(modes=("log-sum-exp",))
 
     mask_arguments = (
         MaskArgument("block_mask", ("query key", "batch heads query key"), true="attends"),
@@ -83,6 +89,14 @@ class FlexAttention(Function):
             every_case=False,
             dtypes=_ASKED,
             about="called as it is, so that gradients can be asked for; not on a CPU",
+        ),
+        Mode(
+            "log-sum-exp",
+            _EAGER,
+            gradients=False,
+            every_case=False,
+            dtypes=_ASKED,
+            about="called as it is, with return_aux=AuxRequest(lse=True)",
         ),
         Mode(
             "compiled",
@@ -130,12 +144,18 @@ def attention(query, key, value, block_mask=None, score_mod=None):
                 *sizes[2:],
                 device=query.device,
             )
+        returned = mode.name in self.log_sum_exp.modes
+        if returned:
+            if not hasattr(flex, "AuxRequest"):
+                raise Unsupported("the installed torch has no AuxRequest")
+            options["return_aux"] = flex.AuxRequest(lse=True)
         if mode["compile"]:
             return _compiled(query, key, value, options)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
             try:
-                return flex.flex_attention(query, key, value, **options)
+                found = flex.flex_attention(query, key, value, **options)
+                return (found[0], found[1].lse) if returned else found
             except NotImplementedError as error:
                 if "does not support backward" not in str(error):
                     raise

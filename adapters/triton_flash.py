@@ -22,7 +22,9 @@ from conformance import (
     CausalFlag,
     Example,
     Function,
+    LogSumExp,
     MaskArgument,
+    Mode,
     Problem,
     Sinks,
     SoftCap,
@@ -52,6 +54,15 @@ class TritonFlash(Function):
     causal_flag = CausalFlag("causal", alignment="top-left")
     features = (Window("window", alignment="top-left"), SoftCap("softcap"), Sinks("sinks"))
     fully_masked_row = "zeros"
+    log_sum_exp = LogSumExp(differentiable=True, modes=("log-sum-exp",))
+    modes = (
+        Mode("default"),
+        Mode(
+            "log-sum-exp",
+            every_case=False,
+            about="return_lse=True, which returns the log-sum-exp too",
+        ),
+    )
 
     example = Example(
         imports="from conformance.adapters.triton_flash_kernel import flash_attention",
@@ -74,10 +85,12 @@ class TritonFlash(Function):
                 os.environ["TRITON_INTERPRET"] = before
 
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         from conformance.adapters.triton_flash_kernel import flash_attention
 
+        if mode.name in self.log_sum_exp.modes:
+            options["return_lse"] = True
         return flash_attention(query, key, value, **masks, **options)
 
 

@@ -333,8 +333,8 @@ class FlashAttention(torch.autograd.Function):
         mask: torch.Tensor | None,
         sinks: torch.Tensor | None,
         options: Options,
-    ) -> torch.Tensor:
-        """Return the context, and save what the backward pass needs.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the context and the log-sum-exp, and save what the backward pass needs.
 
         Apart from the mask, the size of what is saved is linear in the sequence length.
         """
@@ -351,7 +351,9 @@ class FlashAttention(torch.autograd.Function):
         )
         ctx.save_for_backward(query, key, value, mask, sinks, context, maxima, totals)
         ctx.options = options
-        return context
+        # For a query that sees nothing, the kernel stores a sum of +∞.
+        total = torch.where(totals.isinf(), 0.0, totals)
+        return context, maxima + total.log()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -361,9 +363,10 @@ class FlashAttention(torch.autograd.Function):
         no gradient.
         """
         query, key, value, mask, sinks, context, maxima, totals = ctx.saved_tensors
-        (cotangent,) = cotangents
-        # This is Σ weights · gradient of weights, which equals Σ context · gradient of context.
-        inner = (context.to(totals.dtype) * cotangent.to(totals.dtype)).sum(-1)
+        cotangent, of_log_sum_exp = cotangents
+        # This is Σ weights · gradient of weights, which equals Σ context · gradient of context. The
+        # derivative of the log-sum-exp with respect to a logit is the weight of its key.
+        inner = (context.to(totals.dtype) * cotangent.to(totals.dtype)).sum(-1) - of_log_sum_exp
         cotangent = cotangent.contiguous()
         arguments, constants = _described(query, key, value, mask, ctx.options)
         given = (query, key, value, _pointed(mask, query), cotangent, maxima, totals, inner)
@@ -395,7 +398,8 @@ def flash_attention(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute attention without storing its weights.
 
     Args:
@@ -410,9 +414,14 @@ def flash_attention(
             limit.
         softcap: c > 0 replaces logits by c · tanh(logits / c) before a mask is added; 0 for none.
         sinks: `[heads]`, the logit of each head's sink, which receives weight but has no value.
+        return_lse: whether to return the log-sum-exp of the logits too, by which attentions over
+            parts of the keys can be merged.
 
     Returns:
-        The context, `[batch heads query value_head]`; 0 for a fully masked query.
+        The context, `[batch heads query value_head]`; 0 for a fully masked query. With
+        `return_lse`, also the natural logarithm of the sum of exponentials of each query's logits,
+        the sink's included, `[batch heads query]`, in float64 for float64 and in float32 otherwise;
+        −∞ for a query that sees neither a key nor a sink. Both have gradients.
 
     Raises:
         ValueError: if the shapes of query, key, value and sinks do not fit together.
@@ -434,7 +443,8 @@ def flash_attention(
         raise ValueError(f"sinks have the shape {list(sinks.shape)}, not [{query.shape[1]}]")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     options = Options(scale, causal, tuple(window), softcap)
-    return FlashAttention.apply(query, key, value, mask, sinks, options)
+    context, log_sum_exp = FlashAttention.apply(query, key, value, mask, sinks, options)
+    return (context, log_sum_exp) if return_lse else context
 
 
 def _pointed(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
