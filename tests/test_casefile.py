@@ -175,6 +175,7 @@ def test_damaged_bytes_are_refused_or_make_a_whole_case(tmp_path_factory, data):
         assert np.isfinite(load_case(path).problem("float32").query).all()
 
 
+@pytest.mark.night
 @settings(max_examples=100, deadline=None)
 @given(
     field=st.sampled_from(["name", "why", "shape", "causal", "scale", "found", "schema"]),

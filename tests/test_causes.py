@@ -701,6 +701,7 @@ NAMED = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mutant", NAMED)
 def test_a_mistake_that_once_had_no_cause_is_named(mutant):
     found = name(Examiner(), next(it for it in (*SMALL, *FEATURES) if it.name == mutant))

@@ -296,6 +296,7 @@ def reference_of(model, file, target, x, prefix=""):
     )  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", ["ours", "neighbours"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_becomes_ours(name, target, tmp_path, capsys):

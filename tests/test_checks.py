@@ -140,6 +140,7 @@ def test_the_command_in_the_message_runs_that_check_again(pytester):
     run(pytester, node).assert_outcomes(failed=1)
 
 
+@pytest.mark.night
 def test_under_xdist(pytester):
     program(pytester, "[miniatures.Correct, miniatures.Inverted]")
     pytester.runpytest_subprocess(*QUIET, "-n", "2").assert_outcomes(passed=5, failed=1)

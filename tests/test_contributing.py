@@ -72,7 +72,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.night
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_contributor_gets_what_the_page_shows(section, tmp_path, monkeypatch):
     if section == "Add a requirement":

@@ -419,6 +419,7 @@ def stored(folder, content, how):
     return path
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("number", "story"), [*enumerate(STORIES)], ids=[*STORIES])
 def test_a_file_tells_its_mistake(tmp_path, number, story):
     content, cause, about = STORIES[story]
@@ -838,6 +839,7 @@ def seen_by(offset, queries, keys):
     return np.tri(queries, keys, offset) > 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("short_is_long")
 @pytest.mark.parametrize(
     ("keys", "seen", "told", "cause"),
@@ -913,6 +915,7 @@ def test_keys_that_no_query_of_a_tile_sees_are_left_out(name):
             assert small.shape.key_length < tile.shape.key_length
 
 
+@pytest.mark.night
 def test_a_mistake_that_explains_the_short_rows_only_has_no_name(monkeypatch):
     """The noise of row 3 would hide what the mistake leaves in the others."""
     length = 1024

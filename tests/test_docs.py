@@ -112,7 +112,7 @@ def test_mistakes_are_noticed(name):
 # Pages
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_programs_run(page, monkeypatch):
     """All programs of a page, in one namespace; `>>>` is compared with what it prints."""
@@ -151,6 +151,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("page", "command", "wanted"), COMMANDS, ids=[f"{p.stem}-{c[:60]}" for p, c, _ in COMMANDS]
 )

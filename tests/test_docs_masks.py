@@ -51,6 +51,7 @@ def test_texts_in_the_tables_are_escaped_once():
         assert "&amp;#" not in page.read_text(encoding="utf-8"), page
 
 
+@pytest.mark.night
 def test_every_mode_is_explained():
     page = (pages.DOCS / "masks.md").read_text(encoding="utf-8")
     tables, _, told = page.partition("## What are the modes in brackets?")

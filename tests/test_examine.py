@@ -52,6 +52,7 @@ def test_a_defective_implementation(inverted):
     assert (entry["value"], entry["declared"], entry["agrees"]) == ("blocks", "attends", False)
 
 
+@pytest.mark.night
 def test_it_counts_what_the_command_counts(inverted, tmp_path, capsys):
     options = ["--case", "mask/*/self", "--case", "probe/masks", "--dtype", "float32", "--json"]
     path = str(tmp_path / "r.json")

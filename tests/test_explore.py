@@ -266,6 +266,7 @@ def test_a_kernel_is_asked_at_its_sizes_only(geometry):
     assert next(iter(sought(Kernel(), examples=10)), None) is None
 
 
+@pytest.mark.night
 def test_lengths_that_features_exchange_stay_declared_ones():
     class Kernel(Featureful):
         geometry = KERNELS["multiples"]

@@ -44,7 +44,7 @@ FIXED = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_of_a_model_is_asked_and_conforms(name):
     pytest.importorskip("torch")
@@ -114,7 +114,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_mistake_in_what_is_fixed_is_noticed_and_named(name):
     pytest.importorskip("torch")
@@ -149,7 +149,7 @@ def test_a_name_says_what_is_fixed(name):
         assert Fixed.parse(text) is None
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", FIXED)
 def test_every_case_is_posed_as_it_is_fixed(name):
     fixed = FIXED[name]
@@ -167,7 +167,7 @@ def test_every_case_is_posed_as_it_is_fixed(name):
                 assert case.causal or case.scale is not None or case.features
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", FIXED)
 def test_every_input_binds_as_it_is_fixed(name):
     """As in `tests/test_cases_bind.py`, for cases that such an implementation is asked."""

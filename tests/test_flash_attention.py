@@ -311,7 +311,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_functions_are_called_as_they_are_documented(name, stand_in):
     adapter, session, told = without_gpu(name), Session(), {}
@@ -351,7 +351,7 @@ def at_declared_sizes(name, *cases):
     return told
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_cases_are_posed_at_the_declared_sizes(name, stand_in):
     told = at_declared_sizes(name, "causal/bottom-right/gqa", "plain/no-mask/cross")
@@ -363,6 +363,7 @@ def test_cases_are_posed_at_the_declared_sizes(name, stand_in):
 USUAL = ("mask/key-padding/cross", "causal/square/self", "plain/no-mask/gqa")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "single"), [("efficient", "conforms"), ("cudnn", "unsupported")])
 def test_the_kernels_that_torch_has_for_gpus_only(name, single, monkeypatch):
     monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", nullcontext)
@@ -400,6 +401,7 @@ def experiments(adapter):
             yield from Session().inquire(inquiry)[0].findings
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_experiments_see_what_is_declared(name, stand_in):
     told = {finding.verdict for finding in experiments(without_gpu(name))}
@@ -408,6 +410,7 @@ def test_experiments_see_what_is_declared(name, stand_in):
     assert told <= ({"unsupported"} if cached else {"conforms", "observed"})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "declared"),
     [

@@ -199,7 +199,7 @@ def test_a_kernel_for_these_sizes_only_gets_a_full_verdict(name):
     assert all(name.endswith("/additive") for name in refused), refused
 
 
-@pytest.mark.sample(5)
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("defect", "cause"),
     [

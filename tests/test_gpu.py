@@ -237,6 +237,7 @@ def test_what_a_killed_call_has_measured_is_kept_and_continued(tmp_path):
     assert 0 < again <= whole - len(asked)
 
 
+@pytest.mark.night
 def test_the_journal_of_a_killed_run_becomes_an_incomplete_record(tmp_path):
     assert main(ask(tmp_path, CORRECT, more=("--stage", "core"))) == ExitCode.OK
     record = tmp_path / "Correct.narrowed.json"

@@ -740,6 +740,7 @@ def test_the_command(shards, capsys):
     assert f"contradiction: {name}: error in 1.json, " in capsys.readouterr().out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -222,6 +222,7 @@ def evil(query, key, value, mask=None):
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "command",
     [

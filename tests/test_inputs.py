@@ -138,7 +138,7 @@ def test_another_value_of_a_variable_is_noticed(project):
     assert examined(FACTOR="1.25") == ["deviates"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("package", ["dependency", "needy"])
 def test_a_package_that_is_installed_anew_with_its_version_is_noticed(package, project, capsys):
     folder = project(before=f"from {package} import factor")

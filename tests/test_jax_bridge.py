@@ -64,6 +64,7 @@ def test_mappings_are_counted_or_said_to_be_none(monkeypatch):
     assert jax_bridge._mapped() == 0
 
 
+@pytest.mark.night
 def test_experiments_of_a_framework_that_compiles_run_in_two_processes(monkeypatch, capfd):
     monkeypatch.setattr(probe, "WORTH_IT", 1)
     names = ["--experiment", "sizes", "--experiment", "input-layouts", "--experiment", "dropout"]

@@ -89,7 +89,7 @@ def test_each_device_has_a_part_of_the_heads_and_of_the_batch(name):
         assert arrays == wanted | {"query": [batch * heads, batch]}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["jax-sharded", "ours-jax-ring"])
 def test_each_device_has_a_part_of_the_result(name):
     found = asked(RESULTS, name)

@@ -168,6 +168,7 @@ def test_the_function_is_called_without_projections():
     assert np.allclose(answer.output, want.output, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "tensorflow"])
 def test_what_comes_back_in_another_dtype_is_projected_and_shows(framework):
     pytest.importorskip(framework)

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -96,26 +97,38 @@ def sources():
 SOURCES = sources()
 
 
-def imports(path, *, lazy=True, typing=True):
-    """Full names of what a file imports; without `lazy`, only what its import runs."""
-    found = set()
+@cache
+def statements(path):
+    """What each import of a file names, and whether it is in a function, or for types only."""
+    found = []
 
-    def visit(node):
+    def visit(node, within_function, for_types):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            found.append(({alias.name for alias in node.names}, within_function, for_types))
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not lazy:
+            names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            found.append((names, within_function, for_types))
+        elif isinstance(node, ast.expr):
             return
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not typing:
-            return
+        within_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.If):
+            for_types |= "TYPE_CHECKING" in ast.unparse(node.test)
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            visit(child, within_function, for_types)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")))
+    visit(ast.parse(path.read_text(encoding="utf-8")), False, False)
     return found
+
+
+def imports(path, *, lazy=True, typing=True):
+    """Full names of what a file imports; without `lazy`, only what its import runs."""
+    chosen = (
+        names
+        for names, within_function, for_types in statements(path)
+        if (lazy or not within_function) and (typing or not for_types)
+    )
+    return set().union(*chosen)
 
 
 def within(names, *packages):
@@ -229,6 +242,7 @@ def test_an_adapter_knows_the_interface_only(name):
     assert not within(imports(SOURCES[name], lazy=False, typing=False), *FRAMEWORKS)
 
 
+@cache
 def private_methods(name):
     """Names of methods that begin with one underscore, in all classes of a module."""
     tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))

@@ -454,6 +454,7 @@ def checked(name, adapter):
     return check(given, call(adapter, given), tile=TILES.get(name, (64, 128))[1], accuracy="A")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_original_conforms(name):
     adapter = Kernel(tiles=TILES.get(name, (64, 128)))

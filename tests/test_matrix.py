@@ -113,6 +113,7 @@ def test_without_tox_or_ray_it_says_what_to_install(project, capsys, monkeypatch
     assert "pip install tox" in capsys.readouterr().err
 
 
+@pytest.mark.night
 def test_a_node_runs_a_part_beside_others_and_hands_back_its_records(project):
     (project / "records").mkdir()
     (project / "records" / "other.json").write_text("as it was")

@@ -295,6 +295,7 @@ def test_no_correct_algorithm_is_a_false_alarm(seed, dtype):
 LARGE_CASES = ["mask/per-head/mqa.d64t32x32", "causal/square/self.d96v32t32x64"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_amplified_noise_is_that_of_the_definition(dtype, monkeypatch):
     problem = case_of(LARGE_CASES[0]).problem(dtype)
@@ -308,6 +309,7 @@ def test_amplified_noise_is_that_of_the_definition(dtype, monkeypatch):
             assert 0.93 < rms(found) / rms(sigma) < 1.07, (accuracy, name)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("far", [0, 5000])
 def test_amplified_noise_knows_features(dtype, far, monkeypatch):
@@ -1093,6 +1095,7 @@ def test_an_error_of_the_size_on_the_page_is_noticed(sensitivity, dtype):
         assert not sensitivity.noticed(error(size / 4), dtype, "", cases), name
 
 
+@pytest.mark.night
 def test_a_promise_makes_defects_visible(sensitivity):
     (case,) = (case for case in sensitivity.core() if case.id == "plain/no-mask/long")
     for name, stages in sensitivity.DEFECTS.items():

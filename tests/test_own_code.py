@@ -63,6 +63,7 @@ def test_what_is_left_alone(source):
     assert not {change for change in changes(source) if not change.endswith("-> pass")}
 
 
+@pytest.mark.night
 def test_a_mutant_is_noticed_and_the_original_is_not():
     """In a process of its own: of this one the modules are imported, and it may have threads."""
     program = f"""

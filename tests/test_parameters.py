@@ -78,6 +78,7 @@ def one_backend():
         yield
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", registered())
 def test_load_and_export_of_every_adapter(name):
     adapter = load(name)

@@ -75,7 +75,7 @@ ASKED = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.night
 @pytest.mark.parametrize("name", ASKED)
 def test_the_code_prints_what_it_says(name):
     needed, experiments, least = ASKED[name]

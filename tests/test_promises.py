@@ -93,6 +93,7 @@ def test_what_is_not_even_within_noise_is_said():
     assert found[PROMISED].detail == "one query at a time and all at once: apart"
 
 
+@pytest.mark.night
 @for_each(
     expected=[
         ("keys-split-by-batch", "batch", "bits.keys-divided-by-batch"),
@@ -119,6 +120,7 @@ class Threaded(Exact):
         return output
 
 
+@pytest.mark.night
 def test_threads_are_named():
     before = torch.get_num_threads()
     torch.set_num_threads(2)

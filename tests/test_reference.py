@@ -164,7 +164,7 @@ def truth(problem):
     return found
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", IN_FIFTY_DIGITS)
 def test_everything_is_that_of_fifty_digits(name, score):
@@ -187,7 +187,7 @@ def test_everything_is_that_of_fifty_digits(name, score):
 # Complex steps: every gradient.
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", FEATURES)
 def test_gradients_are_those_of_complex_steps(name, score):
@@ -259,7 +259,7 @@ def by_jax(problem):
         return {name: np.asarray(array) for name, array in found.items() if name in wanted}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", IN_JAX)
 def test_everything_is_that_of_jax(name, score):
@@ -277,7 +277,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_features_in_pairs_are_those_of_loops_torch_and_jax(pair):
     problem = make(modern=pair, attn_bias=(1, 4, 3, 5), **WIDE)

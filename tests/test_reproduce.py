@@ -107,7 +107,7 @@ def library(path):
 LIBRARIES = sorted({library(path) for path in REPRODUCTIONS})
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("wanted", LIBRARIES, ids=lambda wanted: "-".join(filter(None, wanted)))
 def test_reproductions_of_the_docs_run_without_this_suite(wanted):
     for package in NEEDS.get(wanted[0], wanted[:1]):
@@ -274,7 +274,7 @@ def test_numbers_are_told_as_short_as_they_can_be(array, code):
     assert np.array_equal(np.array(eval(code, {"np": np}), array.dtype), array)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.night
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("array", ["output", "weights", "gradient.query", "gradient.weights.key"])
 def test_an_honest_layer_passes_its_script(array, tmp_path):

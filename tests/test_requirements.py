@@ -185,6 +185,7 @@ def inquired(adapter, experiments=EXPERIMENTS) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("requirement", sorted(KILLED_BY_EXPERIMENT))
 def test_an_experiment_kills_the_mutant_of_a_requirement_that_no_case_serves(requirement):
     of_the_zoo, name = KILLED_BY_EXPERIMENT[requirement]
@@ -205,7 +206,7 @@ def test_our_own_attention_survives_everything():
     assert not inquired(Ours())
 
 
-@pytest.mark.sample(8)
+@pytest.mark.night
 @pytest.mark.parametrize("requirement", sorted(ALONE))
 def test_some_mutants_die_by_one_requirement_alone(requirement):
     assert set(killed(mutant(ALONE[requirement]))) == {requirement}

@@ -116,6 +116,7 @@ def examined():
     return [session.examine(item) for item in plan(adapters, cases, ["float32"], "cpu")]
 
 
+@pytest.mark.night
 def test_a_run_finds_the_same(reword):
     before = examined()
     assert {finding.cause.id for result in before for finding in result.findings} > {
@@ -140,6 +141,7 @@ def judgement(own, baseline):
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_gate_judges_the_same(reword, name):
     own, baseline = published(name), read_baseline(BASELINES / f"{JUDGED[name]}.toml")
@@ -153,6 +155,7 @@ def test_a_gate_judges_the_same(reword, name):
 # Pages
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["onnxruntime", "torch-kernels", "tinygrad"])
 def test_a_report_has_the_same_structure(reword, name):
     own = published(name)

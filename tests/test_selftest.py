@@ -170,7 +170,7 @@ def test_the_attention_with_features_conforms(examiner, dtype):
 SAMPLED = [mutant for mutant in SIZES if mutant.level == "core" and mutant.dtype == "float32"][::9]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("mutant", SAMPLED, ids=lambda mutant: mutant.name)
 def test_a_mutant_of_the_tiled_attention_dies_at_its_level(examiner, mutant):
     outcome = examiner.kill(mutant)
@@ -178,6 +178,7 @@ def test_a_mutant_of_the_tiled_attention_dies_at_its_level(examiner, mutant):
     assert outcome.by in mutant.killed_by
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("geometry", [D64, UNLIKE], ids=["d64", "other value heads"])
 def test_the_tiled_attention_conforms_in_cases_of_tiles(geometry):
     outcome = examine(

@@ -21,6 +21,7 @@ ASKED = re.compile(
 """What a browser fetches by itself, in a page or a style sheet; links are for the reader."""
 
 
+@pytest.mark.night
 def test_it_builds_and_fetches_nothing(tmp_path):
     pytest.importorskip("mkdocs")
     done = subprocess.run(

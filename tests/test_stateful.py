@@ -36,7 +36,7 @@ def found(layer, requirement):
     return [finding for finding in every if finding.requirement == requirement]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_every_mistake_is_noticed_and_named(name):
     known = MISTAKES[name]
@@ -86,6 +86,7 @@ class Three(Kept):
         layer.mistake = "positions-not-rolled-back"
 
 
+@pytest.mark.night
 def test_three_mistakes_at_once_are_told_apart():
     done = examine_stateful(Three(mistake="ring-off-by-one", window=16))
     causes = {result.case: finding.cause for result, finding in done.wrong}
@@ -126,6 +127,7 @@ def test_promises_that_are_kept_conform():
     assert near
 
 
+@pytest.mark.night
 @for_each(name=LAST_BITS)
 def test_a_last_bit_breaks_a_promise_and_no_other_requirement(name):
     findings, near = bits(Kept(mistake=name, **PROMISING))
@@ -244,6 +246,7 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.night
 def test_the_command_tells_the_cause(file, capsys):
     assert cli.main(["run", f"{file}:Layer"]) == ExitCode.OK
     printed = capsys.readouterr().out
