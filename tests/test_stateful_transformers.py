@@ -190,9 +190,17 @@ class Decoder(torch.nn.Module):
         return (found, (key, value)) if use_cache else (found,)
 
 
-def test_a_module_of_ones_own_makes_its_cache():
+class Renamed(Decoder):
+    """The same with the argument's name of newer versions of transformers."""
+
+    def forward(self, hidden_states, cache=None, use_cache=False):
+        return super().forward(hidden_states, cache, use_cache)
+
+
+@pytest.mark.parametrize("kind", [Decoder, Renamed])
+def test_a_module_of_ones_own_makes_its_cache(kind):
     torch.manual_seed(0)
-    layer = StatefulLayer.from_huggingface(Decoder(), width=16, name="mine")
+    layer = StatefulLayer.from_huggingface(kind(), width=16, name="mine")
     done = examine_stateful(layer)
     assert not done.wrong, str(done)
     verdicts = {result.case: result.verdict for result in done.results}
@@ -222,7 +230,7 @@ def test_a_part_of_a_model_is_named_by_its_path():
 
 @for_each(
     case=[
-        (Inside, {"width": 16}, "Inside takes no past_key_values"),
+        (Inside, {"width": 16}, "Inside takes no past_key_values or cache"),
         (Decoder, {}, "Decoder has no config.hidden_size; tell width="),
         (Decoder, {"width": 16, "windw": 3}, "declares no 'windw'"),
     ]
@@ -299,7 +307,7 @@ def _restarting(given):
 
 
 def _to_half(given):
-    cache = given.get("past_key_values")
+    cache = given.get("cache", given.get("past_key_values"))
     if cache is not None and len(cache.layers) > 1 and cache.layers[1].is_initialized:
         cache.layers[1].keys = cache.layers[1].keys.half().to(cache.layers[1].keys)
     return given

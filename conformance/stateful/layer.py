@@ -159,7 +159,9 @@ class StatefulLayer(ABC):
         name: str = "",
         **declared: Any,
     ) -> StatefulLayer:
-        """Return the layer of a module that takes `past_key_values`, as those of transformers do.
+        """Return the layer of a module that takes a cache, as those of transformers do.
+
+        The argument is `past_key_values`, or `cache` as in newer versions of transformers.
 
         Its width and window are those of its configuration, unless they are declared.
 
@@ -168,7 +170,7 @@ class StatefulLayer(ABC):
             cache: makes an empty cache, such as `lambda: DynamicCache(config=model.config)`; None
                 if the module makes one and returns it.
             module: the path of a part of the model, such as "layers.3.self_attn". If it does not
-                take embeddings and `past_key_values` alone, the model is called: it makes masks,
+                take embeddings and a cache alone, the model is called: it makes masks,
                 positions and the cache, the part is given the tokens in place of its input, and its
                 output is what is compared.
             batch: arguments of the model, such as `input_ids`. The texts that such a part is fed
@@ -202,6 +204,9 @@ _CASTS = {"float32": "float", "bfloat16": "bfloat16", "float16": "half", "float6
 _INPUTS = ("inputs_embeds", "hidden_states")
 """What modules of transformers call the embeddings that they take."""
 
+_CACHES = ("past_key_values", "cache")
+"""What modules of older and of newer versions of transformers call the cache."""
+
 
 _DECLARED = ("width", "window", "capacity", "dtypes", "differentiable", "promises")
 """What can be declared of a module that needs no class."""
@@ -220,17 +225,23 @@ def _input_of(module: Any) -> str:
     return next((one for one in _INPUTS if one in parameters), next(iter(parameters), ""))
 
 
+def _cache_of(module: Any) -> str:
+    """Return the name of the argument that takes the cache, or ""."""
+    parameters = _parameters(module)
+    return next((one for one in _CACHES if one in parameters), "")
+
+
 def _needs(module: Any) -> str:
     """Return why a module cannot be called with embeddings and a cache alone, or ""."""
     parameters = _parameters(module)
-    if "past_key_values" not in parameters:
-        return "takes no past_key_values; derive from conformance.StatefulLayer"
+    if not _cache_of(module):
+        return f"takes no {' or '.join(_CACHES)}; derive from conformance.StatefulLayer"
     needed = [
         it.name
         for it in parameters.values()
         if it.default is it.empty and it.kind is it.POSITIONAL_OR_KEYWORD
     ]
-    needed = [one for one in needed if one not in (_input_of(module), "past_key_values")]
+    needed = [one for one in needed if one not in (_input_of(module), _cache_of(module))]
     needed += [one for one in _OF_MODEL if one in parameters and one not in needed]
     if not needed:
         return ""
@@ -238,7 +249,7 @@ def _needs(module: Any) -> str:
 
 
 class _HuggingFace(StatefulLayer):
-    """A module that takes and returns a cache as `past_key_values`."""
+    """A module that takes and returns a cache by one of the names in `_CACHES`."""
 
     framework = "torch"
 
@@ -255,6 +266,7 @@ class _HuggingFace(StatefulLayer):
         if needs := _needs(module):
             raise WrongDeclaration(f"{self.name} {needs}")
         self._input, self._takes = _input_of(module), {*_parameters(module)}
+        self._cached = _cache_of(module)
         config = getattr(module, "config", None)
         self.width = getattr(config, "hidden_size", 0)
         if getattr(config, "use_sliding_window", True):
@@ -288,10 +300,10 @@ class _HuggingFace(StatefulLayer):
             if "position_ids" in self._takes:
                 places = (real.long().cumsum(-1) - 1).clamp(min=0)
                 given["position_ids"] = places[:, -tokens.shape[1] :]
-        cached = {"past_key_values": layer.cache, "use_cache": True}
+        cached = {self._cached: layer.cache, "use_cache": True}
         found, output = self._called(layer, tokens, **cached, **given)
         if not isinstance(found, tuple):
-            layer.cache = getattr(found, "past_key_values", layer.cache)
+            layer.cache = getattr(found, self._cached, layer.cache)
         elif len(found) > 1:
             layer.cache = found[1]
         return output
