@@ -297,6 +297,8 @@ def test_a_wrong_option_is_an_error_of_one_line(file, capsys, arguments, told):
 def test_a_layer_that_is_not_there_is_an_error_with_names_near_it(file, capsys):
     assert cli.main(["run", f"{file}:Layr"]) == ExitCode.USAGE
     assert "did you mean Layer?" in capsys.readouterr().err
+    assert cli.main(["run", str(file)]) == ExitCode.USAGE
+    assert f"name the layer in it, {file}:Layer" in capsys.readouterr().err
 
 
 def test_a_record_is_kept_for_the_gate(file, capsys, tmp_path):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from looped import for_each
 
-from conformance import StatefulLayer
-from conformance.errors import UnknownName, WrongDeclaration
+from conformance import StatefulLayer, cli
+from conformance.errors import ExitCode, UnknownName, WrongDeclaration
 from conformance.stateful.checking import examine_stateful
 from conformance.stateful.ways import WAYS
 
@@ -405,3 +405,106 @@ def test_a_part_that_is_not_called_or_called_often_is_an_error():
     model.layers[1].self_attn = model.layers[0].self_attn
     with pytest.raises(WrongDeclaration, match="is called 2 times in a forward pass"):
         inside(model, "layers.0.self_attn")
+
+
+# On the command line
+
+FILE = """
+from types import SimpleNamespace
+
+import torch
+from test_stateful_transformers import Decoder, Inside, model_of
+
+from conformance import StatefulLayer
+
+
+class Stateful(StatefulLayer):
+    pass
+
+
+class Wrong(Decoder):
+    def forward(self, hidden_states, past_key_values=None, use_cache=False):
+        found = super().forward(hidden_states, past_key_values, use_cache)
+        return (found[0] * (1 if past_key_values is None else 1.5), *found[1:])
+
+
+def build(part=Decoder):
+    torch.manual_seed(0)
+    model = Inside()
+    model.decoder = part()
+    model.decoder.config = SimpleNamespace(hidden_size=16)
+    return model
+
+
+def wrong():
+    return build(Wrong)
+
+
+def raises():
+    raise ValueError("no\\nmodel")
+
+
+def llama():
+    return model_of("Llama")
+
+
+model, number = build(), 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_command_checks_a_part_of_a_model(file, capsys):
+    asked = ["--module", "decoder", "--dtype", "float32", "--strict"]
+    for name in ("build", "model"):
+        assert cli.main(["run", f"{file}:{name}", *asked]) == ExitCode.OK
+        assert "  steps                conforms" in capsys.readouterr().out
+    assert cli.main(["run", f"{file}:wrong", *asked]) == ExitCode.DEVIATES
+    assert "differs first in call 2, tokens 7 to 7" in capsys.readouterr().out
+
+
+def test_the_command_checks_an_attention_inside_a_model_of_transformers(file, capsys):
+    pytest.importorskip("transformers")
+    asked = ["--module", "layers.1.self_attn", "--dtype", "float32", "--strict"]
+    assert cli.main(["run", f"{file}:llama", *asked]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert printed.startswith("LlamaModel.layers.1.self_attn: ")
+    assert "  left-padding         conforms" in printed
+
+
+def test_a_record_of_a_part_says_how_to_run_it_again(file, capsys):
+    record, baseline = file.with_name("mine.json"), file.with_name("known.toml")
+    baseline.write_text("")
+    asked = ["--module", "decoder", "--dtype", "float32", "--record", str(record)]
+    assert cli.main(["run", f"{file}:wrong", *asked]) == ExitCode.OK
+    assert cli.main(["gate", "--from-record", str(record), "--baseline", str(baseline)]) == 1
+    printed = capsys.readouterr().out
+    (again,) = {line.partition("again: ")[2] for line in printed.splitlines() if "again:" in line}
+    assert again == f"mha-conformance run {file}:wrong:decoder --dtype float32 --strict"
+    assert cli.main(again.split()[1:]) == ExitCode.DEVIATES
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "told"),
+    [
+        (":build", "decodr", "unknown module 'decodr'; did you mean decoder"),
+        (":biuld", "decoder", "has no 'biuld'; did you mean build?"),
+        ("", "decoder", "name the function that makes the model, FILE.py:NAME"),
+        (":raises", "decoder", "raises() fails: ValueError: no model"),
+        (":print", "decoder", "has no 'print'"),
+        (":number", "decoder", "number is int, no model of PyTorch"),
+        (":SimpleNamespace", "decoder", "returns SimpleNamespace, no model of PyTorch"),
+        (":Stateful", "decoder", "is a StatefulLayer, which has no parts; leave out --module"),
+        (":build", "norm", "Inside takes no past_key_values or cache"),
+    ],
+)
+def test_a_part_that_is_not_there_is_an_error_of_one_line(file, capsys, name, module, told):
+    assert cli.main(["run", f"{file}{name}", "--module", module]) == ExitCode.USAGE
+    printed = capsys.readouterr().err
+    assert told in printed
+    assert len(printed.splitlines()) == 1

@@ -160,7 +160,7 @@ def located(spec: str) -> Any:
     if not attribute:
         raise NotAnAdapter(f"{spec}: name the adapter in it, {spec}:NAME; {_offer(module)}")
     if not hasattr(module, attribute):
-        raise NotAnAdapter(f"{place} has no {attribute!r}; {_offer(module)}")
+        raise NotAnAdapter(f"{place} has no {attribute!r}; {_offer(module, attribute)}")
     return getattr(module, attribute)
 
 
@@ -335,7 +335,8 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
     if not isinstance(found, Adapter):
         raise NotAnAdapter(
             f"{spec}: {type(found).__name__} is no adapter; derive from conformance.Layer, "
-            "or decorate a function with conformance.attention_function"
+            "or decorate a function with conformance.attention_function; a layer that keeps a "
+            "cache derives from conformance.StatefulLayer"
         )
     found.name = found.name or name
     found.title = found.title or found.name
@@ -433,8 +434,11 @@ def _check_accuracy(adapter: Adapter, spec: str) -> None:
             raise WrongDeclaration(f"{spec}: accuracy: {promised!r} is no promise in {dtype}")
 
 
-def _offer(module: ModuleType) -> str:
-    """Return a hint that lists the adapters in a module: instances, and classes defined in it."""
+def _offer(module: ModuleType, attribute: str = "") -> str:
+    """Return a hint that lists the adapters in a module: instances, and classes defined in it.
+
+    If there is none, the hint is the name in the module that is most like `attribute`.
+    """
 
     def defined(value: Any) -> bool:
         if inspect.isclass(value):
@@ -442,4 +446,7 @@ def _offer(module: ModuleType) -> str:
         return isinstance(value, Adapter)
 
     names = [name for name, value in vars(module).items() if defined(value)]
+    near = difflib.get_close_matches(attribute, vars(module), n=1)
+    if near and not names:
+        return f"did you mean {near[0]}?"
     return f"adapters in it: {', '.join(names)}" if names else "there is no adapter in it"

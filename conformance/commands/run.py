@@ -66,6 +66,12 @@ def add_parser(commands: Commands) -> None:
     )
     add_examination(run)
     run.add_argument(
+        "--module",
+        metavar="PATH",
+        help="implementation is a function that returns a model as those of transformers: check "
+        "its part at PATH, such as layers.3.self_attn, as a layer that keeps a state",
+    )
+    run.add_argument(
         "--strict",
         action="store_true",
         help="exit with 1 if a requirement of level must fails; -x, which stops there, does so too",
@@ -98,6 +104,13 @@ def _run(options: argparse.Namespace) -> int:
                 "[tool.mha-conformance] of pyproject.toml"
             )
     options.device = options.device or "cpu"
+    if options.module is not None:
+        for spec in options.implementation:
+            if ":" not in spec:
+                raise ConformanceError(
+                    f"--module: {spec}: name the function that makes the model, FILE.py:NAME"
+                )
+        options.implementation = [f"{spec}:{options.module}" for spec in options.implementation]
     from conformance.stateful.layer import find_stateful
 
     stateful = {spec: find_stateful(spec) for spec in options.implementation}
@@ -139,7 +152,7 @@ def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLaye
         if name not in STATEFUL and given and given != attributes.get("default"):
             raise ConformanceError(
                 f"--{name}: a layer that keeps a state is checked with all ways; there are "
-                "--dtype, --device, --record, --strict and --format"
+                "--dtype, --device, --module, --record, --strict and --format"
             )
     if options.rest:
         raise ConformanceError(f"{options.rest[0]}: a layer that keeps a state needs no pytest")

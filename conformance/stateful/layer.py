@@ -264,7 +264,7 @@ class _HuggingFace(StatefulLayer):
         self.name = name or type(module).__name__
         self._module, self._cache, self._within = module, cache, within
         if needs := _needs(module):
-            raise WrongDeclaration(f"{self.name} {needs}")
+            raise WrongDeclaration(f"{type(module).__name__} {needs}")
         self._input, self._takes = _input_of(module), {*_parameters(module)}
         self._cached = _cache_of(module)
         config = getattr(module, "config", None)
@@ -482,27 +482,66 @@ def is_stateful(found: Any) -> bool:
 def find_stateful(spec: str) -> StatefulLayer | None:
     """Return the layer that `path/to/file.py:Name` or `package.module:Name` names.
 
-    Return None if that is no `StatefulLayer`. Only a source that mentions the class is imported,
-    because other implementations are imported in processes of their own.
+    With `:path.of.part` behind it, `Name` is a model, or a function or class without arguments that
+    makes one, and the layer is that part of the model; `:` alone stands for the whole model.
+
+    Return None if that is no `StatefulLayer`. Only a source that mentions the class, or has a part
+    named, is imported, because other implementations are imported in processes of their own.
 
     Raises:
         ConformanceError: as `declared` and `conformance.adapter.loading.located`.
     """
     place, _, attribute = spec.partition(":")
+    attribute, has_part, path = attribute.partition(":")
+    if has_part:
+        return declared(_part_of(f"{place}:{attribute}", path), spec)
     file = Path(place) if place.endswith(".py") else _source_of(place)
-    if not (attribute and file.is_file()):
+    if not file.is_file():
         return None
     source = file.read_text(encoding="utf-8", errors="ignore")
     if StatefulLayer.__name__ not in source:
         return None
+    names = re.findall(r"^(?:class )?(\w+) *[(=].*StatefulLayer", source, re.MULTILINE)
+    if not attribute:
+        if names and place.endswith(".py"):
+            raise NotAnAdapter(
+                f"{spec}: name the layer in it, {place}:{f' or {place}:'.join(names)}"
+            )
+        return None
     try:
         named = located(spec)
     except NotAnAdapter as error:
-        names = re.findall(r"^(?:class )?(\w+) *[(=].*StatefulLayer", source, re.MULTILINE)
         if isinstance(error, FailsOnImport) or attribute in names or not names:
             raise
         raise UnknownName("stateful layer", attribute, names) from error
     return declared(named, spec) if is_stateful(named) else None
+
+
+def _part_of(spec: str, path: str) -> StatefulLayer:
+    """Return the layer at `path` in the model that `spec` names, or that it makes if it is called.
+
+    The model makes its cache itself.
+
+    Raises:
+        FailsOnImport: if making the model raises an exception.
+        WrongDeclaration: if there is no model of PyTorch, or as `StatefulLayer.from_huggingface`.
+        ConformanceError: as `conformance.adapter.loading.located`.
+    """
+    model = located(spec)
+    if is_stateful(model):
+        raise WrongDeclaration(f"{spec} is a StatefulLayer, which has no parts; leave out --module")
+    made = callable(model) and (inspect.isclass(model) or not hasattr(model, "named_modules"))
+    if made:
+        try:
+            model = model()
+        except Exception as error:
+            raise FailsOnImport(
+                f"{spec}() fails: {type(error).__name__}: {message(error)}"
+            ) from error
+    if not hasattr(model, "named_modules"):
+        is_or_returns = f"{spec}() returns" if made else f"{spec} is"
+        raise WrongDeclaration(f"{is_or_returns} {type(model).__name__}, no model of PyTorch")
+    return StatefulLayer.from_huggingface(model, module=path)
 
 
 def _source_of(module: str) -> Path:
