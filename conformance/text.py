@@ -12,6 +12,7 @@ import os
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,18 @@ def is_exhausted(error: BaseException) -> bool:
 def message(error: BaseException) -> str:
     """Return the text of an exception from foreign code as one line; "" if it has no text."""
     return " ".join(text_of(error).split())
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line of text, with the place that raised it.
+
+    The place is the innermost line outside this suite; it is left out if there is none.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    suite = f"{Path(__file__).parent}{os.sep}"
+    outside = [frame for frame in frames if not frame.filename.startswith(suite)]
+    place = f" (at {Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
+    return f"{type(error).__name__}: {message(error)[:300]}{place}"
 
 
 def relative(path: Path) -> str:

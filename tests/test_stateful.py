@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -345,9 +347,15 @@ class Broken(Kept):
         raise ValueError("no\nlayer")
 
 
+class Nothing(Kept):
+    def build(self, dtype):
+        return None
+
+
 @pytest.mark.parametrize(
     ("layer", "told"),
     [
+        (Nothing(), r"Llama: build\('float32'\) returns None; return the layer"),
         (Broken(), r"Llama: build\('float32'\) raises ValueError: no layer"),
         (Kept(width=0), "width must be the size of an embedding"),
         (Kept(window=0), "window must be a positive number, is 0"),
@@ -379,7 +387,29 @@ def test_what_a_layer_lacks_is_unsupported_and_what_it_raises_an_error():
     assert verdicts["stateful/after-rollback"] == "error"
     assert verdicts["stateful/after-reset"] == verdicts["stateful/left-padding"] == "unsupported"
     assert verdicts["stateful/chunks-17"] == "conforms"
-    assert "KeyError: 'no cache'" in str(done)
+    printed = str(done)
+    assert "error: an exception is raised" in printed
+    assert re.search(r"KeyError: 'no cache' \(at test_stateful\.py:\d+\)", printed)
+
+
+def test_a_class_takes_back_what_it_inherits():
+    class Ring(Kept):
+        reset = None
+
+        def rollback(self, layer, count):
+            raise NotImplementedError("the ring has overwritten them")
+
+        def reorder(self, layer, rows):
+            raise NotImplementedError
+
+    reasons = {
+        result.case: result.findings[0].detail
+        for result in examine_stateful(Ring()).results
+        if result.verdict == "unsupported"
+    }
+    assert reasons["stateful/after-reset"] == "it does not reset"
+    assert reasons["stateful/after-rollback"] == "the ring has overwritten them"
+    assert reasons["stateful/rows-dropped"] == "not implemented"
 
 
 @for_each(

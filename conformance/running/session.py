@@ -11,14 +11,12 @@ import bisect
 import dataclasses
 import math
 import time
-import traceback
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -53,7 +51,7 @@ from conformance.requirements.laboratory import Laboratory, NoAnswer
 from conformance.requirements.probed import ONE_FOR_ALL, between_modes, compared, decided, declares
 from conformance.requirements.requirement import Requirement
 from conformance.running.kept import expectation, replaced
-from conformance.text import message
+from conformance.text import message, one_line
 
 EVERY_MODE = ("edge/fully-masked-row/self",)
 """The ids of cases to run in every mode that supports the dtype, in addition to the cases for the
@@ -388,7 +386,7 @@ def _without_answer(requirement: Requirement, error: Exception) -> Finding:
     verdict: Verdict = "error"
     if isinstance(error, Unsupported | Unavailable):
         verdict = "unsupported" if isinstance(error, Unsupported) else "unavailable"
-    detail = _one_line(error.original) if isinstance(error, Raised) else message(error)
+    detail = one_line(error.original) if isinstance(error, Raised) else message(error)
     return Finding(requirement.id, verdict, detail=detail)
 
 
@@ -408,18 +406,6 @@ def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
         yield restore
     finally:
         restore()
-
-
-def _one_line(error: BaseException) -> str:
-    """Return an exception as one line of text, with the place that raised it.
-
-    The place is the innermost line outside this suite; it is left out if there is none.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    suite = str(Path(__file__).parent.parent)
-    outside = [frame for frame in frames if not frame.filename.startswith(suite)]
-    place = f" (at {Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
-    return f"{type(error).__name__}: {message(error)[:300]}{place}"
 
 
 # Arrays for the record

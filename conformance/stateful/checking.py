@@ -53,7 +53,7 @@ from conformance.stateful.ways import (
     Texts,
     Way,
 )
-from conformance.text import message
+from conformance.text import message, one_line
 from conformance.words import advice, say
 
 USUAL, LONGEST = 97, 1024
@@ -129,8 +129,9 @@ class Stateful:
             texts = [verdicts.get(dtype, "").ljust(columns) for dtype in dtypes]
             lines.append("  ".join(["", row.ljust(width), *texts, reasons.get(row, "")]))
         lines = [line.rstrip() for line in lines]
-        for cause, found in self._by_cause().items():
-            lines += ["", f"deviates: {say(cause) or 'no known cause'}"]
+        for (verdict, cause), found in self._by_cause().items():
+            told = "an exception is raised" if verdict == "error" else "no known cause"
+            lines += ["", f"{verdict}: {say(cause) or told}"]
             if cause:
                 lines.append(f"  what to change: {advice(cause)}")
             for requirement, ways in found.items():
@@ -139,11 +140,12 @@ class Stateful:
                 lines += [f"    {_told(way, pairs)}" for way, pairs in ways.items()]
         return "\n".join(lines)
 
-    def _by_cause(self) -> dict[Phrase, dict[str, dict[str, list[Finding]]]]:
-        """Return what is wrong in each dtype, by cause, requirement and way."""
-        found: dict[Phrase, dict[str, dict[str, list[Finding]]]] = {}
+    def _by_cause(self) -> dict[tuple[str, Phrase], dict[str, dict[str, list[Finding]]]]:
+        """Return what is wrong in each dtype, by verdict and cause, requirement and way."""
+        found: dict[tuple[str, Phrase], dict[str, dict[str, list[Finding]]]] = {}
         for result, finding in self.wrong:
-            ways = found.setdefault(finding.cause, {}).setdefault(finding.requirement, {})
+            told = finding.verdict, finding.cause
+            ways = found.setdefault(told, {}).setdefault(finding.requirement, {})
             ways.setdefault(result.case.partition("/")[2], []).append(finding)
         return found
 
@@ -239,6 +241,8 @@ def _built(stated: StatefulLayer, dtype: str, device: str) -> Any:
     bridge = framework(stated.framework)
     try:
         built = stated.build(dtype)
+        if built is None:
+            raise WrongAnswer(f"{stated.name}: build({dtype!r}) returns None; return the layer")
         return built if device == "cpu" else bridge.place(built, device)
     except (ConformanceError, KeyboardInterrupt):
         raise
@@ -290,8 +294,8 @@ class _Examination:
         parts: list[Part] = []
         try:
             parts.extend(way.take(self._desk))
-        except Unsupported as reason:
-            return Finding(way.requirement, "unsupported", str(reason))
+        except (Unsupported, NotImplementedError) as reason:
+            return Finding(way.requirement, "unsupported", message(reason) or "not implemented")
         except NotRefused as error:
             capacity = self._desk.declared.capacity or 0
             value = Phrase("stateful.not-refused", {"capacity": capacity, "fed": error.fed})
@@ -378,7 +382,7 @@ class _Examination:
 def _failed(requirement: str, error: Exception) -> Finding:
     if isinstance(error, Unsupported):
         return Finding(requirement, "unsupported", str(error))
-    return Finding(requirement, "error", f"{type(error).__name__}: {message(error)}")
+    return Finding(requirement, "error", one_line(error))
 
 
 def _joined(pieces: Sequence[Array]) -> Array:

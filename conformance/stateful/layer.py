@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
@@ -47,7 +48,8 @@ class StatefulLayer(ABC):
 
     A layer is causal: the output of a token depends on that token and on those before it. The suite
     copies what `build` returns for each way through a text, so the layer may keep its state in
-    itself.
+    itself. A method that raises `NotImplementedError`, or that a class replaces with None, is not
+    checked.
 
     Attributes:
         name: the name in tables; that of the class by default.
@@ -197,6 +199,10 @@ def _part(model: Any, path: str) -> Any:
         raise UnknownName("module", path, filter(None, parts))
     return parts[path]
 
+
+_OPTIONAL = ("feed_padded", "feed_at", "feed_uncached", "reset", "rollback", "reorder")
+_OPTIONAL += ("save", "restore", "wide")
+"""The methods without which a layer is checked nevertheless."""
 
 _CASTS = {"float32": "float", "bfloat16": "bfloat16", "float16": "half", "float64": "double"}
 """By dtype, the method with which a module of PyTorch is converted."""
@@ -584,6 +590,10 @@ def declared(found: Any, spec: str) -> StatefulLayer:
             f"{spec}: {type(found).__name__} is no stateful layer; derive from "
             "conformance.StatefulLayer, or use StatefulLayer.from_huggingface"
         )
+    for method in _OPTIONAL:
+        # Thus a class takes back what it inherits.
+        if getattr(found, method) is None:
+            setattr(found, method, partial(getattr(StatefulLayer, method), found))
     found.name = found.name or spec.rpartition(":")[2] or type(found).__name__
     if not isinstance(getattr(found, "width", None), int) or found.width < 1:
         raise WrongDeclaration(f"{spec}: width must be the size of an embedding")
