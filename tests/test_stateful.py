@@ -97,6 +97,33 @@ def test_three_mistakes_at_once_are_told_apart():
     assert causes["stateful/after-rollback"] == Phrase("stateful.positions-off")
 
 
+class Two(Kept):
+    """Two attentions with a window, one behind the other."""
+
+    def build(self, dtype):
+        import torch
+
+        return torch.nn.ModuleList([super(Two, self).build(dtype) for _ in range(2)])
+
+    def feed(self, layer, tokens):
+        first, second = layer
+        return second(tokens + first(tokens))
+
+
+def test_windows_behind_each_other_reach_further():
+    ways = [way for way in WAYS if way.name in ("steps", "reach", "before-window")]
+    layer = Two(window=16)
+    ((result, finding),) = examine_stateful(layer, ways=ways).wrong
+    assert result.case == "stateful/before-window"
+    assert finding.cause == Phrase("stateful.window-ignored")
+    layer.stacked = True
+    done = examine_stateful(layer, ways=ways)
+    assert not done.wrong, str(done)
+    verdicts = {result.case: result.verdict for result in done.results}
+    assert verdicts["stateful/before-window"] == "unsupported"
+    assert verdicts["stateful/reach"] == "conforms"
+
+
 def test_every_requirement_is_served_and_has_a_mistake():
     served = {way.requirement for way in WAYS}
     assert served == {*SENTENCES} == {known.requirement for known in MISTAKES.values()}

@@ -94,6 +94,8 @@ class _Inquiry:
             return Phrase("stateful.not-repeatable")
         if served == "stateful.causal":
             return Phrase("stateful.future-attended")
+        if served == "stateful.reach":
+            return self._of_reach()
         if served == "stateful.inputs":
             # The same chunks, in arrays that nobody overwrites.
             self._way = next(way for way in WAYS if way.name == "chunks-5")
@@ -157,9 +159,20 @@ class _Inquiry:
                 if len(extra) > 2 or (0 in extra and token > self._desk.declared.window):
                     return Phrase("stateful.window-ignored")
                 return Phrase("stateful.window-longer", {"tokens": len(extra)})
+        if missing == {start - 1} and not extra:
+            return Phrase("stateful.last-missing")
         if missing:
             return Phrase("stateful.tokens-missing", {"tokens": [*sorted(missing)[:MANY]]})
         return Phrase("stateful.tokens-extra", {"tokens": [*sorted(extra)[:MANY]]})
+
+    def _of_reach(self) -> Phrase:
+        """Return the cause if a token before the declared window is attended to."""
+        first = self._token - (self._desk.declared.window or 0)
+        before = [self._seen(token) for token in range(first, max(first - 3, -1), -1)]
+        extra = [token for token, _, in_whole in before if in_whole]
+        if len(extra) > 2 or not extra:
+            return Phrase("stateful.window-ignored")
+        return Phrase("stateful.window-longer", {"tokens": len(extra)})
 
     def _of_weights(self) -> Phrase:
         """Return the cause if the same tokens are attended to on the way and in the whole.

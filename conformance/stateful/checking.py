@@ -48,8 +48,8 @@ from conformance.stateful.ways import (
     SENTENCES,
     WAYS,
     Desk,
-    NotRefused,
     Part,
+    Refuted,
     Texts,
     Way,
 )
@@ -156,7 +156,7 @@ def _told(way: str, findings: Sequence[Finding]) -> str:
     texts = [say(worst.value), worst.detail]
     if worst.figures is not None:
         texts.append(f"{worst.figures.max_ratio:.3g}σ, allowed {worst.figures.limit:.3g}σ")
-    return f"{way}: {'; '.join(filter(None, texts))}"
+    return ": ".join(filter(None, [way, "; ".join(filter(None, texts))]))
 
 
 SPOILING = ("stateful.runs", "stateful.causal")
@@ -296,10 +296,8 @@ class _Examination:
             parts.extend(way.take(self._desk))
         except (Unsupported, NotImplementedError) as reason:
             return Finding(way.requirement, "unsupported", message(reason) or "not implemented")
-        except NotRefused as error:
-            capacity = self._desk.declared.capacity or 0
-            value = Phrase("stateful.not-refused", {"capacity": capacity, "fed": error.fed})
-            return Finding(way.requirement, "deviates", value=value)
+        except Refuted as error:
+            return Finding(way.requirement, "deviates", cause=error.cause)
         except Exception as error:
             return _failed(way.requirement, error)
         for of in {part.of for part in parts} - {*self._whole}:

@@ -58,6 +58,8 @@ class StatefulLayer(ABC):
         dtypes: the dtypes in which the layer is built.
         window: how many tokens, its own included, a token attends to at most; None for all. A text
             is then longer than the window.
+        stacked: whether several attentions with a window follow each other, which reach further
+            together; then it is not checked that the window is the declared one.
         capacity: how many tokens a static buffer holds, at least 32; None if the state grows. A
             text is then as long as the buffer.
         differentiable: whether gradients flow through the state to the tokens that were fed before.
@@ -69,6 +71,7 @@ class StatefulLayer(ABC):
     width: int
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     window: int | None = None
+    stacked: bool = False
     capacity: int | None = None
     differentiable: bool = False
     promises: Mapping[str, str] = MappingProxyType({})
@@ -214,7 +217,7 @@ _CACHES = ("past_key_values", "cache")
 """What modules of older and of newer versions of transformers call the cache."""
 
 
-_DECLARED = ("width", "window", "capacity", "dtypes", "differentiable", "promises")
+_DECLARED = ("width", "window", "stacked", "capacity", "dtypes", "differentiable", "promises")
 """What can be declared of a module that needs no class."""
 
 _OF_MODEL = ("position_embeddings",)
@@ -277,6 +280,7 @@ class _HuggingFace(StatefulLayer):
         self.width = getattr(config, "hidden_size", 0)
         if getattr(config, "use_sliding_window", True):
             self.window = getattr(config, "sliding_window", None)
+        self.stacked = getattr(config, "num_hidden_layers", 1) > 1
         for attribute, value in declared.items():
             if attribute not in _DECLARED:
                 raise WrongDeclaration(f"{self.name}: a stateful layer declares no {attribute!r}")
@@ -384,6 +388,7 @@ class _Inside(_HuggingFace):
     ) -> None:
         super().__init__(model, cache, within, name or f"{type(model).__name__}.{path}", declared)
         self._path = path
+        self.stacked = declared.get("stacked", False)
         if "window" not in declared:
             self.window = getattr(_part(model, path), "sliding_window", self.window)
         self._embeddings: Array | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks.base import Framework, Natives, Request
+from conformance.records.findings import Phrase
 from conformance.stateful.layer import StatefulLayer
 
 BATCH = 3
@@ -23,6 +24,13 @@ PREFILL = 7
 PADS = (0, 3, 6)
 """The number of padding tokens in each row of a padded batch; fewer than `PREFILL`."""
 
+
+ORDERS = ((2, 0, 1), (1, 1, 0))
+"""The rows with which a batch goes on, one order after the other."""
+
+PROBES, SURE = 16, 20.0
+"""How many tokens are changed to see which outputs move, and how many must have been expected to
+move where none does: by chance, this happens once in exp(`SURE`) times."""
 
 GRADIENT = "gradient"
 """What stands for a text in a `Part` with the gradient of a loss with respect to the text."""
@@ -172,6 +180,7 @@ class Session:
         start: int | None = None,
         cached: bool = True,
         overwritten: bool = False,
+        watched: bool = False,
     ) -> Array:
         """Return the outputs of new tokens `[batch query width]`.
 
@@ -182,12 +191,15 @@ class Session:
             start: the position of the first of the tokens, if it is known.
             cached: False for a whole text without a state.
             overwritten: whether the array that was passed is overwritten after the call.
+            watched: whether the array that was passed must be the same after the call.
 
         Raises:
+            Refuted: if an array that is watched has changed.
             WrongAnswer: if what the layer returns is no array of the shape of the tokens.
         """
         bridge, declared = self.desk.bridge, self.desk.declared
         given = bridge.array(np.ascontiguousarray(tokens), self.desk.dtype, self.desk.device)
+        before = np.array(bridge.numpy(given)) if watched else None
         self.steps += 1
         with (
             bridge.session(self.desk.dtype, self.desk.device),
@@ -209,6 +221,8 @@ class Session:
                 raise WrongAnswer(f"fed tokens, it returned {type(found).__name__}, no array")
             # A copy, because the array may be a part of the state.
             output = np.array(bridge.numpy(found))
+            if before is not None and not np.array_equal(before, bridge.numpy(given)):
+                raise Refuted(Phrase("stateful.input-changed", {"step": self.steps}))
             if overwritten:
                 by = bridge.array(0.0 * tokens + 3.0, self.desk.dtype, self.desk.device)
                 bridge.overwrite(given, by)
@@ -300,11 +314,13 @@ class Way:
 SENTENCES = {
     "stateful.runs": "The same text gives the same outputs again.",
     "stateful.causal": "The output of a token depends on no later token.",
+    "stateful.reach": "An output depends on the tokens of its window, and on none before it.",
     "stateful.batch": "A text gives the same alone, in a batch, and at another place in it.",
     "stateful.threads": "The number of threads does not matter.",
     "stateful.steps": "Tokens that come one after the other get what they get all at once.",
     "stateful.chunks": "A text in chunks gets what it gets all at once.",
     "stateful.inputs": "Outputs do not depend on what becomes of an array after it was fed.",
+    "stateful.leaves-inputs": "An array that is fed is not changed.",
     "stateful.left-padding": "A text with padding before it gets what it gets alone.",
     "stateful.right-padding": "A text with padding after it gets what it gets alone.",
     "stateful.cache-off": "A text gets the same with its cache switched off.",
@@ -324,6 +340,41 @@ def _causal(desk: Desk) -> Iterator[Part]:
     tokens = desk.texts.text.copy()
     tokens[:, half:] = desk.texts.discarded[:, half : desk.length]
     yield Part(desk.start().feed(tokens)[:, :half], tuple(range(len(tokens))), 0, 1)
+
+
+def _reaches(desk: Desk) -> Iterator[Part]:
+    """Change single tokens, and see whether the outputs of later tokens move, in any bit."""
+    whole, length, window = desk.whole(), desk.length, desk.declared.window
+    moved, asked = np.zeros(length, int), np.zeros(length, int)
+    for token in range(0, length, max(1, length // PROBES)):
+        changed = desk.texts.with_other("text", slice(None), token)
+        moves = (desk.with_texts(changed).whole() != whole).any(-1)[:, token:]
+        moved[: length - token] += moves.sum(0)
+        asked[: length - token] += BATCH
+    if not moved.any():
+        raise Refuted(Phrase("stateful.constant"))
+    if window != 1 and not moved[1:].any():
+        raise Refuted(Phrase("stateful.own-token-only"))
+    if window is not None and 1 < window <= length and not desk.declared.stacked:
+        reached = 1 + int(np.flatnonzero(moved)[-1])
+        # As likely as the last token that moves anything, would those before it be seen?
+        likely = moved[reached - 1] / asked[reached - 1] * asked[reached:window].sum()
+        if reached < window and likely >= SURE:
+            told = {"window": window, "before": reached - 1}
+            raise Refuted(Phrase("stateful.window-not-used", told))
+    yield Part(whole, tuple(range(BATCH)), 0, 1)
+
+
+def _before_window(desk: Desk) -> Iterator[Part]:
+    """Feed a text that is another one before the window."""
+    window = _window_of(desk)
+    if desk.declared.stacked:
+        raise Unsupported("its attentions reach further together than a window")
+    other = min(desk.length // 2, desk.length - window)
+    tokens = desk.texts.text.copy()
+    tokens[:, :other] = desk.texts.discarded[:, :other]
+    start = other + window - 1
+    yield Part(desk.start().feed(tokens)[:, start:], tuple(range(BATCH)), start, 1)
 
 
 def _again(desk: Desk) -> Iterator[Part]:
@@ -376,16 +427,18 @@ def _overwritten(desk: Desk) -> Iterator[Part]:
     yield from desk.start().parts(itertools.repeat(5), overwritten=True)
 
 
+def _watched(desk: Desk) -> Iterator[Part]:
+    """Feed a text in chunks of many sizes; what becomes of the outputs is for other ways."""
+    for _ in desk.start().parts(_mixed(), watched=True):
+        pass
+    yield desk.start().part(0, desk.length, watched=True)
+
+
 def _padded(desk: Desk, *, before: bool, sizes: Iterable[int]) -> Iterator[Part]:
     """Feed a batch with `PADS` before or after the texts, in chunks of these sizes."""
-    texts, length = desk.texts, desk.length
-    tokens = texts.padding[:, :length].copy()
-    real = np.zeros(tokens.shape[:2], np.bool_)
+    length = desk.length
+    tokens, real = _with_padding(desk, before=before)
     shift = [pads if before else 0 for pads in PADS]
-    for row, pads in enumerate(PADS):
-        place = slice(pads, None) if before else slice(0, length - pads)
-        tokens[row, place] = texts.text[row, : length - pads]
-        real[row, place] = True
     session, start = desk.start(), 0
     for size in sizes:
         stop = min(start + size, length)
@@ -397,6 +450,18 @@ def _padded(desk: Desk, *, before: bool, sizes: Iterable[int]) -> Iterator[Part]
         start = stop
         if start >= length:
             return
+
+
+def _with_padding(desk: Desk, *, before: bool) -> tuple[Array, BoolArray]:
+    """Return a batch with `PADS` before or after the texts, and what is no padding in it."""
+    texts, length = desk.texts, desk.length
+    tokens = texts.padding[:, :length].copy()
+    real = np.zeros(tokens.shape[:2], np.bool_)
+    for row, pads in enumerate(PADS):
+        place = slice(pads, None) if before else slice(0, length - pads)
+        tokens[row, place] = texts.text[row, : length - pads]
+        real[row, place] = True
+    return tokens, real
 
 
 def _left_padded(desk: Desk) -> Iterator[Part]:
@@ -454,7 +519,7 @@ def _after_rollback(desk: Desk) -> Iterator[Part]:
 
 
 def _reordered(desk: Desk) -> Iterator[Part]:
-    yield from _with_rows(desk, [(2, 0, 1), (1, 1, 0)])
+    yield from _with_rows(desk, ORDERS)
 
 
 def _dropped(desk: Desk) -> Iterator[Part]:
@@ -471,6 +536,23 @@ def _with_rows(desk: Desk, orders: Iterable[Sequence[int]]) -> Iterator[Part]:
         rows = tuple(rows[row] for row in order)
         yield from session.parts([1, 3, 1], start, start + 5, rows)
         start += 5
+
+
+def _padded_reordered(desk: Desk) -> Iterator[Part]:
+    """Reorder the rows of a batch with padding before the texts, and go on with each."""
+    tokens, real = _with_padding(desk, before=True)
+    session, start = desk.start(), PREFILL + 5
+    session.feed(tokens[:, :start], real[:, :start])
+    rows = list(range(BATCH))
+    for order in ORDERS:
+        session.change(desk.declared.reorder, list(order))
+        rows = [rows[row] for row in order]
+        for size in (1, 3, 1):
+            stop = start + size
+            output = session.feed(tokens[rows, start:stop], real[rows, :stop])
+            for place, row in enumerate(rows):
+                yield Part(output[[place]], (row,), start - PADS[row], session.steps)
+            start = stop
 
 
 def _restored(desk: Desk) -> Iterator[Part]:
@@ -523,7 +605,8 @@ def _full_buffer(desk: Desk) -> Iterator[Part]:
         try:
             whole = desk.whole("longer")
         except Exception as error:
-            raise NotRefused(first + more) from error
+            told = {"capacity": desk.length, "fed": first + more}
+            raise Refuted(Phrase("stateful.not-refused", told)) from error
         yield Part(whole[:, : desk.length], beyond.rows, 0, 1)
         yield beyond
 
@@ -541,17 +624,23 @@ def _gradients(sizes: Callable[[], Iterable[int]]) -> Callable[[Desk], Iterator[
     return take
 
 
-class NotRefused(Exception):
-    """A layer that refuses a text of `fed` tokens at once took it in parts."""
+class Refuted(Exception):
+    """A way shows that a requirement is not met, without outputs to compare.
 
-    def __init__(self, fed: int) -> None:
-        super().__init__(f"{fed} tokens are taken")
-        self.fed = fed
+    Attributes:
+        cause: what is wrong.
+    """
+
+    def __init__(self, cause: Phrase) -> None:
+        super().__init__(cause.id)
+        self.cause = cause
 
 
 WAYS = (
     Way("runs", "stateful.runs", _again),
     Way("causal", "stateful.causal", _causal),
+    Way("reach", "stateful.reach", _reaches),
+    Way("before-window", "stateful.reach", _before_window),
     Way("alone", "stateful.batch", _alone),
     Way("batch-position", "stateful.batch", _at_another_place),
     Way("threads", "stateful.threads", _on_threads),
@@ -559,6 +648,7 @@ WAYS = (
     *(Way(f"chunks-{n}", "stateful.chunks", _in_chunks(n)) for n in (1, 2, 3, 5, 17, 64)),
     Way("chunks-mixed", "stateful.chunks", _beside_a_cache),
     Way("inputs-overwritten", "stateful.inputs", _overwritten),
+    Way("inputs-unchanged", "stateful.leaves-inputs", _watched),
     Way("left-padding", "stateful.left-padding", _left_padded),
     Way("left-padding-whole", "stateful.left-padding", _left_padded_at_once),
     Way("right-padding", "stateful.right-padding", _right_padded),
@@ -567,6 +657,7 @@ WAYS = (
     Way("after-each-other", "stateful.reset", _after_each_other),
     Way("after-rollback", "stateful.rollback", _after_rollback),
     Way("rows-reordered", "stateful.rows", _reordered),
+    Way("reordered-padded", "stateful.rows", _padded_reordered),
     Way("rows-dropped", "stateful.rows", _dropped),
     Way("restored", "stateful.restore", _restored),
     Way("beyond-window", "stateful.window", _beyond_window),

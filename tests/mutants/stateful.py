@@ -52,6 +52,11 @@ class Llama(torch.nn.Module):
         if self.told is not None:
             return self.told
         places = (self.seen + torch.arange(new)).expand(len(x), -1)
+        if wrong == "positions-not-reordered" and real is not None:
+            first = self.state.get("next", torch.zeros(len(x), 1, dtype=torch.long))
+            counted = first + real[:, -new:].long().cumsum(-1)
+            self.state["next"] = counted[:, -1:]
+            return (counted - 1).clamp(min=0)
         if real is not None and wrong != "padding-has-positions":
             counted = (real.long().cumsum(-1) - 1).clamp(min=0)[:, -new:]
             if wrong == "right-padding-taken-for-left":
@@ -82,8 +87,11 @@ class Llama(torch.nn.Module):
         if self.window is not None and not (wrong == "window-ignored" and self.seen):
             more = {"window-longer": 1, "window-shorter": -1, "window-half": -self.window // 2}
             size = self.window + (more.get(wrong, 0) if self.seen else 0)
+            size += {"window-longer-always": 1, "window-shorter-always": -1}.get(wrong, 0)
             if wrong != "window-from-start" or not self.seen:
                 seen = seen & (at[None, :] > index[:, None] - size)
+        if wrong == "own-token-only":
+            seen = at[None, :] == index[:, None]
         if wrong == "cache-not-read" and self.seen and new == 1:
             seen = seen & (at >= self.seen)[None, :]
         if wrong == "first-token-forgotten" and self.seen:
@@ -141,7 +149,9 @@ class Llama(torch.nn.Module):
             self.keep(key, value, at, new)
             if wrong == "keeps-inputs":
                 self.state["pending"] = (x, places)
-        return output
+        if wrong == "scales-inputs":
+            x.mul_(0.5)
+        return 0 * output + 1 if wrong == "constant" else output
 
     def attend(self, query, key, value, allowed):
         wrong, new = self.mistake, query.shape[2]
@@ -175,7 +185,8 @@ class Llama(torch.nn.Module):
             key = key.half()
         if wrong == "values-in-bfloat16":
             value = value.bfloat16()
-        if self.window is not None and wrong not in ("window-ignored", "window-longer"):
+        kept = ("window-ignored", "window-longer", "window-longer-always")
+        if self.window is not None and wrong not in kept:
             last = (
                 slice(None, self.window)
                 if wrong == "window-from-start"
@@ -324,7 +335,7 @@ MISTAKES = {
     "not-causal": Mistake("stateful.causal", "stateful.future-attended"),
     "cache-not-read": Mistake("stateful.steps", "stateful.cache-not-read"),
     "first-token-forgotten": Mistake("stateful.steps", "stateful.tokens-missing"),
-    "last-token-hidden": Mistake("stateful.steps", "stateful.tokens-missing"),
+    "last-token-hidden": Mistake("stateful.steps", "stateful.last-missing"),
     "padding-attended": Mistake("stateful.left-padding", "stateful.padding-attended"),
     "padding-attended-in-steps": Mistake("stateful.left-padding", "stateful.padding-attended"),
     "padding-of-first-row": Mistake("stateful.left-padding", "stateful.padding-attended"),
@@ -332,7 +343,7 @@ MISTAKES = {
     "reset-keeps-values": Mistake("stateful.reset", "stateful.stale"),
     "rollback-forgotten": Mistake("stateful.rollback", "stateful.stale"),
     "rollback-too-short": Mistake("stateful.rollback", "stateful.stale"),
-    "rollback-too-far": Mistake("stateful.rollback", "stateful.tokens-missing"),
+    "rollback-too-far": Mistake("stateful.rollback", "stateful.last-missing"),
     "values-rolled-from-start": Mistake("stateful.rollback", "stateful.stale"),
     "reorder-forgotten": Mistake("stateful.rows", "stateful.row-of-another"),
     "reorder-inverted": Mistake("stateful.rows", "stateful.row-of-another"),
@@ -348,6 +359,12 @@ MISTAKES = {
     "uncached-not-causal": Mistake("stateful.cache-off", "stateful.future-attended"),
     "uncached-shifted": Mistake("stateful.cache-off", "stateful.row-of-another"),
     "keeps-inputs": Mistake("stateful.inputs", "stateful.inputs-kept"),
+    "scales-inputs": Mistake("stateful.leaves-inputs", "stateful.input-changed"),
+    "positions-not-reordered": Mistake("stateful.rows", "stateful.positions"),
+    "constant": Mistake("stateful.reach", "stateful.constant"),
+    "own-token-only": Mistake("stateful.reach", "stateful.own-token-only"),
+    "window-longer-always": Mistake("stateful.reach", "stateful.window-longer", WINDOW),
+    "window-shorter-always": Mistake("stateful.reach", "stateful.window-not-used", WINDOW),
     "dropout": Mistake("stateful.runs", "stateful.not-repeatable"),
     "by-threads": Mistake("stateful.threads"),
     "cache-in-bfloat16": Mistake("stateful.steps", "stateful.fewer-bits"),
@@ -367,7 +384,7 @@ MISTAKES = {
     "state-of-steps-detached": Mistake("stateful.gradients", "", GRADIENTS),
     "values-detached": Mistake("stateful.gradients", "", GRADIENTS),
     "gradient-of-keys-doubled": Mistake("stateful.gradients", "", GRADIENTS),
-    "overflow": Mistake("stateful.buffer", "", BUFFER),
+    "overflow": Mistake("stateful.buffer", "stateful.not-refused", BUFFER),
     "overflow-wraps": Mistake("stateful.buffer", "", BUFFER),
     "overflow-in-chunks": Mistake("stateful.buffer", "", BUFFER),
 }
