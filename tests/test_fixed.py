@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_cases_bind import BINDS, LIMIT, SYMMETRIC, far_from, solve, spoilt
 
-from conformance import Fixed, Geometry, examine
+from conformance import Fixed, Geometry, MaskArgument, examine
 from conformance.adapter.loading import load
 from conformance.cases.case import FAMILIES, assembled, case_hash, draw
 from conformance.cases.catalogue import case_of, every_case, posed
@@ -124,6 +124,60 @@ def test_a_mistake_in_what_is_fixed_is_noticed_and_named(name):
     findings = [finding for result in outcome.results for finding in result.findings]
     causes = {say(finding.cause) for finding in findings if finding.cause}
     assert any(cause in text for text in causes), causes
+
+
+def padded_llama(positions):
+    """A layer as in Llama that masks padding, with positions that are made from the mask."""
+    import torch
+
+    adapter, names = module("LlamaLike")
+
+    class Padded(names["LlamaLikeModule"]):
+        def forward(self, x, real=None):
+            real = torch.ones(x.shape[:2], dtype=torch.bool) if real is None else real
+            places, heads = positions(real), (self.heads, self.kv_heads, self.kv_heads)
+            projections = zip((self.q_proj, self.k_proj, self.v_proj), heads, strict=True)
+            q, k, v = (project(x).unflatten(-1, (n, -1)) for project, n in projections)
+            frequencies = 10000.0 ** (-torch.arange(0, self.head, 2).double() / self.head)
+            angles = (places[:, :, None, None] * frequencies).repeat(1, 1, 1, 2)
+            q, k = (
+                y * angles.cos().to(y)
+                + torch.cat([-y.chunk(2, -1)[1], y.chunk(2, -1)[0]], -1) * angles.sin().to(y)
+                for y in (q, k)
+            )
+            k, v = (y.repeat_interleave(self.heads // self.kv_heads, dim=2) for y in (k, v))
+            logits = torch.einsum("bqhd,bkhd->bhqk", q, k) * self.head**-0.5
+            seen = torch.ones(logits.shape[-2:], dtype=torch.bool).tril() & real[:, None, None]
+            weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+            return self.o_proj(torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2))
+
+    class Adapter(type(adapter)):
+        title = "Padded"
+        mask_arguments = (MaskArgument("real", "batch key", true="attends"),)
+
+        def build(self, shape, dtype, scale, mode):
+            layer = type(adapter).build(self, shape, dtype, scale, mode)
+            layer.__class__ = Padded
+            return layer
+
+        def call(self, layer, query, key, value, masks, mode):
+            return layer(query, **masks)
+
+    return Adapter()
+
+
+def test_positions_that_do_not_count_padding_are_named():
+    pytest.importorskip("torch")
+    for positions, cause in (
+        (lambda real: (real | True).cumsum(-1) - 1, ""),
+        (lambda real: (real.long().cumsum(-1) - 1).clamp(min=0), "rotary.padding-not-counted"),
+    ):
+        asked = {"cases": ["mask/key-padding"], "dtypes": "float32"}
+        outcome = examine(padded_llama(positions), **asked)
+        findings = [finding for result in outcome.results for finding in result.findings]
+        causes = {finding.cause.id for finding in findings if finding.verdict == "deviates"}
+        assert causes == ({cause} if cause else set()), causes
+        assert outcome.counts["deviates" if cause else "conforms"] > 3, outcome.counts
 
 
 @pytest.mark.sample(2)

@@ -282,6 +282,7 @@ def test_a_module_that_imports_a_missing_package(tmp_path, monkeypatch):
     ("body", "told"),
     [
         ("mask_arguments = MASK", "mask_arguments must be a tuple"),
+        ("masks = (MASK,)", "masks is made by the suite; declare arguments as mask_arguments"),
         ("mask_arguments = (MASK, MASK)", "two mask arguments have the same name"),
         ("dtypes = 'float32'", "dtypes must be a tuple"),
         ("scores = 'additive'", "scores must be a tuple"),

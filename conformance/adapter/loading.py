@@ -19,7 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -391,6 +391,10 @@ _SINGLE: Mapping[str, tuple[Any, str]] = {
 
 def _check_types(adapter: Adapter, spec: str) -> None:
     """Raise `WrongDeclaration` if a declaration has another type, or names what there is not."""
+    if not isinstance(getattr(type(adapter), "masks", None), property | cached_property):
+        raise WrongDeclaration(
+            f"{spec}: masks is made by the suite; declare arguments as mask_arguments"
+        )
     for attribute, (kind, called) in _SINGLE.items():
         if not isinstance(value := getattr(adapter, attribute), kind):
             raise WrongDeclaration(f"{spec}: {attribute} must be {called}, and is {_short(value)}")

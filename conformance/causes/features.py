@@ -488,6 +488,11 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     yield at("rotary.queries-at-first-position", lambda p: 0 * p + p[:, :1], "query")
     yield at("rotary.positions-reversed", lambda p: p[:, ::-1], "query")
     yield at("rotary.positions-from-the-end", lambda p: p[:, ::-1])
+    mask = problem.mask
+    if mask is not None and mask.shape[1:3] == (1, 1) and not more and not mask.all():
+        # As transformers do with `position_ids`.
+        counted = np.maximum(mask[:, 0, 0].cumsum(-1) - 1, 0)
+        yield at("rotary.padding-not-counted", lambda p: 0 * p + counted)
     if problem.positions is not None:
         yield at("rotary.positions-not-read", lambda p: 0 * p + np.arange(p.shape[1]))
         yield at("rotary.positions-of-first-entry", lambda p: 0 * p + p[:1])
