@@ -307,6 +307,12 @@ def test_the_command_prints_what_was_found_as_data(file, capsys):
     assert {result.case for result in results} == {*(f"stateful/{w.name}" for w in WAYS), BITS}
 
 
+def test_the_command_names_the_way_that_it_takes(file, capsys):
+    assert cli.main(["run", f"{file}:right", "-v", "--dtype", "float32"]) == ExitCode.OK
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["whole float32", *(f"{way.name} float32" for way in WAYS)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

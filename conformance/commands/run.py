@@ -152,13 +152,21 @@ def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLaye
         if name not in STATEFUL and given and given != attributes.get("default"):
             raise ConformanceError(
                 f"--{name}: a layer that keeps a state is checked with all ways; there are "
-                "--dtype, --device, --module, --record, --strict and --format"
+                "--dtype, --device, --module, --record, --strict, --format and -v"
             )
     if options.rest:
         raise ConformanceError(f"{options.rest[0]}: a layer that keeps a state needs no pytest")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+    def begins(way: str) -> None:
+        # At once, because the layer may hang or end the process.
+        if options.verbose:
+            print(printable(way), file=sys.stderr, flush=True)
+
     found = [
-        examine_stateful(layer, dtypes=options.dtype, device=options.device, spec=spec)
+        examine_stateful(
+            layer, dtypes=options.dtype, device=options.device, spec=spec, begins=begins
+        )
         for spec, layer in layers.items()
     ]
     if options.record is not None:

@@ -63,7 +63,8 @@ def watched(run: Callable[[], int]) -> int:
 
     print(
         f"mha-conformance: {died(status)} before the command did; a record keeps what was "
-        "measured, and run --isolate says at which item it happens",
+        "measured, and run --isolate says at which item it happens; for a layer that keeps a "
+        "state, run -v does",
         file=sys.stderr,
     )
     return ExitCode.INCOMPLETE

@@ -7,7 +7,7 @@ itself in float64, and at least that of an attention of its width on random numb
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -198,6 +198,7 @@ def examine_stateful(
     device: str = "cpu",
     spec: str = "",
     ways: Sequence[Way] = WAYS,
+    begins: Callable[[str], None] = lambda name: None,
 ) -> Stateful:
     """Return what `check_stateful` finds; deviations are findings, not exceptions.
 
@@ -207,6 +208,7 @@ def examine_stateful(
         device: the kind of device, as for `check_stateful`.
         spec: the name of the layer on the command line.
         ways: the ways to take.
+        begins: is called with the name of a way and of a dtype before the way is taken.
 
     Raises:
         ConformanceError: if the layer cannot be built.
@@ -222,7 +224,7 @@ def examine_stateful(
     causes: dict[str, Phrase] = {}
     for dtype in chosen or stated.dtypes:
         desk = Desk(stated, _built(stated, dtype, device), bridge, dtype, device, texts)
-        found.results.extend(_Examination(desk, ways, causes).results())
+        found.results.extend(_Examination(desk, ways, causes, begins).results())
     return found
 
 
@@ -258,8 +260,14 @@ class _Examination:
     `causes` holds what is known of a way from another dtype, by its name.
     """
 
-    def __init__(self, desk: Desk, ways: Sequence[Way], causes: dict[str, Phrase]):
-        self._desk, self._ways, self._causes = desk, ways, causes
+    def __init__(
+        self,
+        desk: Desk,
+        ways: Sequence[Way],
+        causes: dict[str, Phrase],
+        begins: Callable[[str], None],
+    ):
+        self._desk, self._ways, self._causes, self._begins = desk, ways, causes, begins
         self._whole: dict[str, Array] = {}
         self._noise: dict[str, Array] = {}
         self._taken: dict[str, list[Part]] = {}
@@ -267,6 +275,7 @@ class _Examination:
 
     def results(self) -> list[CaseResult]:
         """Return a result for each way, and one for the relations of bits."""
+        self._begins(f"whole {self._desk.dtype}")
         try:
             for of in ("text", "other"):
                 self._whole[of] = self._desk.whole(of)
@@ -278,6 +287,7 @@ class _Examination:
             self._noise[of] = noise(self._desk, of, whole)
         found = []
         for way in self._ways:
+            self._begins(f"{way.name} {self._desk.dtype}")
             begin = time.perf_counter()
             finding = self._taken_way(way)
             seconds = round(time.perf_counter() - begin, 3)

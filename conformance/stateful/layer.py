@@ -203,8 +203,10 @@ def _part(model: Any, path: str) -> Any:
     return parts[path]
 
 
-_OPTIONAL = ("feed_padded", "feed_at", "feed_uncached", "reset", "rollback", "reorder")
-_OPTIONAL += ("save", "restore", "wide")
+_OPTIONAL = (
+    *("feed_padded", "feed_at", "feed_uncached", "reset", "rollback", "reorder"),
+    *("save", "restore", "wide"),
+)
 """The methods without which a layer is checked nevertheless."""
 
 _CASTS = {"float32": "float", "bfloat16": "bfloat16", "float16": "half", "float64": "double"}

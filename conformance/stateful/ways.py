@@ -360,8 +360,9 @@ def _reaches(desk: Desk) -> Iterator[Part]:
         # As likely as the last token that moves anything, would those before it be seen?
         likely = moved[reached - 1] / asked[reached - 1] * asked[reached:window].sum()
         if reached < window and likely >= SURE:
-            told = {"window": window, "before": reached - 1}
-            raise Refuted(Phrase("stateful.window-not-used", told))
+            raise Refuted(
+                Phrase("stateful.window-not-used", {"window": window, "before": reached - 1})
+            )
     yield Part(whole, tuple(range(BATCH)), 0, 1)
 
 
@@ -605,8 +606,9 @@ def _full_buffer(desk: Desk) -> Iterator[Part]:
         try:
             whole = desk.whole("longer")
         except Exception as error:
-            told = {"capacity": desk.length, "fed": first + more}
-            raise Refuted(Phrase("stateful.not-refused", told)) from error
+            raise Refuted(
+                Phrase("stateful.not-refused", {"capacity": desk.length, "fed": first + more})
+            ) from error
         yield Part(whole[:, : desk.length], beyond.rows, 0, 1)
         yield beyond
 
