@@ -530,8 +530,8 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 def _features(given: Given, shape: Shape) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in FEATURES:
-        for name, axes in entry.arrays.items() if entry.value is None else ():
-            array = getattr(given, name)
+        for name in entry.files if entry.value is None else ():
+            array, axes = getattr(given, name), entry.arrays[name]
             if array is not None:
                 values = _whole(name, array) if entry.whole else _floats(name, array).values
                 found[name] = _sized(name, values.reshape(-1), getattr(shape, axes[0]))
