@@ -25,6 +25,9 @@ The models differ as follows:
 
 - Mistral: a window in every layer.
 - Gemma 2: `attn_logit_softcapping`, and a window in every other layer. SDPA has no soft cap.
+- Gemma 2 and Llama: bidirectional spans, which a multimodal model hands over as a mask. They are
+  passed as `block_sequence_ids` to the functions of `masking_utils` that make the masks, as
+  PaliGemma does. -1 is the id of tokens in no span. A window does not hold inside a span.
 - gpt-oss: a sink for each head, which is a parameter of the layer; a window in every other layer.
   SDPA would ignore the sinks. The softmax is computed in the model's dtype.
 - Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. There is no option to
@@ -65,6 +68,7 @@ from conformance import (
     Shape,
     Sinks,
     SoftCap,
+    Spans,
     Unsupported,
     Window,
 )
@@ -323,6 +327,10 @@ class _Decoder(Layer):
         positions = masks.get("position_ids", masks.get("packed"))
         if positions is not None:
             given["position_ids"] = positions
+        if "block_sequence_ids" in masks:
+            if mode["chunks"]:
+                raise Unsupported("beside a cache, no span is whole")
+            given["attention_mask"] = self.spanned(layer.config, query, given, masks)
         if not mode["chunks"]:
             output = layer(inputs_embeds=query, use_cache=False, **given).last_hidden_state
             return (output, layer.returned_weights) if self.returns_weights else output
@@ -331,6 +339,26 @@ class _Decoder(Layer):
         if _is_of_length(layer.config):
             raise Unsupported("beside a cache, keys keep the angles of a shorter text")
         return _in_chunks(layer, query, given, mode)
+
+    def spanned(
+        self, config: Any, query: Any, given: Mapping[str, Any], masks: Mapping[str, Any]
+    ) -> Any:
+        """Return the masks of a multimodal model, with spans, for this model of its text.
+
+        Models whose layers are of several types take one for each type.
+        """
+        from transformers import masking_utils
+
+        told = (config, query, given["attention_mask"], None)
+        more = {
+            "position_ids": given.get("position_ids"),
+            "block_sequence_ids": masks["block_sequence_ids"],
+        }
+        mask = masking_utils.create_causal_mask(*told, **more)
+        if not getattr(config, "layer_types", None):
+            return mask
+        sliding = masking_utils.create_sliding_window_causal_mask(*told, **more)
+        return {"full_attention": mask, "sliding_attention": sliding}
 
 
 def _is_of_length(config: Any) -> bool:
@@ -391,6 +419,8 @@ _WINDOW = Window("sliding_window", "own and before", none=None, needs_causal=Tru
 _PADDING = Lengths("lengths", dtype="int64", aligns=False, needs_causal=True)
 _TURNS = RotaryBase("rope_theta")
 _SCALED = RotaryConfig(kinds=("linear", "dynamic", "yarn", "longrope", "llama3"), partial=False)
+# The ids are an argument of masks, which a model makes of types of tokens.
+_SPANS = Spans("block_sequence_ids", none=-1, limited=False, dtype="int64")
 _ROTARY = (
     _TURNS,
     PositionIds("position_ids", dtype="int64"),
@@ -435,7 +465,7 @@ class _Llama(_Decoder):
     """The base class of both adapters for LlamaModel."""
 
     config = "LlamaConfig"
-    features = (_SCALED, *_ROTARY)
+    features = (_SCALED, _SPANS, *_ROTARY)
     rotary = _TURNS
     checkpoint = checkpoint_of("llama")
 
@@ -498,7 +528,7 @@ class Gemma2Eager(_Eager):
     title = "transformers Gemma 2 (eager)"
     config = "Gemma2Config"
     custom_scale = True
-    features = (SoftCap("attn_logit_softcapping", none=None), _WINDOW, *_ROTARY)
+    features = (SoftCap("attn_logit_softcapping", none=None), _WINDOW, _SPANS, *_ROTARY)
     rotary = _TURNS
     checkpoint = checkpoint_of("gemma2", scale=scale_of_gemma)
 

@@ -129,6 +129,13 @@ def _segments(shape, random):
     }
 
 
+def _spans(shape, random):
+    """Keys of one id on both sides of one of none, and one of another id."""
+    del random
+    ids = np.resize([7, 0, 7, 7, 4], shape.key_length)
+    return {"spans": np.stack([np.roll(ids, -entry) for entry in range(shape.batch)])}
+
+
 def _positions(shape, random):
     """Near 250, where bfloat16 has no consecutive integers any more, and in no order."""
     query = 250 + random.integers(0, shape.key_length, (shape.batch, shape.query_length))
@@ -190,6 +197,7 @@ MODERN = {
     "sinks": lambda shape, random: {"sinks": random.standard_normal(shape.heads)},
     "bottom-right": lambda *_: {"causal": "bottom-right"},
     "chunk": lambda *_: {"chunk": 3},
+    "spans": _spans,
 }
 """Features of problems, as functions of a shape and a generator that return fields."""
 
@@ -240,6 +248,7 @@ FEATURES = {
 WIDE = {"head_size": 5, "kv_heads": 2}
 FEATURES |= {name: {"modern": (name,), **WIDE} for name in MODERN}
 FEATURES |= {name: {"modern": (name,), "head_size": 7, "kv_heads": 2} for name in SCALED}
+FEATURES["causal spans"] = {"modern": ("spans", "bottom-right"), **WIDE}
 FEATURES["modern, all at once"] = {
     "modern": tuple(name for name in MODERN if name != "interleaved"),
     "attn_bias": (1, 4, 3, 5),
@@ -301,6 +310,18 @@ def position_of(problem: Problem, side: str, entry: int, token: int) -> int:
     return before + keys - queries
 
 
+def span_of(problem: Problem, entry: int, query: int) -> int:
+    """The span of the key that stands where the query stands, in its sequence; 0 for none."""
+    for key in range(problem.shape.key_length):
+        if member(problem, "key", entry, key) == member(
+            problem, "query", entry, query
+        ) and position_of(problem, "key", entry, key) == position_of(
+            problem, "query", entry, query
+        ):
+            return int(problem.spans[entry, key])
+    return 0
+
+
 def may_attend(problem: Problem, entry: int, head: int, query: int, key: int) -> bool:
     """All rules for one pair, from the words of the definition."""
     if query >= length_of(problem, "query", entry) or key >= length_of(problem, "key", entry):
@@ -312,7 +333,9 @@ def may_attend(problem: Problem, entry: int, head: int, query: int, key: int) ->
     )
     before, after = problem.window
     if problem.causal is not None and there > stands:
-        return False
+        own = 0 if problem.spans is None else span_of(problem, entry, query)
+        if own == 0 or own != problem.spans[entry, key]:
+            return False
     if before is not None and there < stands - before:
         return False
     if after is not None and there > stands + after:

@@ -43,6 +43,26 @@ SYMMETRIC = {
         ],
         "the same, beside features that do not count positions",
     ),
+    **dict.fromkeys(
+        [
+            (f"feature/spans-{name}", "spans", "for all")
+            for name in (
+                "after-history/gqa",
+                "after-history/separate",
+                "adjacent/gqa",
+                "with-window/gqa",
+                "with-chunk/self",
+                "with-key-lengths/gqa",
+                "packed/self",
+            )
+        ],
+        "a query in no span sees no later key that is in none; in the other cases it does",
+    ),
+    (
+        "feature/spans-with-chunk/self",
+        "spans",
+        "one more",
+    ): "the key after the spans is the only one of its block",
     ("feature/covering-16/narrow", "window before", "one less"): "the mask and the segments hide "
     "the keys at this edge; at the others they do not",
     **dict.fromkeys(
@@ -162,6 +182,8 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
             ("one less", problem.chunk - 1),
         ):
             yield "chunk", how, problem.replace(chunk=size)
+    if problem.spans is not None:
+        yield from spoilt_spans(problem, problem.spans)
     if problem.soft_cap is not None:
         yield "soft_cap", "left out", problem.replace(soft_cap=None)
         yield "soft_cap", "twice", problem.replace(soft_cap=2.0 * problem.soft_cap)
@@ -207,6 +229,23 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
         if problem.rotary is not None:
             others = {side: np.roll(getattr(positions, side), 1, 0) for side in ("query", "key")}
             yield "positions", "of another entry", problem.replace(positions=Positions(**others))
+
+
+def spoilt_spans(problem: Problem, spans: np.ndarray) -> Iterator[Spoilt]:
+    """The same for spans: other ends, other ids, and ids of other keys."""
+    after, before = np.roll(spans, -1, axis=1), np.roll(spans, 1, axis=1)
+    after[:, -1] = before[:, 0] = 0
+    others = {
+        "one less": np.where(after == spans, spans, 0),
+        "one more": np.where(spans == 0, before, spans),
+        "of one id": np.minimum(spans, 1),
+        "for all": spans + 1,
+        **dict(rolls(spans)),
+    }
+    yield "spans", "left out", problem.replace(spans=None)
+    for how, changed in others.items():
+        if not np.array_equal(changed, spans):
+            yield "spans", how, problem.replace(spans=changed)
 
 
 def spoilt_scaling(problem: Problem, scaling: RotaryScaling) -> Iterator[Spoilt]:

@@ -31,6 +31,7 @@ from conformance import (
     SegmentIds,
     Sinks,
     SoftCap,
+    Spans,
     Window,
     attention_function,
     examine,
@@ -55,6 +56,11 @@ BOTH = MaskArgument("mask", FULL, true="attends", number="added")
         (lambda: Window("w", none=5), "w: none=5; say -1, 0 or None"),
         (lambda: Window("w", alignment="end"), "w: alignment='end'; say 'top-left' or"),
         (lambda: Chunk("c", none=-1), "c: none=-1; say one of None, 0"),
+        (lambda: Spans("s", "types"), "s: form='types'; say one of 'ids', 'runs', 'prefix'"),
+        (lambda: Spans("s", none=1), "s: none=1; say one of 0, -1"),
+        (lambda: Spans("s", "runs", none=-1), "s: none=-1; say one of 0"),
+        (lambda: Spans("s", dtype="bool"), "s: dtype='bool'; say one of 'int32', "),
+        (lambda: Spans("s", alignment="end"), "s: alignment='end'; say 'top-left' or"),
         (lambda: Sinks("s", units="bits"), "s: units='bits'; say one of 'natural', 'log2'"),
         (lambda: Sinks("s", per="row"), "s: per='row'; say one of 'head', 'layer'"),
         (lambda: Alibi("a", axes="heads batch"), "a: axes='heads batch'; say one of 'heads', "),
@@ -356,6 +362,7 @@ def test_norms_of_heads():
 FEATURES = {
     "window": {"window": (1, 1)},
     "chunk": {"chunk": 3},
+    "spans": {"spans": np.array([[0, 2, 2, 0]] * 2), "causal": "top-left"},
     "soft cap": {"soft_cap": 5.0},
     "sinks": {"sinks": np.ones(3)},
     "alibi": {"slopes": np.ones(3)},
@@ -373,7 +380,7 @@ def test_what_is_not_declared_is_named(name):
     with pytest.raises(Unsupported, match=f"^no {name}$"):
         MaskTable().spell(problem)
     masked = MaskTable((ATTENDS,))
-    if name in ("window", "chunk", "query lengths", "key lengths", "segments"):
+    if name in ("window", "chunk", "spans", "query lengths", "key lengths", "segments"):
         assert masked.spell(problem).arguments.keys() == {"mask"}
         return
     with pytest.raises(Unsupported, match=f"^no {name}$"):
@@ -406,6 +413,103 @@ def test_blocks_are_counted_from_the_first_key():
     placed = MaskTable(features=(chunk, PositionIds("at", of=("chunk",)))).spell(later)
     assert placed.arguments["c"] == 3
     assert placed.arguments["at"].tolist() == at.tolist()
+
+
+SPANNED = np.array([[0, 4, 4, 0], [4, 4, 7, 7]])
+FORMS_OF_SPANS = [
+    ({}, SPANNED, [[0, 4, 4, 0], [4, 4, 7, 7]]),
+    ({"none": -1}, SPANNED, [[-1, 4, 4, -1], [4, 4, 7, 7]]),
+    ({"form": "runs"}, SPANNED, None),
+    ({"form": "runs"}, np.array([[0, 4, 4, 0], [4, 0, 7, 7]]), [[0, 1, 1, 0], [1, 0, 1, 1]]),
+    ({"form": "runs"}, np.array([[4, 0, 4, 4], [4, 4, 4, 4]]), None),
+    ({"form": "prefix"}, SPANNED, None),
+    ({"form": "prefix"}, np.array([[4, 4, 4, 0], [0, 0, 0, 0]]), [3, 0]),
+    ({"form": "prefix"}, np.array([[0, 4, 4, 0], [4, 4, 4, 0]]), None),
+]
+
+
+@pytest.mark.parametrize(("form", "ids", "passed"), FORMS_OF_SPANS)
+def test_what_is_passed_for_spans(form, ids, passed):
+    problem = ask(SQUARE, causal="top-left").replace(spans=ids)
+    table = MaskTable(features=(Spans("s", causal=True, **form),))
+    if passed is None:
+        with pytest.raises(Unsupported, match=r"^no such spans: s cannot express it$"):
+            table.spell(problem)
+        return
+    assert table.spell(problem).arguments["s"].tolist() == passed
+
+
+@pytest.mark.parametrize("includes", [True, False])
+def test_spans_include_the_causal_mask_or_need_the_flag(includes):
+    problem = ask(SQUARE, causal="top-left").replace(spans=SPANNED)
+    spans, flag = Spans("s", causal=includes), CausalFlag("causal")
+    table = MaskTable((ATTENDS,), flag, (spans,))
+    every = [spelling.arguments.keys() for spelling in table.spellings(problem)]
+    assert every[0] == ({"s"} if includes else {"s", "causal"})
+    # The flag alone would hide what a span shows, so only a mask can stand for both.
+    assert every[1] == {"mask"}
+    assert all(("causal" in names) == ("s" in names and not includes) for names in every)
+    assert not MaskTable(features=(spans,)).causal
+    if not includes:
+        with pytest.raises(Unsupported):
+            MaskTable(features=(spans,)).spell(problem)
+
+
+@pytest.mark.parametrize("alignment", ["top-left", "bottom-right", None])
+@pytest.mark.parametrize("causal", ["top-left", "bottom-right"])
+def test_queries_are_in_spans_by_their_positions(causal, alignment):
+    problem = ask((2, 3, 2, 4), causal=causal).replace(spans=SPANNED)
+    table = MaskTable(features=(Spans("s", causal=True, alignment=alignment),))
+    if causal == alignment:
+        assert table.spell(problem).arguments["s"].shape == (2, 4)
+        return
+    with pytest.raises(Unsupported):
+        table.spell(problem)
+
+
+def test_beside_lengths_spans_are_aligned_as_these():
+    problem = ask((2, 3, 2, 4), causal="bottom-right")
+    problem = problem.replace(spans=SPANNED, key_lengths=np.array([3, 3]))
+    spans = Spans("s", causal=True, alignment="bottom-right")
+    assert MaskTable(features=(spans, Lengths("n"))).spell(problem)
+    with pytest.raises(Unsupported):
+        MaskTable(features=(spans, Lengths("n", aligns=False))).spell(problem)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("limit", [{"window": (1, None)}, {"chunk": 2}])
+def test_spans_beside_what_may_not_hold_inside_them(limit, limited):
+    problem = ask(SQUARE, causal="top-left").replace(spans=SPANNED, **limit)
+    features = Window("w"), Chunk("c"), Spans("s", causal=True, limited=limited)
+    table = MaskTable(features=features)
+    if limited:
+        assert "s" in table.spell(problem).arguments
+        return
+    with pytest.raises(Unsupported):
+        table.spell(problem)
+
+
+@pytest.mark.parametrize(
+    ("declared", "limit"),
+    [
+        (Window("w", "own and before"), {"window": (1, None)}),
+        (Window("w", "before", needs_causal=True), {"window": (1, None)}),
+        (Chunk("c", causal=True), {"chunk": 2}),
+    ],
+)
+def test_what_hides_later_keys_is_not_passed_beside_spans(declared, limit):
+    """In any other causal problem it means the same."""
+    problem = ask(SQUARE, causal="top-left").replace(**limit)
+    flag = CausalFlag("causal")
+    table = MaskTable(causal=flag, features=(declared, Spans("s")))
+    assert table.spell(problem)
+    with pytest.raises(Unsupported):
+        table.spell(problem.replace(spans=SPANNED))
+
+
+def test_spans_without_a_causal_mask_are_nothing_to_say():
+    problem = ask(SQUARE).replace(spans=SPANNED)
+    assert MaskTable(features=(Spans("s"),)).spell(problem).arguments == {}
 
 
 # Every encoding of every problem, decoded by hand
@@ -729,6 +833,14 @@ FORMS = {
         for counts in ("length", "last index")
         for aligns in (True, False)
         for flag in (False, True)
+    },
+    **{
+        f"Spans {form} {aligned} {'causal' if causal else 'under a flag'}": (
+            Spans("spans", form, alignment=aligned, causal=causal),
+        )
+        for form in ("ids", "runs", "prefix")
+        for aligned in ALIGNMENTS
+        for causal in (True, False)
     },
     "SegmentIds of both": (SegmentIds("segments", "segments"),),
     "SegmentIds of each": (SegmentIds("query_segments", "key_segments"),),

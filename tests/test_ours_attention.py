@@ -388,6 +388,10 @@ def featured(problem, *names):
             "query_lengths": random.integers(0, queries + 1, batch),
         },
         "segments": {"segments": Segments(query=segments[0], key=segments[1])},
+        "spans": {
+            "spans": np.resize([1, 1, 0, 2, 2, 1, 2], (batch, keys)),
+            "causal": "top-left",
+        },
     }
     chosen = {name: value for feature in names for name, value in fields[feature].items()}
     return problem.replace(**chosen)
@@ -395,7 +399,9 @@ def featured(problem, *names):
 
 FEATURES = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "sinks")
 COMBINED = [
-    *((name,) for name in (*FEATURES, "segments")),
+    *((name,) for name in (*FEATURES, "segments", "spans")),
+    ("spans", "segments", "alibi"),
+    ("spans", "lengths", "rotary"),
     FEATURES,
     ("rotary", "alibi", "window", "segments", "sinks"),
 ]
@@ -452,6 +458,18 @@ def test_packed_sequences_are_what_they_are_alone():
     assert torch.allclose(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
 
 
+def test_a_span_beside_a_cache_is_that_of_the_whole():
+    built, x = language_model(), normal(BATCH, 10, WIDTH)
+    spans = torch.tensor([[0, 1, 1, 1, 0, 2, 2, 2, 2, 0]]).expand(BATCH, -1)
+    whole = built(x, causal="bottom-right", key_spans=spans)
+    cache, parts = positions.Cache(), []
+    for part in x.split((4, 6), 1):
+        known = spans[:, : len(cache) + part.shape[1]]
+        parts.append(built(part, causal="bottom-right", cache=cache, key_spans=known))
+    assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
+    assert not torch.allclose(built(x, causal="bottom-right"), whole)
+
+
 def test_the_end_of_an_entry_is_the_end_of_its_lengths():
     built, x = language_model(), inputs()[0]
     keys, queries = torch.tensor([5, 3, 4]), torch.tensor([2, 3, 1])
@@ -492,5 +510,7 @@ def test_arguments_that_cannot_be_beside_each_other():
     built(x, causal="bottom-right", cache=cache)
     with pytest.raises(ValueError, match="a cache has neither lengths nor segments"):
         built(x, cache=cache, key_lengths=torch.ones(BATCH, dtype=torch.int64))
+    with pytest.raises(ValueError, match="spans add keys to a causal mask: pass causal too"):
+        built(x, key_spans=torch.ones(BATCH, QUERIES, dtype=torch.int64))
     with pytest.raises(ValueError, match="pass segments of both queries and keys"):
         built(x, key_segments=torch.ones(BATCH, QUERIES, dtype=torch.int64))

@@ -23,6 +23,7 @@ from conformance import (
     RotaryTables,
     Sinks,
     SoftCap,
+    Spans,
     Unsupported,
     Window,
     attention_function,
@@ -186,9 +187,155 @@ def test_chunks_that_are_ignored_show_every_key():
     assert not any(entry.agrees for entry in entries(adapter, "chunks").values())
 
 
+def runs(ids):
+    begins = np.diff(ids, axis=1, prepend=0) != 0
+    return np.where(ids != 0, begins.cumsum(axis=1), 0)
+
+
+def spanned(change=lambda ids: ids, *, end=False, text=0, see=None):
+    """Keys of one id see each other, after a change to the ids; `see` is (past, inside) to both."""
+
+    def logits(found, spans, window=None):
+        queries, keys = found.shape[-2:]
+        at, ids = np.arange(queries) + (keys - queries if end else 0), change(spans)
+        of_queries = np.where(at < keys, ids[:, np.minimum(at, keys - 1)], text)
+        inside = (of_queries[:, :, None] == ids[:, None]) & (ids[:, None] != text)
+        past = np.broadcast_to(distances(found, end=end) <= 0, inside.shape)
+        seen = past | inside if see is None else see(past, inside, of_queries, window)
+        return np.where(seen[:, None], found, -np.inf)
+
+    return logits
+
+
+def ids_of_spans(form="ids", **declared):
+    return Spans("spans", form, **{"alignment": "top-left", "causal": True} | declared)
+
+
+def of_spans(logits, feature, *more):
+    return fake(logits, masks=(), features=(feature, *more))
+
+
+TWO, TOUCHING, APART = (
+    f"spans: {told}, equal lengths"
+    for told in ("two spans", "two spans that touch", "keys of one id that do not touch")
+)
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("none", [0, -1])
+def test_spans_are_keys_of_one_id(none, end):
+    feature = ids_of_spans(none=none, alignment="bottom-right" if end else "top-left")
+    found = entries(of_spans(spanned(text=none, end=end), feature), "spans")
+    assert len(found) == 5
+    assert all(entry.agrees for entry in found.values())
+    assert say(found[APART].value) == "keys of one id see each other, and all keys before"
+    told = say(found["spans: a span, fewer queries than keys"].value)
+    assert told.endswith("bottom-right" if end else "top-left")
+
+
+def test_spans_of_the_other_alignment_disagree():
+    found = entries(of_spans(spanned(end=True), ids_of_spans()), "spans")
+    assert [entry.agrees for entry in found.values()] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "told"),
+    [
+        (runs, APART, "consecutive keys of one id see each other"),
+        (
+            lambda ids: runs(1 * (ids != 0)),
+            TOUCHING,
+            "consecutive keys of any id see each other",
+        ),
+        (lambda ids: 1 * (ids != 0), TWO, "all keys of any id see each other"),
+        (lambda ids: ids + 1, TWO, "keys of one id see each other, and so do those in no span"),
+        (
+            lambda ids: np.where(np.roll(ids, -1, 1) == ids, ids, 0),
+            TWO,
+            "keys of one id see each other, but for the last",
+        ),
+        (
+            lambda ids: np.where(ids == 0, np.roll(ids, 1, 1), ids),
+            TWO,
+            "keys of one id see each other and the next key",
+        ),
+        (lambda ids: 0 * ids, TWO, "queries see no later key"),
+        (
+            lambda ids: np.where((runs(ids) == 1) & (ids[:, :1] != 0), ids, 0),
+            TWO,
+            "keys of a prefix see each other",
+        ),
+        (lambda ids: np.where(ids == 1, ids, 0), TOUCHING, "keys of id 1 see each other"),
+    ],
+)
+def test_ids_of_spans_may_mean_something_else(change, subject, told):
+    entry = entries(of_spans(spanned(change), ids_of_spans()), "spans")[subject]
+    assert say(entry.value) == f"{told}, and all keys before"
+    assert not entry.agrees
+
+
+def test_a_span_may_hide_what_is_before_it_or_be_shown_to_all():
+    def alone(past, inside, of_queries, window):
+        return np.where((of_queries != 0)[:, :, None], inside, past)
+
+    entry = entries(of_spans(spanned(see=alone), ids_of_spans()), "spans")[TWO]
+    assert say(entry.value) == "keys of one id see each other, and in a span no key before it"
+    assert not entry.agrees
+
+    def logits(found, spans):
+        seen = (distances(found) <= 0) | (spans != 0)[:, None]
+        return np.where(seen[:, None], found, -np.inf)
+
+    entry = entries(of_spans(logits, ids_of_spans()), "spans")[TWO]
+    assert say(entry.value) == "all queries see the keys of spans, and all keys before"
+
+
+def test_spans_may_be_runs_or_a_prefix():
+    found = entries(of_spans(spanned(runs), ids_of_spans("runs")), "spans")
+    assert len(found) == 3
+    assert all(entry.agrees for entry in found.values())
+    entry = entries(of_spans(spanned(), ids_of_spans("runs")), "spans")[TWO]
+    assert not entry.agrees
+
+    def logits(found, spans):
+        first = np.arange(found.shape[-1]) < spans[:, None]
+        return spanned()(found, 1 * first)
+
+    found = entries(of_spans(logits, ids_of_spans("prefix")), "spans")
+    assert list(found) == ["spans: a prefix, equal lengths"]
+    assert all(entry.agrees for entry in found.values())
+
+
+HELD = {
+    "holds inside a span": lambda past, inside, near, before: (past | inside) & near,
+    "holds before a query inside a span, not after it": (
+        lambda past, inside, near, before: (past | inside) & before
+    ),
+    "does not hold inside a span": lambda past, inside, near, before: (past & near) | inside,
+    "is ignored beside spans": lambda past, inside, near, before: past | inside,
+    "makes the spans ignored": lambda past, inside, near, before: past & near,
+}
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("told", HELD)
+def test_a_window_may_hold_inside_a_span(told, limited):
+    def see(past, inside, of_queries, window):
+        if window is None:
+            return past | inside
+        far = np.arange(past.shape[2]) - np.arange(past.shape[1])[:, None]
+        before = far >= -window
+        return HELD[told](past, inside, before & (far <= window), before)
+
+    features = ids_of_spans(limited=limited), Window("window", "each side", none=None)
+    entry = entries(of_spans(spanned(see=see), *features), "spans")["spans beside window"]
+    assert say(entry.value) == told
+    assert entry.agrees == (told == list(HELD)[0 if limited else 2])
+
+
 def test_experiments_on_features_are_for_those_who_have_them():
     known = {item.name: item for item in EXPERIMENTS}
-    names = ("windows", "chunks", "lengths", "soft-cap", "sinks", "alibi", "rotary")
+    names = ("windows", "chunks", "spans", "lengths", "soft-cap", "sinks", "alibi", "rotary")
     names += ("rotary-scaling",)
     assert all(known[name].needs for name in names)
     plain = fake(usual)

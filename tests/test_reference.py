@@ -131,6 +131,7 @@ IN_FIFTY_DIGITS |= {
         "bias": False,
     },
     **{name: {"modern": (name,), "head_size": 4, "key_length": 4, "batch": 1} for name in SCALED},
+    "in a span": {"modern": ("spans", "bottom-right"), "head_size": 3, "key_length": 4},
     "saturated": {"modern": ("norm", "cap", "sinks"), "head_size": 4, "gain": 10.0, "scale": 3.0},
 }
 SINKS_IN_FIFTY_DIGITS = np.array([12.0, -0.5])
@@ -300,6 +301,7 @@ NOTHING = {
     "slopes": {"slopes": np.zeros(4)},
     "scaling": {"rotary_scaling": RotaryScaling(rope_type="linear", factor=3.0)},
     "chunk": {"chunk": 5},
+    "spans": {"spans": np.zeros((2, 5), int)},
     "lengths": {"query_lengths": np.array([3, 3]), "key_lengths": np.array([5, 5])},
     "segments": {"segments": Segments(query=np.zeros((2, 3), int), key=np.zeros((2, 5), int))},
     "positions": {

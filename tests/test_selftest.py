@@ -86,6 +86,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "length",
         "declared sizes",
         "chunk",
+        "spans",
         "window",
         "cap",
         "sink",

@@ -20,6 +20,7 @@ from conformance import (
     Shape,
     Sinks,
     SoftCap,
+    Spans,
     Window,
 )
 from conformance.adapter import keywords
@@ -55,6 +56,7 @@ class Ours(Layer):
         Lengths("key_lengths", of="keys", dtype="int64"),
         Lengths("query_lengths", of="queries", dtype="int64"),
         SegmentIds("query_segments", "key_segments", dtype="int64"),
+        Spans("key_spans", alignment="top-left", causal=True, dtype="int64"),
     )
     parameters = (
         Parameter("query_projection.weight", "query", "embed heads head -> (heads head) embed"),
@@ -145,6 +147,8 @@ class Ours(Layer):
 
             torch.manual_seed(mode.draw)
         layer.slopes = masks.pop("slopes", None)
+        if "key_spans" in masks:
+            masks["causal"] = "top-left"
         return layer(query, key, value, need_weights=mode["need_weights"], **masks)
 
 

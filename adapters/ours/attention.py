@@ -35,7 +35,7 @@ Language models add some of the following, in this order:
     sinks     the sum in p_ijh gets the term exp(sink_h)   gpt-oss, arXiv:2508.10925
 
 With a sink, the weights of a query sum to less than one. `positions.py` defines p_i and r_j,
-windows, lengths and segments.
+windows, lengths, segments and spans.
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ class MultiHeadAttention(nn.Module):
         query_segments: Int[Tensor, "batch query"] | None = None,
         key_positions: Int[Tensor, "batch key"] | None = None,
         query_positions: Int[Tensor, "batch query"] | None = None,
+        key_spans: Int[Tensor, "batch key"] | None = None,
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> Output | tuple[Output, Weights]:
@@ -169,13 +170,17 @@ class MultiHeadAttention(nn.Module):
         full size or 1; a [batch key] padding mask is passed as `mask[:, None, None, :]`.
 
         Lengths count the tokens of each batch entry that are not padding. Tokens see each other
-        only if their segments are equal. Positions that are not given are derived from lengths,
-        segments, cache and `causal`. A `cache` is extended by the new keys and values; all of its
-        keys then take part, so the key axis of masks has the length of the extended cache.
+        only if their segments are equal. Beside `causal`, a query also sees the later keys of its
+        span: those with the number that `key_spans` has for the key at its position, if that is not
+        0. With a cache, `key_spans` are of all its keys. Positions that are not given are derived
+        from lengths, segments, cache and `causal`. A `cache` is extended by the new keys and
+        values; all of its keys then take part, so the key axis of masks has the length of the
+        extended cache.
 
         Raises:
-            ValueError: if shapes do not fit, `causal` is unknown, only one side has segments, or
-                keys have lengths or segments although the cache is not empty.
+            ValueError: if shapes do not fit, `causal` is unknown, only one side has segments, keys
+                have lengths or segments although the cache is not empty, or there are spans without
+                `causal`.
             TypeError: if a mask is not a boolean tensor, or `attn_bias` is not floating-point.
         """
         key = query if key is None else key
@@ -186,10 +191,12 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("a cache has neither lengths nor segments: pass masks and positions")
         if (key_segments is None) != (query_segments is None):
             raise ValueError("pass segments of both queries and keys, or of neither")
+        if key_spans is not None and causal is None:
+            raise ValueError("spans add keys to a causal mask: pass causal too")
 
         axes = (query.shape[0], self.heads, query.shape[1], past + key.shape[1])
         lengths, segments = (query_lengths, key_lengths), (query_segments, key_segments)
-        tokens = Tokens(axes[2], axes[3], past, *lengths, *segments)
+        tokens = Tokens(axes[2], axes[3], past, *lengths, *segments, key_spans)
         _check_causal(causal)
         p, r = tokens.positions(causal, query.device)
         p = p if query_positions is None else query_positions

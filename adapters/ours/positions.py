@@ -8,7 +8,7 @@ Query i has position p_i, and key j has position r_j. Positions count from 0, wi
 
 Query i may attend to key j iff all of these hold:
 
-    causal        r_j <= p_i
+    causal        r_j <= p_i, or query and key are in the same span
     window        p_i - before <= r_j <= p_i + after
     segments      query and key are in the same segment
     lengths       i < query length and j < key length of the entry
@@ -17,7 +17,8 @@ Easy to miss in a port: the query's own key is not one of the window's keys befo
 compares positions, because comparing indices would hide the cache; padding does not count, so with
 "bottom-right" the last query has the position of the last key that is not padding; angles must not
 be computed in half precision, because in bfloat16, for example, many positions beyond 256 are not
-exact.
+exact. A query is in the span of the key at its position, which beside a cache is not the key with
+its index; a window holds inside a span too.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The numbers of queries and keys and, if given, their lengths and segments.
+    """The numbers of queries and keys and, if given, their lengths, segments and spans.
 
-    Lengths are `[batch]`, and segments `[batch query]` and `[batch key]`. `past` is the number of
+    Lengths are `[batch]`, and segments `[batch query]` and `[batch key]`. Spans are `[batch key]`,
+    0 for keys in none. `past` is the number of
     keys in the cache; these are the first ones, and `keys` includes them.
     """
 
@@ -80,6 +82,7 @@ class Tokens:
     key_lengths: Lengths | None = None
     query_segments: OfQueries | None = None
     key_segments: OfKeys | None = None
+    key_spans: OfKeys | None = None
 
     def positions(self, causal: Causal | None, device: torch.device) -> tuple[OfQueries, OfKeys]:
         """Return the positions of queries and keys, with a batch axis of full size or 1.
@@ -128,7 +131,7 @@ class Tokens:
         ahead = r[:, None] - p[:, :, None]  # [#batch query key]
         before, after = window
         if causal is not None:
-            visible = visible & (ahead <= 0)
+            visible = visible & ((ahead <= 0) | self.in_one_span(ahead))
         if before is not None:
             visible = visible & (ahead >= -before)
         if after is not None:
@@ -136,6 +139,22 @@ class Tokens:
         if self.query_segments is not None and self.key_segments is not None:
             visible = visible & (self.query_segments[:, :, None] == self.key_segments[:, None])
         return visible[:, None]
+
+    def in_one_span(self, ahead: Int[Tensor, "#batch query key"]) -> Bool[Tensor, ...]:
+        """Return an array that broadcasts to `ahead`, True where query and key are in one span.
+
+        `ahead` is the position of each key minus that of each query.
+        """
+        if self.key_spans is None:
+            return torch.zeros((), dtype=torch.bool, device=ahead.device)
+        own = ahead == 0
+        if self.query_segments is not None and self.key_segments is not None:
+            own = own & (self.query_segments[:, :, None] == self.key_segments[:, None])
+        # The first key at the query's position; if there is none, the query is in no span.
+        spans = self.key_spans[:, None].expand(-1, ahead.shape[1], -1)
+        first = own & (own.cumsum(-1) == 1)
+        of_queries = torch.where(first, spans, 0).sum(-1, keepdim=True)
+        return (of_queries == spans) & (spans > 0)
 
 
 class Cache:

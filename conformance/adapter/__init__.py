@@ -22,6 +22,7 @@ from conformance.adapter.features import (
     SegmentIds,
     Sinks,
     SoftCap,
+    Spans,
     Static,
     Window,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "SegmentIds",
     "Sinks",
     "SoftCap",
+    "Spans",
     "Spelling",
     "Static",
     "Window",

@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import numpy as np
 
 from conformance.definition.dtypes import DTYPES
+from conformance.definition.features import within_spans
 from conformance.definition.geometry import Fixed
-from conformance.definition.problem import Causal, Norm, Pairs, Problem, Rotary, Shape
+from conformance.definition.problem import NO_WINDOW, Causal, Norm, Pairs, Problem, Rotary, Shape
 from conformance.definition.rotary import ScalingKind, turning
 from conformance.errors import WrongDeclaration
 
@@ -39,7 +40,7 @@ Static = bool | int | float | str | tuple[Any, ...] | None
 """A plain value, which is passed unchanged and is a constant in a compiled program."""
 Value = np.ndarray | Static
 
-MASKABLE = ("key lengths", "query lengths", "segments", "window", "chunk", "alibi")
+MASKABLE = ("key lengths", "query lengths", "segments", "spans", "window", "chunk", "alibi")
 """The parts of a problem that a mask or an additive bias can express."""
 PARTS = (
     *("positions", *MASKABLE, "soft cap", "sinks"),
@@ -127,22 +128,26 @@ class Said:
         is None, positions count the tokens of each entry, aligned at the start or at the end. Pairs
         of a query and a key that the problem's lengths or segments keep apart do not matter.
 
+        The causal mask of a problem with spans is one only for arguments that express the spans.
+
         Args:
             problem: the problem.
             part: the part of the problem that depends on positions, such as "window".
             alignment: how the implementation aligns queries and keys if their lengths differ; None
                 if it rejects such a call.
         """
+        if part == "causal" and problem.spans is not None and "spans" not in self.parts:
+            return False
         if part in self.placed:
             return True
-        counted = self._ahead(problem, alignment) if self.stands is None else self.stands(alignment)
+        counted = self.ahead(problem, alignment) if self.stands is None else self.stands(alignment)
         if counted is None:
             return False
         met = [rule for name, rule in problem.rules() if name in MEETING]
         differs = counted[:, None] != problem.distances()
         return not np.any(reduce(np.logical_and, met, differs))
 
-    def _ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
+    def ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
         """Return the positions of keys minus those of queries, `[batch query key]`.
 
         Positions count tokens, and `alignment` tells how queries are aligned with keys. If it is
@@ -248,6 +253,8 @@ class Window(Feature):
         causal = problem.causal is not None and "causal" not in said.parts
         if not said.agrees(problem, "window", self.alignment) or (self.needs_causal and not causal):
             return
+        # Beside spans, the causal mask does not hide all keys after the query's own position.
+        causal = causal and problem.spans is None
         value = self.value(problem.window, causal=causal)
         if value is not None:
             done = said.saying("window", **{self.name: value})
@@ -327,8 +334,97 @@ class Chunk(Feature):
         counted = "chunk" in said.placed or from_first.all()
         if problem.chunk is None or not counted:
             return
-        if said.agrees(problem, "chunk", self.alignment) and (problem.causal or not self.causal):
+        causal = problem.causal is not None and problem.spans is None
+        if said.agrees(problem, "chunk", self.alignment) and (causal or not self.causal):
             yield said.saying(*self.covers, **{self.name: int(problem.chunk)})
+
+
+SpansForm = Literal["ids", "runs", "prefix"]
+
+
+@dataclass(frozen=True)
+class Spans(Feature):
+    """An argument for bidirectional spans, whose queries also see the later keys of their span.
+
+    Args:
+        name: the name of the argument.
+        form: what the array is. "ids": `[batch key]`, the id of the span of each key; keys with
+            equal ids are in one span, wherever they stand. "runs": `[batch key]`, 1 for keys in
+            spans; consecutive ones are one span. "prefix": `[batch]`, the number of keys of the
+            only span, which begins at the first key.
+        none: for "ids", the id of keys in no span: 0 or -1.
+        alignment: how queries are aligned with keys if their lengths differ, to find the span of a
+            query; None if the implementation rejects such a call.
+        causal: whether the argument includes the causal mask; if not, it takes effect only if the
+            causal flag is set too.
+        limited: whether windows and chunks hold inside a span too. If not, the argument is not
+            passed beside them.
+        dtype: the integer dtype that the array must have.
+    """
+
+    name: str
+    form: SpansForm = "ids"
+    none: int = 0
+    alignment: Causal | None = None
+    causal: bool = False
+    limited: bool = True
+    dtype: str = "int32"
+    says: ClassVar[tuple[str, ...]] = ("spans",)
+
+    def __post_init__(self) -> None:
+        check_choices(
+            self.name,
+            form=(self.form, get_args(SpansForm)),
+            none=(self.none, (0, -1) if self.form == "ids" else (0,)),
+            dtype=(self.dtype, WHOLE),
+        )
+        check_alignment(self.name, self.alignment)
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return (*self.says, *(("causal",) if self.causal else ()))
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        spans = problem.spans
+        if spans is None or problem.causal is None or said.handing is not None:
+            return
+        limits = problem.window != NO_WINDOW or problem.chunk is not None
+        values = self.native(spans)
+        if (limits and not self.limited) or values is None or not self._agrees(problem, said):
+            return
+        done = said.saying(*self.covers, **{self.name: values})
+        yield replace(done, needs_flag=done.needs_flag or not self.causal)
+
+    def native(self, spans: np.ndarray) -> np.ndarray | None:
+        """Return the value of the argument for ids `[batch key]`, or None if there is none."""
+        inside = spans > 0
+        if self.form == "ids":
+            return np.where(inside, spans, self.none).astype(self.dtype)
+        begins = inside & np.diff(inside, axis=1, prepend=False)
+        runs = np.where(inside, begins.cumsum(axis=1), 0)
+        if not np.array_equal(within_spans(runs, runs), within_spans(spans, spans)):
+            return None
+        if self.form == "runs":
+            return inside.astype(self.dtype)
+        lengths = inside.sum(axis=1)
+        first = np.arange(spans.shape[1]) < lengths[:, None]
+        return lengths.astype(self.dtype) if np.array_equal(first, inside) else None
+
+    def _agrees(self, problem: Problem, said: Said) -> bool:
+        """Return whether the implementation finds the problem's causal mask and spans.
+
+        It compares indices, which the alignment moves, and takes the ids of a query from the key at
+        its index.
+        """
+        ahead = said.ahead(problem, self.alignment)
+        if ahead is None or problem.spans is None:
+            return False
+        spans = np.broadcast_to(problem.spans[:, None], ahead.shape)
+        own = np.where(ahead == 0, spans, 0).sum(axis=2)
+        found = (ahead <= 0) | within_spans(own, problem.spans)
+        rules = dict(problem.rules())
+        met = [rule for name, rule in rules.items() if name in MEETING]
+        return not np.any(reduce(np.logical_and, met, found[:, None] != rules["causal"]))
 
 
 @dataclass(frozen=True)
@@ -810,6 +906,7 @@ class Unasked(Feature):
 DECLARATIONS: tuple[type[Feature], ...] = (
     Window,
     Chunk,
+    Spans,
     SoftCap,
     Sinks,
     Alibi,

@@ -620,6 +620,51 @@ def chunk(shape: Shape, causal: Causal | None, random: np.random.Generator) -> F
     return {"chunk": max(3, shape.key_length // 3 + 1)}
 
 
+def spans_two(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return two spans of at least two keys with a key between them.
+
+    In every second batch entry they begin at the first key, else at the second.
+    """
+    return {"spans": _spans(shape)}
+
+
+def spans_of_one_id(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the spans of `spans_two` with one id, with which they are one span in two parts."""
+    return {"spans": np.minimum(_spans(shape), 1)}
+
+
+def _spans(shape: Shape) -> IntArray:
+    entries, keys = np.arange(shape.batch)[:, None], np.arange(shape.key_length)
+    begins, length = 1 - entries % 2, max(2, shape.key_length // 4)
+    one = (keys >= begins) & (keys < begins + length)
+    other = (keys > begins + length) & (keys < shape.key_length - entries % 2)
+    return one + 2 * other
+
+
+def spans_adjacent(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return two spans without a key between them, and a last key in no span."""
+    entries, keys = np.arange(shape.batch)[:, None], np.arange(shape.key_length)
+    begins, half = 1 - entries % 2, shape.key_length // 2 + 1 - 2 * (entries % 2)
+    inside = (keys >= begins) & (keys < shape.key_length - 1)
+    return {"spans": np.where(inside, np.where(keys < half, 1, 2), 0)}
+
+
+def spans_long(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a span of all keys but two, which windows cut and whose first keys a cache holds.
+
+    The two keys are the first and the last, or, in every second batch entry, the first two.
+    """
+    entries, keys = np.arange(shape.batch)[:, None], np.arange(shape.key_length)
+    begins = 1 + entries % 2
+    return {"spans": 1 * ((keys >= begins) & (keys < shape.key_length - 2 + begins))}
+
+
+def spans_prefix(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a span from the first key on that leaves out the last two keys, or the last three."""
+    entries, keys = np.arange(shape.batch)[:, None], np.arange(shape.key_length)
+    return {"spans": 1 * (keys < shape.key_length - 2 - entries % 2)}
+
+
 def soft_cap(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return a soft cap of 1.5, which matters because logits of ordinary cases reach about 4."""
     return {"soft_cap": 1.5}

@@ -1,4 +1,4 @@
-"""Known defects in windows, soft caps, sinks, ALiBi, rotary positions, norms, lengths and segments.
+"""Known defects in windows, spans, caps, sinks, ALiBi, rotary positions, norms, lengths, segments.
 
 With most of these defects, an implementation interprets a convention differently, or ignores a
 feature. Defects that appear when queries are passed in chunks, beside a cache, are here too.
@@ -16,7 +16,7 @@ import numpy as np
 from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
-from conformance.definition.features import within_chunks
+from conformance.definition.features import span_of_queries, within_chunks, within_spans
 from conformance.definition.problem import (
     NO_WINDOW,
     Pairs,
@@ -46,6 +46,8 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         yield from _window(maker, problem.window)
     if problem.chunk is not None:
         yield from _chunk(maker, problem.chunk)
+    if problem.spans is not None and problem.causal is not None:
+        yield from _spans(maker, problem.spans)
     if problem.soft_cap is not None:
         yield from _soft_cap(maker, problem.soft_cap)
     if problem.sinks is not None:
@@ -235,6 +237,52 @@ def _chunk(maker: Maker, size: int) -> Iterator[Hypothesis]:
     }
     for cause, seen in again.items():
         allowed = base & seen[:, None]
+        if not np.array_equal(allowed, maker.right.allowed):
+            yield maker.masked(cause, allowed)
+
+
+def _spans(maker: Maker, ids: IntArray) -> Iterator[Hypothesis]:
+    problem, shape = maker.problem, maker.problem.shape
+    yield maker.asked("spans.not-applied", spans=None)
+    beside = np.zeros((shape.batch, 1), ids.dtype)
+    before = np.concatenate([beside, ids[:, :-1]], axis=1)
+    after = np.concatenate([ids[:, 1:], beside], axis=1)
+    inside = ids > 0
+    runs = (inside & (ids != before)).cumsum(axis=1)
+    joined = (inside & (before == 0)).cumsum(axis=1)
+    others = {
+        "spans.parted-where-they-do-not-touch": np.where(inside, runs, 0),
+        "spans.joined-where-they-touch": np.where(inside, joined, 0),
+        "spans.of-any-id": 1 * inside,
+        "spans.of-none-too": ids + 1,
+        "spans.without-last-key": np.where(after == ids, ids, 0),
+        "spans.with-one-key-more": np.where(inside, ids, before),
+        "spans.prefix-only": np.where(inside & (runs == 1) & inside[:, :1], ids, 0),
+        "spans.of-first-entry": np.broadcast_to(ids[:1], ids.shape),
+    }
+    for cause, other in others.items():
+        yield _asked(maker, cause, spans=other)
+    for own in np.unique(ids[inside]).tolist():
+        yield _asked(maker, "spans.of-id-only", {"id": own}, spans=np.where(ids == own, ids, 0))
+    of_queries, base = span_of_queries(problem), _without(problem, "causal")
+    in_span = within_spans(of_queries, ids)[:, None]
+    rules = dict(problem.replace(spans=None).rules())
+    past, in_one = rules["causal"], (of_queries > 0)[:, None, :, None]
+    rows = np.minimum(maker.rows, shape.key_length - 1)
+    of_rows = np.where(maker.rows < shape.key_length, ids[:, rows], 0)
+    seen = {
+        "spans.see-only-themselves": np.where(in_one, in_span, past),
+        "spans.shown-to-all": past | inside[:, None, None],
+        "spans.see-everything": past | in_one,
+        "spans.of-rows": past | within_spans(of_rows, ids)[:, None],
+    }
+    masks = {cause: base & each for cause, each in seen.items()}
+    held = {"window": "window", "chunk": "chunk", "key lengths": "lengths", "segments": "segments"}
+    for rule, name in held.items():
+        if rule in rules:
+            there = _without(problem, "causal", rule)
+            masks[f"spans.beyond-{name}"] = there & ((past & rules[rule]) | in_span)
+    for cause, allowed in masks.items():
         if not np.array_equal(allowed, maker.right.allowed):
             yield maker.masked(cause, allowed)
 

@@ -247,6 +247,13 @@ class FeatureEntry:
         """
         yield from ()
 
+    def relaxed(self, problem: Problem, causal: BoolArray) -> BoolArray:
+        """Return the causal mask `[1 or batch, 1, query, key]` with the keys that the feature adds.
+
+        `causal` is the mask without the feature.
+        """
+        return causal
+
     # The search for failures, and the scripts that reproduce them
 
     def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
@@ -812,6 +819,56 @@ def within_chunks(size: int, queries: IntArray, keys: IntArray) -> BoolArray:
     return np.asarray(queries[..., :, None] // size == keys[..., None, :] // size)
 
 
+class _SpansEntry(FeatureEntry):
+    name = "spans"
+    step = OF_RULES
+    absent = MappingProxyType({"spans": None})
+    arrays = MappingProxyType({"spans": ("batch", "key_length")})
+    whole = True
+    drawn = ("spans_two", "spans_of_one_id", "spans_adjacent", "spans_long", "spans_prefix")
+
+    def check(self, problem: Problem) -> None:
+        assert problem.spans is not None
+        least = problem.spans.min(initial=0)
+        if least < 0:
+            raise WrongShape(f"spans holds {least}; ids are at least 0, and 0 is in no span")
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        assert problem.spans is not None
+        count = sum(len(np.unique(ids[ids > 0])) for ids in problem.spans)
+        yield plural(count, "bidirectional span")
+
+    def relaxed(self, problem: Problem, causal: BoolArray) -> BoolArray:
+        assert problem.spans is not None
+        return causal | within_spans(span_of_queries(problem), problem.spans)[:, None]
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        if problem.spans is not None and problem.spans.max(initial=0) > 1:
+            yield {"spans": np.where(problem.spans == problem.spans.max(), 0, problem.spans)}
+            yield {"spans": np.minimum(problem.spans, 1)}
+
+
+def span_of_queries(problem: Problem) -> IntArray:
+    """Return the id of the span of each query, `[batch query]`; 0 if it is in no span.
+
+    It is that of the first key of the same segment with the query's position.
+    """
+    assert problem.spans is not None
+    own = problem.position_of_queries[:, :, None] == problem.position_of_keys[:, None]
+    if problem.segments is not None:
+        own = own & (problem.segments.query[:, :, None] == problem.segments.key[:, None])
+    if not own.size:
+        return np.zeros(own.shape[:2], problem.spans.dtype)
+    ids = np.take_along_axis(problem.spans, own.argmax(axis=2), axis=1)
+    return np.where(own.any(axis=2), ids, 0)
+
+
+def within_spans(queries: IntArray, keys: IntArray) -> BoolArray:
+    """Return `[... query key]`, True where both ids are the same and not 0."""
+    same = queries[..., :, None] == keys[..., None, :]
+    return np.asarray(same & (keys[..., None, :] != 0))
+
+
 def _listed(values: Array | IntArray | None) -> str:
     return some([f"{value:.3g}" for value in ([] if values is None else values)], 8)
 
@@ -827,6 +884,7 @@ FEATURES: tuple[FeatureEntry, ...] = (
     _SegmentsEntry(),
     _PositionsEntry(),
     _ChunkEntry(),
+    _SpansEntry(),
 )
 """All features, in the order of the fields of `Problem`."""
 

@@ -317,6 +317,10 @@ class Problem:
             visible iff its position is not beyond the query's.
         chunk: the size of the blocks of positions, counted from position 0, beyond which no query
             sees a key; None if there are none.
+        spans: `[batch key]`, the id of the bidirectional span of each key, 0 for none. A query is
+            in the span of the key at its position, and sees the keys of its span although a causal
+            mask would hide them. All other rules still hold. Without a causal mask, spans change
+            nothing.
 
     Raises:
         WrongShape: if an array does not fit the shape, or a number of a feature is out of range.
@@ -348,6 +352,7 @@ class Problem:
     segments: Segments | None = None
     positions: Positions | None = None
     chunk: int | None = None
+    spans: IntArray | None = None
 
     def __post_init__(self) -> None:
         for name, wanted in self.shape.input_shapes().items():
@@ -473,11 +478,15 @@ class Problem:
     def rules(self) -> Iterator[tuple[str, BoolArray]]:
         """Yield, for each rule besides the mask, its name and an array, True where it allows a key.
 
-        The rules are "causal", "window", "query lengths", "key lengths" and "segments", as far as
-        the problem has them. Each array broadcasts to the shape of the logits.
+        The rules are "causal", "window", "query lengths", "key lengths", "segments" and "chunk", as
+        far as the problem has them. Spans belong to "causal", to which they add keys. Each array
+        broadcasts to the shape of the logits.
         """
         if self.causal is not None:
-            yield "causal", self.distances() <= 0
+            seen = self.distances() <= 0
+            for entry in self.entries:
+                seen = entry.relaxed(self, seen)
+            yield "causal", seen
         for entry in self.entries:
             yield from entry.rules(self)
 

@@ -25,6 +25,7 @@ from conformance.adapter.features import (
     SegmentIds,
     Sinks,
     SoftCap,
+    Spans,
     Window,
 )
 from conformance.adapter.native import NativeAdapter, Prepared
@@ -190,6 +191,7 @@ class Featureful(Contestant):
         self.features = (
             Window("window", alignment=alignment),
             Chunk("chunk", alignment=alignment),
+            Spans("spans", alignment=alignment),
             SoftCap("soft_cap"),
             Sinks("sinks"),
             Alibi("slopes", alignment=alignment),

@@ -339,14 +339,37 @@ class Featured(Attention):
         if self.argument("chunk") is not None:
             yield self.in_chunk(self.query_positions(), self.key_positions())
         if self.argument("key_lengths") is not None:
-            yield self.keys_in_use()
+            yield self.within_length()
         if self.argument("query_lengths") is not None:
             yield self.queries_in_use()
         if self.segments("query") is not None:
             yield self.same_segment()
 
     def triangle(self) -> Array:
-        return self.distance() <= self.diagonal
+        seen = self.distance() <= self.diagonal
+        return seen if self.argument("spans") is None else self.relaxed(seen)
+
+    def relaxed(self, seen: Array) -> Array:
+        """What is causal, and the later keys of a query's span, `[b 1 q k]`."""
+        return seen | self.in_span(self.query_spans(), self.key_spans())[:, None]
+
+    def key_spans(self) -> Array:
+        """The span of each key, `[b k]`; 0 for none."""
+        return self.argument("spans")
+
+    def query_spans(self) -> Array:
+        """The span of each query, `[b q]`: that of the key at its position."""
+        return self.spans_at(self.query_positions())
+
+    def spans_at(self, positions: Array) -> Array:
+        """The spans of the keys at some positions, `[b q]`; 0 where there is no key."""
+        there = (positions >= 0) & (positions < self.keys)
+        at = np.clip(positions, 0, self.keys - 1)
+        return np.where(there, np.take_along_axis(self.key_spans(), at, axis=1), 0)
+
+    def in_span(self, queries: Array, keys: Array) -> Array:
+        """Whether a query and a key are in the same span, `[b q k]`."""
+        return (queries[:, :, None] == keys[:, None]) & (keys[:, None] > 0)
 
     def window(self) -> tuple[int, int]:
         """How many keys before and after are seen; -1 for all."""
@@ -369,6 +392,10 @@ class Featured(Attention):
 
     def keys_in_use(self) -> Array:
         return (np.arange(self.keys) < self.used("key")[:, None])[:, None, None]
+
+    def within_length(self) -> Array:
+        """What the lengths of keys leave visible."""
+        return self.keys_in_use()
 
     def queries_in_use(self) -> Array:
         return (np.arange(self.queries) < self.used("query")[:, None])[:, None, :, None]
@@ -451,7 +478,7 @@ class Featured(Attention):
 
         Frequencies that depend on the length turn keys that are stored anew with each query.
         """
-        ragged = ("key_lengths", "query_lengths", "query_segments", "query_positions")
+        ragged = ("key_lengths", "query_lengths", "query_segments", "query_positions", "spans")
         aligned = self.at_end() and self.given.causal
         aligned = aligned and self.kind() not in ("dynamic", "longrope")
         return aligned and all(self.argument(name) is None for name in ragged)

@@ -192,6 +192,168 @@ _add(
     chunk_size=_beside("chunk_size", _has("sinks"), lambda a: 2**20),
 )
 
+# Bidirectional spans.
+
+_add = _chapter("spans", "spans/self")
+
+
+def _ids(change: Callable[[Array], Array]) -> Callable[..., Any]:
+    return lambda a: change(Featured.key_spans(a))
+
+
+def _shifted(ids: Array, by: int) -> Array:
+    """The ids of the keys that stand `by` before, and 0 where there is none."""
+    moved = np.zeros_like(ids)
+    if by > 0:
+        moved[:, by:] = ids[:, :-by]
+    else:
+        moved[:, :by] = ids[:, -by:]
+    return moved
+
+
+def _runs(ids: Array) -> Array:
+    """The number of each run of equal ids, 0 where there is none."""
+    return np.where(ids > 0, (ids != _shifted(ids, 1)).cumsum(axis=1), 0)
+
+
+def _or_in_span(stage: str) -> Callable[..., Any]:
+    """A rule that does not hold inside a span."""
+
+    def changed(a: Featured, *given: Any) -> Array:
+        seen = getattr(Featured, stage)(a, *given)
+        if a.argument("spans") is None:
+            return seen
+        return seen | a.in_span(a.query_spans(), a.key_spans())[:, None]
+
+    return changed
+
+
+_add(
+    "spans-ignored",
+    "accepts spans and drops them",
+    relaxed=lambda a, seen: seen,
+)
+_add(
+    "spans-of-any-id",
+    "does not compare ids: all spans see each other",
+    in_span=lambda a, q, k: (q > 0)[:, :, None] & (k > 0)[:, None],
+)
+_add(
+    "spans-of-none-too",
+    "takes id 0, which is that of no span, for a span",
+    in_span=lambda a, q, k: q[:, :, None] == k[:, None],
+)
+_add(
+    "spans-without-last-key",
+    "ends spans one key early",
+    key_spans=_ids(lambda ids: np.where(_shifted(ids, -1) == ids, ids, 0)),
+)
+_add(
+    "spans-with-one-key-more",
+    "ends spans one key late",
+    key_spans=_ids(lambda ids: np.where(ids == 0, _shifted(ids, 1), ids)),
+)
+_add(
+    "spans-of-id-1-only",
+    "compares ids with 1, as if they were types of tokens",
+    key_spans=_ids(lambda ids: np.where(ids == 1, ids, 0)),
+)
+_add(
+    "spans-without-causal",
+    "leaves the causal mask out beside spans",
+    relaxed=lambda a, seen: np.ones((1, 1, 1, 1), bool),
+)
+_add(
+    "spans-see-only-themselves",
+    "hides from the queries of a span the keys before it",
+    relaxed=lambda a, seen: np.where(
+        (a.query_spans() > 0)[:, None, :, None],
+        a.in_span(a.query_spans(), a.key_spans())[:, None],
+        seen,
+    ),
+)
+_add(
+    "spans-shown-to-all",
+    "shows the keys of spans to all queries, also to those before",
+    relaxed=lambda a, seen: seen | (a.key_spans() > 0)[:, None, None],
+)
+_add(
+    "spans-see-everything",
+    "shows all keys to the queries of spans",
+    relaxed=lambda a, seen: seen | (a.query_spans() > 0)[:, None, :, None],
+)
+_add(
+    "spans-joined-where-they-touch",
+    "takes consecutive keys with ids for one span",
+    case="spans-adjacent/self",
+    key_spans=_ids(lambda ids: _runs(np.minimum(ids, 1))),
+)
+_add(
+    "spans-parted-where-they-do-not-touch",
+    "takes keys of one id that do not touch for two spans",
+    case="spans-apart/self",
+    key_spans=_ids(_runs),
+)
+_add(
+    "spans-of-rows",
+    "looks for the span of a query at its row, not at its position",
+    case="spans-after-history/gqa",
+    query_spans=lambda a: a.spans_at(a.index("query")),
+)
+_add(
+    "spans-prefix-only",
+    "knows no other span than a prefix",
+    key_spans=_ids(lambda ids: np.where((ids == ids[:, :1]) & (_runs(ids) == 1), ids, 0)),
+)
+_add(
+    "spans-of-first-entry",
+    "reads the ids of the first entry of the batch for all",
+    key_spans=_ids(lambda ids: np.broadcast_to(ids[:1], ids.shape)),
+)
+_add(
+    "spans-beyond-window",
+    "lets a span see all of itself, whatever the window hides",
+    case="spans-with-window/self",
+    in_window=_or_in_span("in_window"),
+)
+_add(
+    "spans-beyond-chunk",
+    "lets a span see all of itself, although blocks divide it",
+    case="spans-with-chunk/self",
+    in_chunk=_or_in_span("in_chunk"),
+)
+_add(
+    "spans-beyond-lengths",
+    "lets a span see its keys beyond the length",
+    case="spans-with-key-lengths/gqa",
+    within_length=_or_in_span("within_length"),
+    loaded=lambda a, side, heads: heads,
+)
+_add(
+    "spans-across-segments",
+    "lets a span see its keys in another segment",
+    case="spans-packed/self",
+    same_segment=_or_in_span("same_segment"),
+)
+_add(
+    "spans-only-in-forward",
+    "makes the weights again without the spans",
+    *BACKWARD,
+    weights_again=_weights_without("spans"),
+)
+_add(
+    "spans-dropped-beside-sinks",
+    "drops the spans beside sinks",
+    case="spans-with-sinks/gqa",
+    relaxed=_beside("relaxed", _has("sinks"), lambda a, seen: seen),
+)
+_add(
+    "spans-dropped-beside-window",
+    "drops the spans beside a window",
+    case="spans-with-window/self",
+    relaxed=_beside("relaxed", _has("window"), lambda a, seen: seen),
+)
+
 # Windows.
 
 _add = _chapter("window", "window/cross")
