@@ -7,7 +7,8 @@ masked query gets zeros. Uncompiled, dynamo traces the two functions and the who
 is computed; only torch.compile makes a tiled kernel, which skips blocked tiles. Fewer key/value
 heads need enable_gqa=True. On a CPU there is no derivative.
 
-Windows, lengths and segments are masks too, computed here from positions, lengths and segment ids.
+Windows, lengths, segments, bidirectional spans and trees of drafted tokens are masks too, computed
+here from positions, lengths and ids. A mask of spans is causal outside them.
 A soft cap and ALiBi are functions of the score. The caller chooses their order; here the cap comes
 first, then the slopes, then a bias. The functions capture arrays such as slopes and lengths from
 the code around them. A sink cannot be expressed by a function of a single score, because it affects
@@ -40,6 +41,8 @@ from conformance import (
     PositionIds,
     SegmentIds,
     SoftCap,
+    Spans,
+    Tree,
     Unavailable,
     Unsupported,
     Window,
@@ -73,6 +76,8 @@ class FlexAttention(Function):
         Lengths("query_lengths", of="queries", aligns=False),
         SegmentIds("query_segments", "key_segments"),
         PositionIds("query_positions", "key_positions", of=("alibi", "window")),
+        Spans("spans", alignment="top-left", causal=True),
+        Tree("ancestors", "ancestors", aligns=False),
     )
 
     modes = (
@@ -193,7 +198,7 @@ def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callable[..., Any]]:
-    """Yield a function for each restriction in `masks`: mask, window side, lengths or segments.
+    """Yield a function for each restriction in `masks`: mask, window side, lengths and the like.
 
     Each is a function of four indices (batch, head, query, key). A query attends to a key if all
     functions return True.
@@ -216,6 +221,17 @@ def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callab
     if "query_segments" in masks:
         one, other = masks["query_segments"], masks["key_segments"]
         yield lambda b, h, i, j: one[b, i] == other[b, j]
+    if "spans" in masks:
+        spans, last = masks["spans"], sizes[3] - 1
+        yield (
+            lambda b, h, i, j: (
+                (j <= i)
+                | ((spans[b, i.clamp(max=last)] == spans[b, j]) & (spans[b, j] > 0) & (i <= last))
+            )
+        )
+    if "ancestors" in masks:
+        line, cached = masks["ancestors"], sizes[3] - sizes[2]
+        yield lambda b, h, i, j: (j < cached) | line[b, i, (j - cached).clamp(min=0)]
 
 
 def _reader(array: Any, sizes: tuple[int, ...]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from conformance.adapter.features import Sinks as Sinks
     from conformance.adapter.features import SoftCap as SoftCap
     from conformance.adapter.features import Spans as Spans
+    from conformance.adapter.features import Tree as Tree
     from conformance.adapter.features import Window as Window
     from conformance.adapter.function import Function as Function
     from conformance.adapter.function import attention_function as attention_function
@@ -70,7 +71,7 @@ _NAMES = {
     "conformance.adapter.base": "Adapter Call LogSumExp Mode",
     "conformance.adapter.code": "Example",
     "conformance.adapter.features": "Alibi Chunk HeadNorm Lengths PositionIds RotaryBase "
-    "RotaryConfig RotaryTables SegmentIds Sinks SoftCap Spans Window",
+    "RotaryConfig RotaryTables SegmentIds Sinks SoftCap Spans Tree Window",
     "conformance.adapter.function": "Function attention_function",
     "conformance.adapter.handing": "Cache Packed Pages",
     "conformance.adapter.native": "Layer",

@@ -136,6 +136,13 @@ def _spans(shape, random):
     return {"spans": np.stack([np.roll(ids, -entry) for entry in range(shape.batch)])}
 
 
+def _tree(shape, random):
+    """Two children of one parent, or of the cached keys."""
+    del random
+    parents = np.resize([-1, 0, 0, 1, 2], shape.query_length)
+    return {"tree": np.stack([np.maximum(parents - entry, -1) for entry in range(shape.batch)])}
+
+
 def _positions(shape, random):
     """Near 250, where bfloat16 has no consecutive integers any more, and in no order."""
     query = 250 + random.integers(0, shape.key_length, (shape.batch, shape.query_length))
@@ -198,6 +205,7 @@ MODERN = {
     "bottom-right": lambda *_: {"causal": "bottom-right"},
     "chunk": lambda *_: {"chunk": 3},
     "spans": _spans,
+    "tree": _tree,
 }
 """Features of problems, as functions of a shape and a generator that return fields."""
 
@@ -248,6 +256,8 @@ FEATURES = {
 WIDE = {"head_size": 5, "kv_heads": 2}
 FEATURES |= {name: {"modern": (name,), **WIDE} for name in MODERN}
 FEATURES |= {name: {"modern": (name,), "head_size": 7, "kv_heads": 2} for name in SCALED}
+FEATURES["tree and rotary"] = {"modern": ("tree", "rotary"), **WIDE}
+FEATURES["tree, more queries"] = {"modern": ("tree", "slopes"), **MORE_QUERIES, **WIDE}
 FEATURES["causal spans"] = {"modern": ("spans", "bottom-right"), **WIDE}
 FEATURES["modern, all at once"] = {
     "modern": tuple(name for name in MODERN if name != "interleaved"),
@@ -296,6 +306,12 @@ def position_of(problem: Problem, side: str, entry: int, token: int) -> int:
     """Where a token stands, from the words of the definition."""
     if problem.positions is not None:
         return int(getattr(problem.positions, side)[entry, token])
+    if problem.tree is not None:
+        cached = length_of(problem, "key", entry) - length_of(problem, "query", entry)
+        query = token if side == "query" else token - cached
+        if not 0 <= query < problem.shape.query_length:
+            return token
+        return cached + len(line_of(problem, entry, query)) - 1
     own = member(problem, side, entry, token)
     before = sum(member(problem, side, entry, other) == own for other in range(token))
     if side == "key" or problem.causal != "bottom-right":
@@ -308,6 +324,14 @@ def position_of(problem: Problem, side: str, entry: int, token: int) -> int:
         for each in ("query", "key")
     )
     return before + keys - queries
+
+
+def line_of(problem: Problem, entry: int, query: int) -> list[int]:
+    """A query, its parent, the parent of that, and so on."""
+    line = [query]
+    while problem.tree[entry, line[-1]] >= 0:
+        line.append(int(problem.tree[entry, line[-1]]))
+    return line
 
 
 def span_of(problem: Problem, entry: int, query: int) -> int:
@@ -342,6 +366,10 @@ def may_attend(problem: Problem, entry: int, head: int, query: int, key: int) ->
         return False
     if problem.chunk is not None and there // problem.chunk != stands // problem.chunk:
         return False
+    if problem.tree is not None:
+        cached = length_of(problem, "key", entry) - length_of(problem, "query", entry)
+        if key >= cached and key - cached not in line_of(problem, entry, query):
+            return False
     return problem.mask is None or bool(broadcast(problem.mask, entry, head, query, key))
 
 

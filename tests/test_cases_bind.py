@@ -184,6 +184,18 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
             yield "chunk", how, problem.replace(chunk=size)
     if problem.spans is not None:
         yield from spoilt_spans(problem, problem.spans)
+    if problem.tree is not None:
+        tree, tokens = problem.tree, np.arange(problem.shape.query_length)
+        others = {
+            "a chain": np.broadcast_to(tokens - 1, tree.shape),
+            "all roots": np.full_like(tree, -1),
+            "of the next parents": np.minimum(tree + 1, tokens - 1),
+            "of earlier parents": np.maximum(tree - 1, -1),
+            **{how: np.minimum(rolled, tokens - 1) for how, rolled in rolls(tree)},
+        }
+        yield "tree", "left out", problem.replace(tree=None)
+        for how, other in others.items():
+            yield "tree", how, problem.replace(tree=other)
     if problem.soft_cap is not None:
         yield "soft_cap", "left out", problem.replace(soft_cap=None)
         yield "soft_cap", "twice", problem.replace(soft_cap=2.0 * problem.soft_cap)

@@ -215,6 +215,7 @@ def test_features_are_drawn_where_they_are_declared_only():
         ("window-one-key-less-before", "window"),
         ("chunk-one-more", "chunk"),
         ("spans-ignored", "spans"),
+        ("tree-with-siblings", "tree"),
         ("cap-on-unscaled", "soft cap"),
         ("sink-twice", "sinks"),
         ("rotary-pairs-swapped", "rotary"),

@@ -32,6 +32,7 @@ from conformance import (
     Sinks,
     SoftCap,
     Spans,
+    Tree,
     Window,
     attention_function,
     examine,
@@ -61,6 +62,9 @@ BOTH = MaskArgument("mask", FULL, true="attends", number="added")
         (lambda: Spans("s", "runs", none=-1), "s: none=-1; say one of 0"),
         (lambda: Spans("s", dtype="bool"), "s: dtype='bool'; say one of 'int32', "),
         (lambda: Spans("s", alignment="end"), "s: alignment='end'; say 'top-left' or"),
+        (lambda: Tree("t", "mask"), "t: form='mask'; say one of 'parents', 'ancestors'"),
+        (lambda: Tree("t", root=0), "t: root=0; say one of -1, 'own'"),
+        (lambda: Tree("t", dtype="bool"), "t: dtype='bool'; say one of 'int32', "),
         (lambda: Sinks("s", units="bits"), "s: units='bits'; say one of 'natural', 'log2'"),
         (lambda: Sinks("s", per="row"), "s: per='row'; say one of 'head', 'layer'"),
         (lambda: Alibi("a", axes="heads batch"), "a: axes='heads batch'; say one of 'heads', "),
@@ -363,6 +367,7 @@ FEATURES = {
     "window": {"window": (1, 1)},
     "chunk": {"chunk": 3},
     "spans": {"spans": np.array([[0, 2, 2, 0]] * 2), "causal": "top-left"},
+    "tree": {"tree": np.array([[-1, 0, 0, 2]] * 2)},
     "soft cap": {"soft_cap": 5.0},
     "sinks": {"sinks": np.ones(3)},
     "alibi": {"slopes": np.ones(3)},
@@ -380,7 +385,7 @@ def test_what_is_not_declared_is_named(name):
     with pytest.raises(Unsupported, match=f"^no {name}$"):
         MaskTable().spell(problem)
     masked = MaskTable((ATTENDS,))
-    if name in ("window", "chunk", "spans", "query lengths", "key lengths", "segments"):
+    if name in ("window", "chunk", "spans", "tree", "query lengths", "key lengths", "segments"):
         assert masked.spell(problem).arguments.keys() == {"mask"}
         return
     with pytest.raises(Unsupported, match=f"^no {name}$"):
@@ -505,6 +510,55 @@ def test_what_hides_later_keys_is_not_passed_beside_spans(declared, limit):
     assert table.spell(problem)
     with pytest.raises(Unsupported):
         table.spell(problem.replace(spans=SPANNED))
+
+
+TREE = np.array([[-1, 0, 0, 2], [-1, -1, 1, 0]])
+
+
+def test_what_is_passed_for_a_tree():
+    problem = ask((2, 3, 4, 6)).replace(tree=TREE)
+    given = {
+        form: MaskTable(features=(Tree("t", **form_of),)).spell(problem).arguments["t"].tolist()
+        for form, form_of in (
+            ("parents", {}),
+            ("own", {"root": "own"}),
+            ("ancestors", {"form": "ancestors"}),
+        )
+    }
+    assert given["parents"] == TREE.tolist()
+    assert given["own"] == [[0, 0, 0, 2], [0, 1, 1, 0]]
+    assert given["ancestors"][0] == [
+        [True, False, False, False],
+        [True, True, False, False],
+        [True, False, True, False],
+        [True, False, True, True],
+    ]
+
+
+def test_a_tree_ends_where_the_lengths_or_the_arrays_end():
+    problem = ask((2, 3, 4, 6)).replace(tree=TREE)
+    shorter = problem.replace(key_lengths=np.array([5, 6]))
+    for aligns in (True, False):
+        table = MaskTable(features=(Tree("t", aligns=aligns), Lengths("n")))
+        assert "t" in table.spell(problem).arguments
+        if aligns:
+            assert "t" in table.spell(shorter).arguments
+            continue
+        with pytest.raises(Unsupported):
+            table.spell(shorter)
+
+
+def test_positions_beside_a_tree_are_depths():
+    """What counts positions for itself does not find those of a tree; a chain has no others."""
+    problem = ask((2, 3, 4, 6)).replace(tree=TREE, slopes=np.ones(3))
+    tree, alibi = Tree("t"), Alibi("a", alignment="bottom-right")
+    with pytest.raises(Unsupported):
+        MaskTable(features=(tree, alibi)).spell(problem)
+    placed = MaskTable(features=(tree, alibi, PositionIds("p", "r", of=("alibi",)))).spell(problem)
+    assert placed.arguments["p"].tolist() == [[2, 3, 3, 4], [2, 2, 3, 3]]
+    assert placed.arguments["r"].tolist() == [[0, 1, 2, 3, 3, 4], [0, 1, 2, 2, 3, 3]]
+    chain = problem.replace(tree=np.tile(np.arange(-1, 3), (2, 1)))
+    assert MaskTable(features=(tree, alibi)).spell(chain).arguments.keys() == {"t", "a"}
 
 
 def test_spans_without_a_causal_mask_are_nothing_to_say():
@@ -841,6 +895,11 @@ FORMS = {
         for form in ("ids", "runs", "prefix")
         for aligned in ALIGNMENTS
         for causal in (True, False)
+    },
+    **{
+        f"Tree {form} {root} {aligns}": (Tree("tree", form, root=root, aligns=aligns),)
+        for form, root in (("parents", -1), ("parents", "own"), ("ancestors", -1))
+        for aligns in (True, False)
     },
     "SegmentIds of both": (SegmentIds("segments", "segments"),),
     "SegmentIds of each": (SegmentIds("query_segments", "key_segments"),),

@@ -388,6 +388,11 @@ def featured(problem, *names):
             "query_lengths": random.integers(0, queries + 1, batch),
         },
         "segments": {"segments": Segments(query=segments[0], key=segments[1])},
+        "tree": {
+            "tree": np.minimum(
+                np.resize([-1, 0, 0, 1, 3], (batch, queries)), np.arange(-1, queries - 1)
+            )
+        },
         "spans": {
             "spans": np.resize([1, 1, 0, 2, 2, 1, 2], (batch, keys)),
             "causal": "top-left",
@@ -399,7 +404,9 @@ def featured(problem, *names):
 
 FEATURES = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "sinks")
 COMBINED = [
-    *((name,) for name in (*FEATURES, "segments", "spans")),
+    *((name,) for name in (*FEATURES, "segments", "spans", "tree")),
+    ("tree", "lengths", "rotary"),
+    ("tree", "alibi", "window", "sinks"),
     ("spans", "segments", "alibi"),
     ("spans", "lengths", "rotary"),
     FEATURES,
@@ -458,6 +465,18 @@ def test_packed_sequences_are_what_they_are_alone():
     assert torch.allclose(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
 
 
+def test_drafted_tokens_beside_a_cache_are_each_the_text_before_them():
+    built, x = language_model(), normal(BATCH, 9, WIDTH)
+    parents = torch.tensor([[-1, 0, 0, 2, -1]]).expand(BATCH, -1)
+    cache = positions.Cache()
+    built(x[:, :4], causal="bottom-right", cache=cache)
+    drafted = built(x[:, 4:], cache=cache, query_parents=parents)
+    for token, line in enumerate(([0], [0, 1], [0, 2], [0, 2, 3], [4])):
+        text = torch.cat([x[:, :4], *(x[:, 4 + at : 5 + at] for at in line)], 1)
+        alone = built(text, causal="bottom-right")[:, -1]
+        assert torch.allclose(drafted[:, token], alone, rtol=0, atol=1e-12)
+
+
 def test_a_span_beside_a_cache_is_that_of_the_whole():
     built, x = language_model(), normal(BATCH, 10, WIDTH)
     spans = torch.tensor([[0, 1, 1, 1, 0, 2, 2, 2, 2, 0]]).expand(BATCH, -1)
@@ -510,6 +529,8 @@ def test_arguments_that_cannot_be_beside_each_other():
     built(x, causal="bottom-right", cache=cache)
     with pytest.raises(ValueError, match="a cache has neither lengths nor segments"):
         built(x, cache=cache, key_lengths=torch.ones(BATCH, dtype=torch.int64))
+    with pytest.raises(ValueError, match="a parent is the index of an earlier query, or -1"):
+        built(x, query_parents=torch.ones(BATCH, QUERIES, dtype=torch.int64))
     with pytest.raises(ValueError, match="spans add keys to a causal mask: pass causal too"):
         built(x, key_spans=torch.ones(BATCH, QUERIES, dtype=torch.int64))
     with pytest.raises(ValueError, match="pass segments of both queries and keys"):

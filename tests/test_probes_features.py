@@ -24,6 +24,7 @@ from conformance import (
     Sinks,
     SoftCap,
     Spans,
+    Tree,
     Unsupported,
     Window,
     attention_function,
@@ -333,9 +334,104 @@ def test_a_window_may_hold_inside_a_span(told, limited):
     assert entry.agrees == (told == list(HELD)[0 if limited else 2])
 
 
+def grown(change=lambda line, parent: line, *, start=False, cache=True, root=-1):
+    """Each drafted token sees its ancestors; `change` is one to who sees whom."""
+
+    def logits(found, tree):
+        queries, keys = found.shape[-2:]
+        own = np.tile(np.eye(queries, dtype=bool), (len(tree), 1, 1))
+        line = own.copy()
+        for entry, token in np.ndindex(tree.shape):
+            if tree[entry, token] != (token if root == "own" else -1):
+                line[entry, token] |= line[entry, tree[entry, token]]
+        parent = (tree[:, :, None] == np.arange(queries)) & ~own
+        seen = np.full((len(tree), queries, keys), cache)
+        seen[..., slice(queries) if start else slice(keys - queries, keys)] = change(line, parent)
+        return np.where(seen[:, None], found, -np.inf)
+
+    return logits
+
+
+BESIDE_TWO = "tree, fewer queries than keys"
+
+
+@pytest.mark.parametrize("root", [-1, "own"])
+def test_a_drafted_token_sees_its_ancestors(root):
+    found = entries(fake(grown(root=root), masks=(), features=(Tree("tree", root=root),)), "trees")
+    assert len(found) == 2
+    assert all(entry.agrees for entry in found.values())
+    told = "the cached keys, a drafted token itself and its ancestors"
+    assert say(found[BESIDE_TWO].value) == told
+
+
+def test_ancestors_may_be_a_mask():
+    def logits(found, tree):
+        seen = np.ones(found.shape, bool)
+        seen[..., found.shape[3] - found.shape[2] :] = tree[:, None]
+        return np.where(seen, found, -np.inf)
+
+    found = entries(fake(logits, masks=(), features=(Tree("tree", "ancestors"),)), "trees")
+    assert all(entry.agrees for entry in found.values())
+
+
+def same_parent(line, parent):
+    return line | (parent[:, :, None] == parent[:, None]).all(axis=-1)
+
+
+OTHERS = {
+    "all keys before, whatever the tree": lambda line, parent: np.tri(6, dtype=bool),
+    "the cached keys, a drafted token itself and its parent": (
+        lambda line, parent: parent | np.eye(6, dtype=bool)
+    ),
+    "the cached keys and a drafted token itself": lambda line, parent: np.eye(6, dtype=bool),
+    "the cached keys and the ancestors of a drafted token": (
+        lambda line, parent: line & ~np.eye(6, dtype=bool)
+    ),
+    "the ancestors of a drafted token and those with the same parent": same_parent,
+    "the ancestors of a drafted token and its descendants": (
+        lambda line, parent: line | line.swapaxes(1, 2)
+    ),
+    "the descendants of a drafted token": lambda line, parent: line.swapaxes(1, 2),
+    "the ancestors of a drafted token and the last one": (
+        lambda line, parent: line | (np.arange(6) == 5)
+    ),
+    "the ancestors of a drafted token and the first one": (
+        lambda line, parent: line | (np.arange(6) == 0)
+    ),
+    "every key": lambda line, parent: True,
+}
+
+
+@pytest.mark.parametrize("told", OTHERS)
+def test_a_drafted_token_may_see_others(told):
+    entry = entries(fake(grown(OTHERS[told]), masks=(), features=(Tree("tree"),)), "trees")
+    assert say(entry[BESIDE_TWO].value) == told
+    assert not entry[BESIDE_TWO].agrees
+
+
+def test_drafted_tokens_may_see_no_cache_or_be_the_first_keys():
+    for told, how in (
+        ("the ancestors of a drafted token and no cached key", {"cache": False}),
+        ("the first keys by the tree, and all keys after these", {"start": True}),
+    ):
+        found = entries(fake(grown(**how), masks=(), features=(Tree("tree"),)), "trees")
+        assert [entry.agrees for entry in found.values()] == [True, False]
+        assert say(found[BESIDE_TWO].value) == told
+
+
 def test_experiments_on_features_are_for_those_who_have_them():
     known = {item.name: item for item in EXPERIMENTS}
-    names = ("windows", "chunks", "spans", "lengths", "soft-cap", "sinks", "alibi", "rotary")
+    names = (
+        "windows",
+        "chunks",
+        "spans",
+        "trees",
+        "lengths",
+        "soft-cap",
+        "sinks",
+        "alibi",
+        "rotary",
+    )
     names += ("rotary-scaling",)
     assert all(known[name].needs for name in names)
     plain = fake(usual)

@@ -359,6 +359,7 @@ def test_features_are_listed_in_the_order_of_the_definition():
         "window": ("window",),
         "chunk": ("chunk",),
         "spans": ("spans",),
+        "tree": ("tree",),
         "left window": ("window",),
         "lengths": ("lengths",),
         "segments": ("segments",),
@@ -368,7 +369,7 @@ def test_features_are_listed_in_the_order_of_the_definition():
     }
     every = make(modern=tuple(MODERN), head_size=5).features
     order = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "segments")
-    assert every == (*order, "positions", "chunk", "spans", "sinks")
+    assert every == (*order, "positions", "chunk", "spans", "tree", "sinks")
     assert make(modern=("window",)).replace(window=(0, None)).features == ("window",)
 
 
@@ -416,7 +417,7 @@ def test_every_number_of_a_feature_is_in_the_digest():
         changed = np.where(array == array.max(), array - 1, array)
         value = dataclasses.replace(getattr(problem, field), **{part: changed}) if part else changed
         changes.append({field: value})
-    assert len(changes) == 8 + 11
+    assert len(changes) == 8 + 12
     digests = {problem.replace(**change).digest() for change in ({}, *changes)}
     assert len(digests) == 1 + len(changes)
     assert make().digest() == "609a9e0774670853b7418aae8b93304e"

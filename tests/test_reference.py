@@ -302,6 +302,7 @@ NOTHING = {
     "scaling": {"rotary_scaling": RotaryScaling(rope_type="linear", factor=3.0)},
     "chunk": {"chunk": 5},
     "spans": {"spans": np.zeros((2, 5), int)},
+    "tree": {"tree": np.tile(np.arange(-1, 2), (2, 1))},
     "lengths": {"query_lengths": np.array([3, 3]), "key_lengths": np.array([5, 5])},
     "segments": {"segments": Segments(query=np.zeros((2, 3), int), key=np.zeros((2, 5), int))},
     "positions": {

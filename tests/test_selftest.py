@@ -87,6 +87,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "declared sizes",
         "chunk",
         "spans",
+        "tree",
         "window",
         "cap",
         "sink",

@@ -21,6 +21,7 @@ from conformance import (
     Sinks,
     SoftCap,
     Spans,
+    Tree,
     Window,
 )
 from conformance.adapter import keywords
@@ -56,6 +57,7 @@ class Ours(Layer):
         Lengths("key_lengths", of="keys", dtype="int64"),
         Lengths("query_lengths", of="queries", dtype="int64"),
         SegmentIds("query_segments", "key_segments", dtype="int64"),
+        Tree("query_parents", dtype="int64"),
         Spans("key_spans", alignment="top-left", causal=True, dtype="int64"),
     )
     parameters = (

@@ -35,7 +35,7 @@ Language models add some of the following, in this order:
     sinks     the sum in p_ijh gets the term exp(sink_h)   gpt-oss, arXiv:2508.10925
 
 With a sink, the weights of a query sum to less than one. `positions.py` defines p_i and r_j,
-windows, lengths, segments and spans.
+windows, lengths, segments, spans and trees of drafted tokens.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class MultiHeadAttention(nn.Module):
         key_positions: Int[Tensor, "batch key"] | None = None,
         query_positions: Int[Tensor, "batch query"] | None = None,
         key_spans: Int[Tensor, "batch key"] | None = None,
+        query_parents: Int[Tensor, "batch query"] | None = None,
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> Output | tuple[Output, Weights]:
@@ -172,15 +173,17 @@ class MultiHeadAttention(nn.Module):
         Lengths count the tokens of each batch entry that are not padding. Tokens see each other
         only if their segments are equal. Beside `causal`, a query also sees the later keys of its
         span: those with the number that `key_spans` has for the key at its position, if that is not
-        0. With a cache, `key_spans` are of all its keys. Positions that are not given are derived
-        from lengths, segments, cache and `causal`. A `cache` is extended by the new keys and
-        values; all of its keys then take part, so the key axis of masks has the length of the
+        0. With a cache, `key_spans` are of all its keys. With `query_parents`, the queries are
+        drafted tokens: each sees the cached keys, itself and those from which it descends; -1 is
+        the parent of those that follow the cached keys. Positions that are not given are derived
+        from lengths, segments, cache, parents and `causal`. A `cache` is extended by the new keys
+        and values; all of its keys then take part, so the key axis of masks has the length of the
         extended cache.
 
         Raises:
             ValueError: if shapes do not fit, `causal` is unknown, only one side has segments, keys
-                have lengths or segments although the cache is not empty, or there are spans without
-                `causal`.
+                have lengths or segments although the cache is not empty, there are spans without
+                `causal`, or a parent is not before its token.
             TypeError: if a mask is not a boolean tensor, or `attn_bias` is not floating-point.
         """
         key = query if key is None else key
@@ -196,7 +199,12 @@ class MultiHeadAttention(nn.Module):
 
         axes = (query.shape[0], self.heads, query.shape[1], past + key.shape[1])
         lengths, segments = (query_lengths, key_lengths), (query_segments, key_segments)
-        tokens = Tokens(axes[2], axes[3], past, *lengths, *segments, key_spans)
+        if (
+            query_parents is not None
+            and (query_parents >= torch.arange(axes[2], device=query.device)).any()
+        ):
+            raise ValueError("a parent is the index of an earlier query, or -1")
+        tokens = Tokens(axes[2], axes[3], past, *lengths, *segments, key_spans, query_parents)
         _check_causal(causal)
         p, r = tokens.positions(causal, query.device)
         p = p if query_positions is None else query_positions

@@ -5,6 +5,7 @@ Query i has position p_i, and key j has position r_j. Positions count from 0, wi
     packed sequences  (segments)      each begins again at position 0
     "bottom-right"    (causal)        the last query of a sequence has the position of its last key
     a cache of P keys                 new queries and keys begin at P
+    drafted tokens    (parents)       each has the position after its parent's, or after the cache
 
 Query i may attend to key j iff all of these hold:
 
@@ -12,6 +13,7 @@ Query i may attend to key j iff all of these hold:
     window        p_i - before <= r_j <= p_i + after
     segments      query and key are in the same segment
     lengths       i < query length and j < key length of the entry
+    tree          key j is cached, or drafted, and query i descends from it or is the same token
 
 Easy to miss in a port: the query's own key is not one of the window's keys before it; causality
 compares positions, because comparing indices would hide the cache; padding does not count, so with
@@ -68,10 +70,11 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The numbers of queries and keys and, if given, their lengths, segments and spans.
+    """The numbers of queries and keys and, if given, their lengths, segments, spans and tree.
 
     Lengths are `[batch]`, and segments `[batch query]` and `[batch key]`. Spans are `[batch key]`,
-    0 for keys in none. `past` is the number of
+    0 for keys in none. Parents are `[batch query]`: the index of the query from which each one
+    descends, or -1; the queries are then the last keys of each entry. `past` is the number of
     keys in the cache; these are the first ones, and `keys` includes them.
     """
 
@@ -83,6 +86,7 @@ class Tokens:
     query_segments: OfQueries | None = None
     key_segments: OfKeys | None = None
     key_spans: OfKeys | None = None
+    query_parents: OfQueries | None = None
 
     def positions(self, causal: Causal | None, device: torch.device) -> tuple[OfQueries, OfKeys]:
         """Return the positions of queries and keys, with a batch axis of full size or 1.
@@ -93,6 +97,11 @@ class Tokens:
         r = torch.arange(self.keys, device=device)[None]
         if self.query_segments is not None and self.key_segments is not None:
             p, r = _ranks(self.query_segments), _ranks(self.key_segments)
+        if self.query_parents is not None:
+            depth = self.ancestors(self.query_parents).sum(-1) - 1
+            index = self.drafted(device)
+            of_keys = depth.gather(1, index.clamp(0, self.queries - 1)) - index
+            return (r - index)[:, :1] + depth, r + of_keys.where(index >= 0, 0)
         if causal != "bottom-right":
             return p, r
         used_queries, used_keys = self.used(device)
@@ -138,7 +147,31 @@ class Tokens:
             visible = visible & (ahead <= after)
         if self.query_segments is not None and self.key_segments is not None:
             visible = visible & (self.query_segments[:, :, None] == self.key_segments[:, None])
+        if self.query_parents is not None:
+            index = self.drafted(p.device)[:, None].expand(-1, self.queries, -1)
+            line = self.ancestors(self.query_parents)
+            visible = visible & (line.gather(2, index.clamp(0, self.queries - 1)) | (index < 0))
         return visible[:, None]
+
+    def drafted(self, device: torch.device) -> Int[Tensor, "batch key"]:
+        """Return the index of the query that each key is; negative for cached keys."""
+        assert self.query_parents is not None
+        used_queries, used_keys = self.used(device)
+        cached = used_keys.sum(-1, True) - used_queries.sum(-1, True)
+        index = torch.arange(self.keys, device=device) - cached
+        return index.expand(len(self.query_parents), -1)
+
+    @staticmethod
+    def ancestors(parents: OfQueries) -> Bool[Tensor, "batch query query"]:
+        """Return an array, True where the second query is the first or one of its ancestors."""
+        count = parents.shape[1]
+        own = torch.eye(count, dtype=torch.bool, device=parents.device)
+        line = own.repeat(len(parents), 1, 1)
+        for query in range(1, count):  # parents are before their children
+            above = parents[:, query].clamp(min=0)[:, None, None].expand(-1, 1, count)
+            child = line.gather(1, above)[:, 0] & (parents[:, query, None] >= 0)
+            line[:, query] |= child
+        return line
 
     def in_one_span(self, ahead: Int[Tensor, "#batch query key"]) -> Bool[Tensor, ...]:
         """Return an array that broadcasts to `ahead`, True where query and key are in one span.

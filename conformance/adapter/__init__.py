@@ -24,6 +24,7 @@ from conformance.adapter.features import (
     SoftCap,
     Spans,
     Static,
+    Tree,
     Window,
 )
 from conformance.adapter.handing import Cache, Packed, Pages
@@ -62,6 +63,7 @@ __all__ = [
     "Spans",
     "Spelling",
     "Static",
+    "Tree",
     "Window",
     "framework",
     "keywords",

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import numpy as np
 
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.features import within_spans
+from conformance.definition.features import ancestors, drafted, within_spans
 from conformance.definition.geometry import Fixed
 from conformance.definition.problem import NO_WINDOW, Causal, Norm, Pairs, Problem, Rotary, Shape
 from conformance.definition.rotary import ScalingKind, turning
@@ -40,7 +40,10 @@ Static = bool | int | float | str | tuple[Any, ...] | None
 """A plain value, which is passed unchanged and is a constant in a compiled program."""
 Value = np.ndarray | Static
 
-MASKABLE = ("key lengths", "query lengths", "segments", "spans", "window", "chunk", "alibi")
+MASKABLE = (
+    *("key lengths", "query lengths", "segments", "tree"),
+    *("spans", "window", "chunk", "alibi"),
+)
 """The parts of a problem that a mask or an additive bias can express."""
 PARTS = (
     *("positions", *MASKABLE, "soft cap", "sinks"),
@@ -49,7 +52,7 @@ PARTS = (
 """The parts of a problem other than mask, causal mask and bias.
 
 "positions" are explicit positions of the tokens."""
-MEETING = ("key lengths", "query lengths", "segments")
+MEETING = ("key lengths", "query lengths", "segments", "tree")
 """The rules that decide, regardless of position, whether a query may attend to a key."""
 
 WHOLE = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8")
@@ -425,6 +428,63 @@ class Spans(Feature):
         rules = dict(problem.rules())
         met = [rule for name, rule in rules.items() if name in MEETING]
         return not np.any(reduce(np.logical_and, met, found[:, None] != rules["causal"]))
+
+
+TreeForm = Literal["parents", "ancestors"]
+
+
+@dataclass(frozen=True)
+class Tree(Feature):
+    """An argument for a tree of drafted tokens, of which each sees those from which it descends.
+
+    The drafted tokens are the queries, and the last keys. `PositionIds` pass their positions, which
+    are depths in the tree; without them, positions count tokens.
+
+    Args:
+        name: the name of the argument.
+        form: what the array is. "parents": integers `[batch query]`, for each query the index of
+            the query from which it descends. "ancestors": booleans `[batch query query]`, True
+            where the second is the first or one of its ancestors.
+        root: for "parents", the number for a query that descends from none: -1, or "own" if it is
+            the index of the query itself.
+        aligns: whether the last query and the last key are those of lengths that are passed too,
+            not those of the arrays.
+        dtype: the integer dtype that parents must have.
+    """
+
+    name: str
+    form: TreeForm = "parents"
+    root: int | Literal["own"] = -1
+    aligns: bool = True
+    dtype: str = "int32"
+    says: ClassVar[tuple[str, ...]] = ("tree",)
+
+    def __post_init__(self) -> None:
+        check_choices(
+            self.name,
+            form=(self.form, get_args(TreeForm)),
+            root=(self.root, (-1, "own")),
+            dtype=(self.dtype, WHOLE),
+        )
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        tree, shape = problem.tree, problem.shape
+        if tree is None or said.handing is not None or shape.key_length < shape.query_length:
+            return
+        counted = (said.keys, said.queries) if self.aligns else (None, None)
+        lengths = zip(counted, (shape.key_length, shape.query_length), strict=True)
+        keys, queries = (np.reshape(full if own is None else own, (-1, 1)) for own, full in lengths)
+        index = np.arange(shape.key_length) - (keys - queries)
+        if not (index == drafted(problem)).all():
+            return
+        yield said.saying("tree", **{self.name: self.native(tree)})
+
+    def native(self, tree: np.ndarray) -> np.ndarray:
+        """Return the value of the argument for parents `[batch query]`, -1 for none."""
+        if self.form == "ancestors":
+            return ancestors(tree)
+        own = np.arange(tree.shape[1]) if self.root == "own" else -1
+        return np.where(tree < 0, own, tree).astype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -907,6 +967,7 @@ DECLARATIONS: tuple[type[Feature], ...] = (
     Window,
     Chunk,
     Spans,
+    Tree,
     SoftCap,
     Sinks,
     Alibi,

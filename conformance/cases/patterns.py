@@ -665,6 +665,17 @@ def spans_prefix(shape: Shape, causal: Causal | None, random: np.random.Generato
     return {"spans": 1 * (keys < shape.key_length - 2 - entries % 2)}
 
 
+def tree_of_drafts(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a tree in which tokens have siblings and parents that are not the token before them.
+
+    In each batch entry the second token, or the third, descends from no drafted token.
+    """
+    tokens, entries = np.arange(shape.query_length), np.arange(shape.batch)[:, None]
+    parents = np.where(tokens % 3 == 2, tokens - 2, (tokens - 1) // 2)
+    roots = (tokens == 0) | (tokens == 1 + entries % 2)
+    return {"tree": np.where(roots, -1, np.minimum(parents, tokens - 1))}
+
+
 def soft_cap(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return a soft cap of 1.5, which matters because logits of ordinary cases reach about 4."""
     return {"soft_cap": 1.5}

@@ -1,4 +1,4 @@
-"""Known defects in windows, spans, caps, sinks, ALiBi, rotary positions, norms, lengths, segments.
+"""Known defects in windows, spans, trees, caps, sinks, ALiBi, rotary positions, norms, lengths.
 
 With most of these defects, an implementation interprets a convention differently, or ignores a
 feature. Defects that appear when queries are passed in chunks, beside a cache, are here too.
@@ -16,7 +16,13 @@ import numpy as np
 from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
-from conformance.definition.features import span_of_queries, within_chunks, within_spans
+from conformance.definition.features import (
+    ancestors,
+    drafted,
+    span_of_queries,
+    within_chunks,
+    within_spans,
+)
 from conformance.definition.problem import (
     NO_WINDOW,
     Pairs,
@@ -42,6 +48,8 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     Those about queries in chunks beside a cache, and about windows in whole blocks, come last.
     """
     problem = maker.problem
+    if problem.tree is not None:
+        yield from _tree(maker, problem.tree)
     if problem.window != NO_WINDOW:
         yield from _window(maker, problem.window)
     if problem.chunk is not None:
@@ -285,6 +293,52 @@ def _spans(maker: Maker, ids: IntArray) -> Iterator[Hypothesis]:
     for cause, allowed in masks.items():
         if not np.array_equal(allowed, maker.right.allowed):
             yield maker.masked(cause, allowed)
+
+
+def _tree(maker: Maker, tree: IntArray) -> Iterator[Hypothesis]:
+    """Yield hypotheses about drafted tokens, whose positions are right in all but the last."""
+    problem, queries = maker.problem, tree.shape[1]
+    base, at, tokens = _without(problem, "tree"), drafted(problem), np.arange(queries)
+    line, parents = ancestors(tree), tree[:, :, None] == tokens
+    cached, own = at < 0, np.eye(queries, dtype=np.bool_)[None]
+    chain = tokens <= tokens[:, None]
+    up = [np.broadcast_to(own, line.shape)]
+    for _ in range(2):
+        up.append(own | (1 * up[-1] @ (1 * parents) > 0))
+    siblings = tree[:, :, None] == tree[:, None]
+    end = np.arange(problem.shape.key_length)[None] - problem.shape.key_length + queries
+
+    def seen(line: BoolArray, at: IntArray = at, cached: BoolArray = cached) -> BoolArray:
+        there = (at >= 0) & (at < queries)
+        index = np.where(there, at, 0)[:, None]
+        of_line = np.take_along_axis(line, index, axis=2) & there[:, None]
+        return base & (of_line | cached[:, None])[:, None]
+
+    whole = np.broadcast_to(np.array(True), line.shape)
+    known: list[tuple[str, About, BoolArray]] = [
+        ("tree.not-applied", NO_MORE, base),
+        ("tree.as-chain", NO_MORE, seen(whole & chain)),
+        *(("tree.generations", {"count": n}, seen(up[n])) for n in range(3)),
+        ("tree.without-own", NO_MORE, seen(line & ~own)),
+        ("tree.root-is-last", NO_MORE, seen(line | (tokens == queries - 1))),
+        ("tree.root-is-first", NO_MORE, seen(line | (tokens == 0))),
+        ("tree.with-siblings", NO_MORE, seen(line | siblings)),
+        ("tree.with-descendants", NO_MORE, seen(line | line.swapaxes(1, 2))),
+        ("tree.of-descendants", NO_MORE, seen(line.swapaxes(1, 2))),
+        ("tree.without-cache", NO_MORE, seen(line, cached=cached & (at >= 0))),
+        ("tree.without-last-cached", NO_MORE, seen(line, cached=at < -1)),
+        ("tree.of-first-entry", NO_MORE, seen(np.broadcast_to(line[:1], line.shape))),
+    ]
+    others = {"tree.moved": at - 1, "tree.at-end-of-array": np.broadcast_to(end, at.shape)}
+    for cause, other in others.items():
+        about = {"by": 1} if cause == "tree.moved" else NO_MORE
+        known.append((cause, about, seen(line, other, other < 0)))
+    for cause, about, allowed in known:
+        if not np.array_equal(allowed, maker.right.allowed):
+            yield maker.masked(cause, allowed, about)
+    keys = np.broadcast_to(np.arange(at.shape[1]), at.shape)
+    rows = tokens + keys[:, :1] - at[:, :1]
+    yield _asked(maker, "tree.positions-by-index", positions=Positions(query=rows, key=keys))
 
 
 def _without(problem: Problem, *left_out: str) -> BoolArray:

@@ -869,6 +869,103 @@ def within_spans(queries: IntArray, keys: IntArray) -> BoolArray:
     return np.asarray(same & (keys[..., None, :] != 0))
 
 
+class _TreeEntry(FeatureEntry):
+    name = "tree"
+    step = OF_RULES
+    absent = MappingProxyType({"tree": None})
+    arrays = MappingProxyType({"tree": ("batch", "query_length")})
+    whole = True
+    drawn = ("tree_of_drafts",)
+
+    def check(self, problem: Problem) -> None:
+        assert problem.tree is not None
+        before = np.arange(problem.shape.query_length)
+        if not ((problem.tree >= -1) & (problem.tree < before)).all():
+            raise WrongShape(
+                "tree has a parent that is not before its token; parents are indices of earlier "
+                "queries, or -1"
+            )
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        assert problem.tree is not None
+        leaves = sum(
+            problem.shape.query_length - len(np.unique(parents[parents >= 0]))
+            for parents in problem.tree
+        )
+        yield f"a tree of drafted tokens with {plural(leaves, 'leaf', 'leaves')}"
+
+    def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
+        assert problem.tree is not None
+        yield "tree", within_tree(problem.tree, drafted(problem))[:, None]
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        shape = problem.shape
+        chain = np.tile(np.arange(shape.query_length) - 1, (shape.batch, 1))
+        if problem.tree is not None and not np.array_equal(problem.tree, chain):
+            yield {"tree": chain}
+
+    def cut(self, arrays: dict[str, Any], kept: Mapping[str, list[int]]) -> None:
+        """Let tokens whose parents are removed descend from the nearest ancestor that is kept."""
+        if "tree" in arrays and "query_length" in kept:
+            tree, left = arrays["tree"].copy(), kept["query_length"]
+            for entry, token in np.ndindex(tree.shape):
+                while tree[entry, token] >= 0 and tree[entry, token] not in left:
+                    tree[entry, token] = tree[entry, tree[entry, token]]
+            places = {token: place for place, token in enumerate(left)}
+            arrays["tree"] = np.vectorize(lambda parent: places.get(parent, -1))(tree)
+
+
+def drafted(problem: Problem) -> IntArray:
+    """Return the index of the query that each key is, `[batch key]`; negative for cached keys.
+
+    The last key of an entry, within its length, is its last query.
+    """
+    keys, queries = np.arange(problem.shape.key_length)[None], problem.shape.query_length
+    more = problem.shape.key_length if problem.key_lengths is None else problem.key_lengths[:, None]
+    less = queries if problem.query_lengths is None else problem.query_lengths[:, None]
+    return np.broadcast_to(keys - (more - less), (problem.shape.batch, keys.shape[1]))
+
+
+def ancestors(tree: IntArray) -> BoolArray:
+    """Return `[batch query query]`, True where the second is the first or one of its ancestors."""
+    batch, queries = tree.shape
+    found, entries = np.zeros((batch, queries, queries), np.bool_), np.arange(batch)
+    for query in range(queries):
+        parents = tree[:, query]
+        found[:, query] = found[entries, parents] & (parents >= 0)[:, None]
+        found[:, query, query] = True
+    return found
+
+
+def within_tree(tree: IntArray, keys: IntArray) -> BoolArray:
+    """Return `[batch query key]`, True for cached keys, for a query itself and for its ancestors.
+
+    `keys` is the index of the query that each key is, as `drafted` returns it.
+    """
+    queries = tree.shape[1]
+    if not queries:
+        return np.zeros((len(tree), 0, keys.shape[1]), np.bool_)
+    at = np.clip(keys, 0, queries - 1)[:, None]
+    own = np.take_along_axis(ancestors(tree), at, axis=2)
+    return np.where((keys < queries)[:, None], own, False) | (keys < 0)[:, None]
+
+
+def depths(problem: Problem) -> tuple[IntArray, IntArray]:
+    """Return the positions of queries and keys in a tree: a child stands after its parent.
+
+    They are `[batch query]` and `[batch key]`; cached keys stand at their indices.
+    """
+    assert problem.tree is not None
+    keys, queries = drafted(problem), problem.shape.query_length
+    cached = np.arange(problem.shape.key_length) - keys
+    depth = ancestors(problem.tree).sum(axis=2) - 1
+    if not queries or not keys.shape[1]:
+        return depth, np.arange(keys.shape[1])[None]
+    of_keys = np.take_along_axis(depth, np.clip(keys, 0, queries - 1), axis=1)
+    inside = (keys >= 0) & (keys < queries)
+    return cached[:, :1] + depth, cached + np.where(inside, of_keys, keys)
+
+
 def _listed(values: Array | IntArray | None) -> str:
     return some([f"{value:.3g}" for value in ([] if values is None else values)], 8)
 
@@ -885,6 +982,7 @@ FEATURES: tuple[FeatureEntry, ...] = (
     _PositionsEntry(),
     _ChunkEntry(),
     _SpansEntry(),
+    _TreeEntry(),
 )
 """All features, in the order of the fields of `Problem`."""
 

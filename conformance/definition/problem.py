@@ -40,7 +40,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray, DType, IntArray, dtype_of
-from conformance.definition.features import ARRAYS, FEATURES, IN_ORDER, FeatureEntry
+from conformance.definition.features import ARRAYS, FEATURES, IN_ORDER, FeatureEntry, depths
 from conformance.definition.features import NO_WINDOW as NO_WINDOW
 from conformance.definition.features import Norm as Norm
 from conformance.definition.features import Pairs as Pairs
@@ -321,6 +321,10 @@ class Problem:
             in the span of the key at its position, and sees the keys of its span although a causal
             mask would hide them. All other rules still hold. Without a causal mask, spans change
             nothing.
+        tree: `[batch query]`, the tree of drafted tokens that the queries are: the index of the
+            query from which each descends, or -1 if it follows the cached keys. The last keys are
+            these queries, as with "bottom-right". A query sees, of these, itself and its ancestors,
+            and stands one position after its parent.
 
     Raises:
         WrongShape: if an array does not fit the shape, or a number of a feature is out of range.
@@ -353,6 +357,7 @@ class Problem:
     positions: Positions | None = None
     chunk: int | None = None
     spans: IntArray | None = None
+    tree: IntArray | None = None
 
     def __post_init__(self) -> None:
         for name, wanted in self.shape.input_shapes().items():
@@ -410,7 +415,8 @@ class Problem:
         """The position of each query, `[batch query]`, counted from 0 in its sequence.
 
         With the causal alignment "bottom-right", the last query of a sequence has the position of
-        its last key. If the problem has `positions`, these take precedence.
+        its last key. In a tree, a query stands one position after its parent. If the problem has
+        `positions`, these take precedence.
         """
         size = (self.shape.batch, self.shape.query_length)
         return np.broadcast_to(self._positions()[0], size)
@@ -432,6 +438,8 @@ class Problem:
         """Return the positions of queries and keys, with a batch axis of full size or 1."""
         if self.positions is not None:
             return self.positions.query, self.positions.key
+        if self.tree is not None:
+            return depths(self)
         shape, segments = self.shape, self.segments
         if segments is None:
             queries, keys = np.arange(shape.query_length)[None], np.arange(shape.key_length)[None]
@@ -478,9 +486,9 @@ class Problem:
     def rules(self) -> Iterator[tuple[str, BoolArray]]:
         """Yield, for each rule besides the mask, its name and an array, True where it allows a key.
 
-        The rules are "causal", "window", "query lengths", "key lengths", "segments" and "chunk", as
-        far as the problem has them. Spans belong to "causal", to which they add keys. Each array
-        broadcasts to the shape of the logits.
+        The rules are "causal", "window", "query lengths", "key lengths", "segments", "chunk" and
+        "tree", as far as the problem has them. Spans belong to "causal", to which they add keys.
+        Each array broadcasts to the shape of the logits.
         """
         if self.causal is not None:
             seen = self.distances() <= 0

@@ -26,6 +26,7 @@ from conformance.adapter.features import (
     Sinks,
     SoftCap,
     Spans,
+    Tree,
     Window,
 )
 from conformance.adapter.native import NativeAdapter, Prepared
@@ -192,6 +193,7 @@ class Featureful(Contestant):
             Window("window", alignment=alignment),
             Chunk("chunk", alignment=alignment),
             Spans("spans", alignment=alignment),
+            Tree("tree"),
             SoftCap("soft_cap"),
             Sinks("sinks"),
             Alibi("slopes", alignment=alignment),
@@ -208,5 +210,5 @@ class Featureful(Contestant):
     def for_problem(cls, name: str, kind: type[Attention], problem: Problem) -> Featureful:
         """Return it with the alignment of a problem, and told positions that it cannot count."""
         unequal = problem.segments is not None and problem.shape.sharing != "self"
-        positions = unequal or problem.positions is not None
+        positions = unequal or problem.positions is not None or problem.tree is not None
         return cls(name, kind, problem.causal or "top-left", positions=positions)

@@ -338,6 +338,8 @@ class Featured(Attention):
             yield self.in_window(self.distance())
         if self.argument("chunk") is not None:
             yield self.in_chunk(self.query_positions(), self.key_positions())
+        if self.argument("tree") is not None:
+            yield self.in_tree()
         if self.argument("key_lengths") is not None:
             yield self.within_length()
         if self.argument("query_lengths") is not None:
@@ -389,6 +391,37 @@ class Featured(Attention):
     def in_chunk(self, queries: Array, keys: Array) -> Array:
         size = self.chunk_size()
         return (queries[:, :, None] // size == keys[:, None] // size)[:, None]
+
+    def in_tree(self) -> Array:
+        """Whether a key is cached, or drafted and in the line of the query, `[b 1 q k]`."""
+        at = np.broadcast_to(self.drafted(), (self.batch, self.keys))
+        there = (at >= 0) & (at < self.queries)
+        index = np.where(there, at, 0)[:, None]
+        line = np.take_along_axis(self.line(self.parents()), index, axis=2) & there[:, None]
+        return (line | self.cached_keys(at)[:, None])[:, None]
+
+    def parents(self) -> Array:
+        """The parent of each drafted token, `[b q]`; -1 for none."""
+        return self.argument("tree")
+
+    def drafted(self) -> Array:
+        """Which query each key is, `[b k]`; negative for cached keys."""
+        return np.arange(self.keys) - self.before_queries()
+
+    def cached_keys(self, drafted: Array) -> Array:
+        """Which keys all drafted tokens see, `[b k]`."""
+        return drafted < 0
+
+    def line(self, parents: Array) -> Array:
+        """Each drafted token and its ancestors, `[b q q]`."""
+        line = np.broadcast_to(
+            np.eye(self.queries, dtype=bool), (self.batch,) + 2 * (self.queries,)
+        )
+        line = line.copy()
+        for entry, token in np.ndindex(parents.shape):
+            if parents[entry, token] >= 0:
+                line[entry, token] |= line[entry, parents[entry, token]]
+        return line
 
     def keys_in_use(self) -> Array:
         return (np.arange(self.keys) < self.used("key")[:, None])[:, None, None]
@@ -478,10 +511,10 @@ class Featured(Attention):
 
         Frequencies that depend on the length turn keys that are stored anew with each query.
         """
-        ragged = ("key_lengths", "query_lengths", "query_segments", "query_positions", "spans")
+        ragged = ("key_lengths", "query_lengths", "query_segments", "query_positions")
         aligned = self.at_end() and self.given.causal
         aligned = aligned and self.kind() not in ("dynamic", "longrope")
-        return aligned and all(self.argument(name) is None for name in ragged)
+        return aligned and all(self.argument(n) is None for n in (*ragged, "spans", "tree"))
 
     def dialogue(self) -> Array:
         """The context where the first keys were stored before, and queries come in chunks."""

@@ -354,6 +354,154 @@ _add(
     relaxed=_beside("relaxed", _has("window"), lambda a, seen: seen),
 )
 
+# Trees of drafted tokens.
+
+_add = _chapter("tree", "tree/gqa")
+
+
+def _line(change: Callable[[Array, Array], Array]) -> Callable[..., Any]:
+    """A change to who is in the line of whom, given the parents too."""
+    return lambda a, parents: change(Featured.line(a, parents), parents)
+
+
+def _parents(line: Array, parents: Array) -> Array:
+    """Which token is the parent of which, `[b q q]`."""
+    return parents[:, :, None] == np.arange(parents.shape[1])
+
+
+def _with(line: Array, token: int) -> Array:
+    """The line of each token with one more token in it."""
+    return line | (np.arange(line.shape[2]) == token % line.shape[2])
+
+
+def _own(line: Array) -> Array:
+    return np.eye(line.shape[1], dtype=bool)[None]
+
+
+def _by_index(a: Featured, side: str) -> Array:
+    """Where the tokens stood if there were no tree."""
+    return a.index(side) + (a.before_queries() if side == "query" else 0)
+
+
+_add(
+    "tree-ignored",
+    "accepts a tree and drops it",
+    in_tree=lambda a: np.ones((1, 1, 1, 1), bool),
+)
+_add(
+    "tree-as-chain",
+    "lets a drafted token see all those before it, as in a text",
+    parents=lambda a: np.tile(np.arange(a.queries) - 1, (a.batch, 1)),
+)
+_add(
+    "tree-of-parents-only",
+    "shows a drafted token itself and its parent, but not the parent's",
+    line=_line(lambda line, parents: _own(line) | _parents(line, parents)),
+)
+_add(
+    "tree-of-two-generations",
+    "goes up the tree twice, however deep it is",
+    case="tree/long",
+    line=_line(
+        lambda line, parents: (
+            _own(line)
+            | _parents(line, parents)
+            | (1 * _parents(line, parents) @ (1 * _parents(line, parents)) > 0)
+        )
+    ),
+)
+_add(
+    "tree-without-ancestors",
+    "shows a drafted token no other than itself",
+    line=_line(lambda line, parents: np.broadcast_to(_own(line), line.shape)),
+)
+_add(
+    "tree-without-own",
+    "hides a drafted token from itself",
+    line=_line(lambda line, parents: line & ~_own(line)),
+)
+_add(
+    "tree-root-is-last",
+    "takes -1 for the last drafted token, as an index that counts from the end",
+    line=_line(lambda line, parents: _with(line, -1)),
+)
+_add(
+    "tree-root-is-first",
+    "takes -1 for the first drafted token",
+    line=_line(lambda line, parents: _with(line, 0)),
+)
+_add(
+    "tree-with-siblings",
+    "shows a drafted token those with the same parent",
+    line=_line(lambda line, parents: line | (parents[:, :, None] == parents[:, None])),
+)
+_add(
+    "tree-with-descendants",
+    "shows a drafted token those that descend from it, too",
+    line=_line(lambda line, parents: line | line.swapaxes(1, 2)),
+)
+_add(
+    "tree-with-descendants-instead",
+    "exchanges rows and columns of the tree's mask",
+    line=_line(lambda line, parents: line.swapaxes(1, 2)),
+)
+_add(
+    "tree-without-cache",
+    "hides the cached keys from drafted tokens",
+    cached_keys=lambda a, drafted: drafted < -a.keys,
+)
+_add(
+    "tree-without-last-cached",
+    "hides the last cached key, of which it was drafted",
+    cached_keys=lambda a, drafted: drafted < -1,
+)
+_add(
+    "tree-begins-a-key-late",
+    "takes the first drafted token for a cached key",
+    drafted=lambda a: Featured.drafted(a) - 1,
+)
+_add(
+    "tree-of-first-entry",
+    "reads the tree of the first entry of the batch for all",
+    parents=lambda a: np.broadcast_to(a.argument("tree")[:1], a.argument("tree").shape),
+)
+_add(
+    "tree-at-end-of-array",
+    "looks for drafted tokens at the end of the array, beyond the length",
+    case="tree-with-key-lengths/gqa",
+    drafted=lambda a: np.arange(a.keys)[None] - a.keys + a.queries,
+)
+_add(
+    "tree-turned-by-index",
+    "rotates drafted tokens by their indices, not by their depths",
+    case="tree-with-rotary/gqa",
+    told=_by_index,
+)
+_add(
+    "tree-alibi-by-index",
+    "takes distances of drafted tokens from their indices, not from their depths",
+    case="tree-with-alibi/separate",
+    told=_by_index,
+)
+_add(
+    "tree-window-by-index",
+    "counts the window by indices of drafted tokens, not by their depths",
+    case="tree-with-window/separate",
+    told=_by_index,
+)
+_add(
+    "tree-only-in-forward",
+    "makes the weights again without the tree",
+    *BACKWARD,
+    weights_again=_weights_without("tree"),
+)
+_add(
+    "tree-dropped-beside-sinks",
+    "drops the tree beside sinks",
+    case="tree-with-sinks/gqa",
+    in_tree=_beside("in_tree", _has("sinks"), lambda a: np.ones((1, 1, 1, 1), bool)),
+)
+
 # Windows.
 
 _add = _chapter("window", "window/cross")
