@@ -302,7 +302,8 @@ def _simpler(name: str, adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     if array is not None:
         for simple in _simpler_arrays(array):
             if not np.array_equal(simple, array):
-                yield _with_arrays(trial, {name: simple})
+                with suppress(ConformanceError):
+                    yield _with_arrays(trial, {name: simple})
 
 
 def _simpler_element(
@@ -311,7 +312,8 @@ def _simpler_element(
     array = _arrays(trial.problem).get(name)
     if array is not None:
         for simple in _simpler_numbers(float(array[at])):
-            yield _with_arrays(trial, {name: _put(array, at, simple)})
+            with suppress(ConformanceError):
+                yield _with_arrays(trial, {name: _put(array, at, simple)})
 
 
 def _fewer_blocked(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
