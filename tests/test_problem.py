@@ -226,6 +226,11 @@ BAD_FEATURES = {
     },
     "query_lengths has shape [1], wanted [2]": {"query_lengths": np.array([1])},
     "query_lengths are [4, 0]; they are within 0 and 3": {"query_lengths": np.array([4, 0])},
+    "spans holds -1; ids are at least 0, and 0 is in no span": {"spans": np.full((2, 5), -1)},
+    "tree has a parent that is no earlier query; -1 is that of none": {
+        "tree": np.array([[-1, 0, 2]] * 2)
+    },
+    "tree has shape [2, 5], wanted [2, 3]": {"tree": np.full((2, 5), -1)},
     "key_lengths are [5, -1]; they are within 0 and 5": {"key_lengths": np.array([5, -1])},
     "segments.key has shape [2, 3], wanted [2, 5]": {
         "segments": Segments(query=np.zeros((2, 3), int), key=np.zeros((2, 3), int))
@@ -397,6 +402,22 @@ def test_what_draws_a_feature_makes_it_and_no_other(entry):
         assert len([*entry.facts(problem)]) == 1
         for simpler in entry.simpler(problem):
             assert problem.replace(**simpler).features == (entry.name,)
+
+
+def test_a_token_whose_parent_is_removed_descends_from_the_nearest_that_is_kept():
+    (entry,) = (entry for entry in FEATURES if entry.name == "tree")
+    arrays = {"tree": np.array([[-1, 0, 1, 2, 1], [-1, -1, 1, 2, 3]])}
+    entry.cut(arrays, {"query_length": [0, 3, 4]})
+    # Of the first: 3 descends from 2, 1 and 0, and 4 from 1 and 0. Axes are cut afterwards.
+    assert arrays["tree"][:, [0, 3, 4]].tolist() == [[-1, 0, 0], [-1, -1, 1]]
+
+
+def test_positions_in_a_tree_are_depths():
+    problem = make().replace(tree=np.array([[-1, 0, 0], [-1, -1, 1]]), key_lengths=np.array([5, 4]))
+    assert problem.position_of_queries.tolist() == [[2, 3, 3], [1, 1, 2]]
+    assert problem.position_of_keys[:, :4].tolist() == [[0, 1, 2, 3], [0, 1, 1, 2]]
+    assert problem.allowed[0, 0, 2].tolist() == [True, True, True, False, True]
+    assert problem.allowed[1, 0, 2].tolist() == [True, False, True, True, False]
 
 
 def test_every_number_of_a_feature_is_in_the_digest():

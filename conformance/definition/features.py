@@ -881,10 +881,7 @@ class _TreeEntry(FeatureEntry):
         assert problem.tree is not None
         before = np.arange(problem.shape.query_length)
         if not ((problem.tree >= -1) & (problem.tree < before)).all():
-            raise WrongShape(
-                "tree has a parent that is not before its token; parents are indices of earlier "
-                "queries, or -1"
-            )
+            raise WrongShape("tree has a parent that is no earlier query; -1 is that of none")
 
     def facts(self, problem: Problem) -> Iterator[str]:
         assert problem.tree is not None
