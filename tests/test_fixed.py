@@ -203,7 +203,7 @@ def test_a_name_says_what_is_fixed(name):
         assert Fixed.parse(text) is None
 
 
-@pytest.mark.sample(10)
+@pytest.mark.night
 @pytest.mark.parametrize("name", FIXED)
 def test_every_case_is_posed_as_it_is_fixed(name):
     fixed = FIXED[name]

@@ -363,7 +363,7 @@ def test_cases_are_posed_at_the_declared_sizes(name, stand_in):
 USUAL = ("mask/key-padding/cross", "causal/square/self", "plain/no-mask/gqa")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize(("name", "single"), [("efficient", "conforms"), ("cudnn", "unsupported")])
 def test_the_kernels_that_torch_has_for_gpus_only(name, single, monkeypatch):
     monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", nullcontext)

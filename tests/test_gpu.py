@@ -175,6 +175,7 @@ def test_a_share_binds_only_while_others_wait_for_the_same_stage(tmp_path):
     assert len(line.ended) == 2
 
 
+@pytest.mark.night
 @pytest.mark.skipif(find_spec("flash_attn") is not None, reason="it is installed")
 def test_what_is_named_and_not_installed_is_told(tmp_path, capfd):
     arguments = ask(tmp_path, CORRECT, "flash-attn", more=("--stage", "core"))

@@ -405,6 +405,7 @@ def test_no_framework_is_imported():
 # In the frameworks themselves
 
 
+@pytest.mark.night
 def test_torch_and_keras_give_one_output():
     """Both called as their users call them, on the same projections."""
     torch = pytest.importorskip("torch")

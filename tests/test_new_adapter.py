@@ -40,7 +40,7 @@ def adapter(kind):
     return "my_attention" if kind == "function" else "MyAttention"
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("framework", "kind"), EVERY)
 def test_what_is_written_conforms(tmp_path, capsys, framework, kind):
     pytest.importorskip(framework)

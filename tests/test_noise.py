@@ -579,7 +579,8 @@ def test_sigma_is_the_size_of_the_errors_of_models_with_features(name, dtype):
     found = sizes(expect(problem), eager(problem))
     for array, errors in found.items():
         assert rms(errors) < 2, array
-    joined = np.concatenate([errors.ravel() for errors in found.values()])
+    # What is exact, such as the weight of a key that is not seen, says nothing of the size.
+    joined = np.concatenate([errors[errors > 0] for errors in found.values()])
     assert rms(joined) > 0.1
 
 
@@ -987,10 +988,16 @@ def test_products_in_tf32_of_torch_conform_where_tf32_is_declared():
     """With integer arithmetic on tensors, and autograd through the rounded products."""
     torch = pytest.importorskip("torch")
     adapter = in_tf32_of_torch(torch)
-    for case in core()[::4]:
-        problem = case.problem("float32")
-        if problem.shape.group > 1 or not problem.allowed_in_full().any(axis=-1).all():
-            continue
+    problems = ((case, case.problem("float32")) for case in core())
+    taken = [
+        (case, problem)
+        for case, problem in problems
+        if problem.shape.group == 1
+        and problem.shape.score == "scaled-dot"
+        and not problem.features
+        and problem.allowed_in_full().any(axis=-1).all()
+    ]
+    for case, problem in taken[::4]:
         answer = adapter.run(problem, Call(mode=adapter.modes[0])).arrays()
         assert all(each.fits for each in against(in_tf32(case.id), answer)), case.id
         undeclared = in_tf32(case.id).at_accuracy("A0")

@@ -632,6 +632,7 @@ def test_what_is_behind_the_mask(how, key, value):
         assert found[f"{told} in a blocked value (mask, bool)"] == value
 
 
+@pytest.mark.night
 def test_gradients_are_reached_where_the_output_is_not():
     adapter = in_torch(lambda torch, logits, dead: logits.softmax(-1))
     found = values(adapter, "leaks")["NaN in a blocked key (mask, bool)"]

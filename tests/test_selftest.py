@@ -172,7 +172,7 @@ def test_the_attention_with_features_conforms(examiner, dtype):
 SAMPLED = [mutant for mutant in SIZES if mutant.level == "core" and mutant.dtype == "float32"][::9]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.night
 @pytest.mark.parametrize("mutant", SAMPLED, ids=lambda mutant: mutant.name)
 def test_a_mutant_of_the_tiled_attention_dies_at_its_level(examiner, mutant):
     outcome = examiner.kill(mutant)

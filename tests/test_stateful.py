@@ -52,7 +52,8 @@ def test_every_mistake_is_noticed_and_named(name):
     assert not known.cause or known.cause in causes, causes
 
 
-@for_each(name=HARMLESS)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_right_conforms(name):
     declared = {"dtypes": ("float32", "bfloat16"), **HARMLESS[name]}
     layer = Kept(mistake=name if name == "padding-has-positions" else "", **declared)
