@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import sysconfig
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,28 @@ WAYS = {
         "program.txt",
     ),
     "a name of the standard library": (f"{FIRST}; from colorsys import factor", "colorsys.py"),
+    "a folder that it enters and leaves": (
+        "import os; home = os.getcwd(); os.chdir('inner')\n"
+        "exec(open('program.txt').read()); os.chdir(home)",
+        "inner/program.txt",
+    ),
+    "a hidden file": ("exec(open('.settings').read())", ".settings"),
+    "a file that it names to a program": (
+        "import subprocess; exec(subprocess.check_output(['cat', 'program.txt']))",
+        "program.txt",
+    ),
+    "a shell": ("import os; exec(os.popen('cat program.txt').read())", "program.txt"),
+    "a database": (
+        "import sqlite3; base = sqlite3.connect('factor.sqlite')\n"
+        "(factor,) = base.execute('select factor from factors').fetchone(); base.close()",
+        "factor.sqlite",
+    ),
+    "a file that compiled code maps": (
+        "import ctypes; c = ctypes.CDLL(None); c.mmap.restype = ctypes.c_void_p\n"
+        "size, start = ctypes.c_size_t(14), ctypes.c_long(0)\n"
+        "exec(ctypes.string_at(c.mmap(None, size, 1, 1, c.open(b'program.txt', 0), start), 13))",
+        "program.txt",
+    ),
 }
 """How a factor comes into the attention when it is imported, and from where."""
 LATE = {
@@ -63,6 +87,42 @@ LATE = {
         "factor.npy",
     ),
 }
+
+ABSENT = {
+    "a file that it asks for": ("import os; factor = 1 + os.path.exists('fast') / 4", "fast"),
+    "a path that it asks for": (
+        "from pathlib import Path; factor = 1 + Path(__file__).with_name('fast').is_file() / 4",
+        "fast",
+    ),
+    "a folder that it asks for": ("import os; factor = 1 + os.path.isdir('fast') / 4", "fast/x"),
+    "a file that it opens": (
+        "try:\n    open('fast')\nexcept FileNotFoundError:\n    factor = 1.0\n"
+        "else:\n    factor = 1.25",
+        "fast",
+    ),
+    "a file among others": (
+        "import glob; factor = 1 + len(glob.glob('several/*.txt')) / 4",
+        "several/fast.txt",
+    ),
+    "a file in a tree": (
+        "from pathlib import Path; factor = 1 + len([*Path('several').rglob('*.txt')]) / 4",
+        "several/fast.txt",
+    ),
+    "a module that it asks for": (
+        "import importlib.util as u; factor = 1 + (u.find_spec('fast') is not None) / 4",
+        "fast.py",
+    ),
+    "a module that it imports if it can": (
+        "try:\n    __import__('fa' + 'st')\nexcept ImportError:\n    factor = 1.0\n"
+        "else:\n    factor = 1.25",
+        "fast.py",
+    ),
+    "a module among others": (
+        "import pkgutil; factor = 1 + len([*pkgutil.iter_modules(['several'])]) / 4",
+        "several/fast.py",
+    ),
+}
+"""What makes the factor another one once it is there, and where."""
 
 
 def write(folder: Path, place: str, factor: float) -> None:
@@ -81,6 +141,11 @@ def write(folder: Path, place: str, factor: float) -> None:
             (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
             (about / "RECORD").write_text(f"{name}/__init__.py,{zlib.crc32(code.encode())},\n")
             (about / "top_level.txt").write_text(name)
+    elif path.suffix == ".sqlite":
+        with closing(sqlite3.connect(path)) as base, base:
+            base.execute("create table if not exists factors (factor)")
+            base.execute("delete from factors")
+            base.execute("insert into factors values (?)", (factor,))
     elif path.suffix == ".npy":
         np.save(path, factor)
     else:
@@ -129,6 +194,52 @@ def test_a_change_is_noticed(way, project, capsys):
     assert "1 of 1 items as measured" in capsys.readouterr().out
     write(folder, place, 1.25)
     assert examined() == ["deviates"]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("way", ABSENT)
+def test_what_was_absent_is_noticed_once_it_is_there(way, project, capsys):
+    code, place = ABSENT[way]
+    folder = project(before=code)
+    (folder / "several").mkdir()
+    assert examined() == ["conforms"]
+    capsys.readouterr()
+    assert examined() == ["conforms"]
+    assert "1 of 1 items as measured" in capsys.readouterr().out
+    (folder / place).parent.mkdir(exist_ok=True)
+    (folder / place).write_text("")
+    assert examined() == ["deviates"]
+
+
+def test_a_folder_with_the_record_is_asked_again_once(project, capsys):
+    project(before="import os; os.listdir()", inside="factor = 1.0")
+    for again in (False, False, True):
+        examined()
+        assert ("as measured" in capsys.readouterr().out) is again
+
+
+def test_files_beside_a_hidden_checkout_are_no_caches(project, monkeypatch):
+    folder = project()
+    checkout = folder / ".worktrees" / "mine"
+    (checkout / "inner").mkdir(parents=True)
+    (checkout / "program.txt").write_text("factor = 1.0")
+    (folder / "attention.py").rename(checkout / "inner" / "attention.py")
+    attention = checkout / "inner" / "attention.py"
+    attention.write_text(
+        ATTENTION.format(before="exec(open('../program.txt').read())", inside="pass")
+    )
+    monkeypatch.chdir(attention.parent)
+    # Temporary files are no inputs, so this checkout must not be one.
+    assert examined(TMPDIR="/var/tmp") == ["conforms"]
+    (checkout / "program.txt").write_text("factor = 1.25")
+    assert examined(TMPDIR="/var/tmp") == ["deviates"]
+
+
+@pytest.mark.night
+def test_a_variable_that_was_absent_from_all_is_noticed(project):
+    project(inside="import os; factor = float(dict(os.environ).get('FACTOR', '1'))")
+    assert examined(OTHER="1") == ["conforms"]
+    assert examined(OTHER="1", FACTOR="1.25") == ["deviates"]
 
 
 @pytest.mark.night
