@@ -59,6 +59,7 @@ class _Observer:
         self._names: dict[str, None] = {}
         self._modules = {*sys.modules}
         self._mapped = _mapped()
+        self._links = False
         self._digests: dict[str, str] = {}
         sys.addaudithook(self._heard)
         # Finders are asked in turn, so the last one hears of every module that is not there.
@@ -70,7 +71,10 @@ class _Observer:
         """Note where the module `name` was looked for in vain."""
         if not _is_of_the_project(sys._getframe(1)):
             return
-        program = os.path.dirname(os.path.abspath(sys.argv[0]))
+        # Workers are started with "-c", which is no file in the current folder.
+        program = (
+            os.path.dirname(os.path.abspath(sys.argv[0])) if os.path.isfile(sys.argv[0]) else ""
+        )
         for folder in sys.path if path is None else path:
             standard = folder.startswith(_STANDARD) and not _package(os.path.join(folder, name))
             if folder != program and not standard:
@@ -121,6 +125,7 @@ class _Observer:
             ):
                 self._note(path)
         elif event in ("ctypes.dlopen", "sqlite3.connect"):
+            self._links = True
             if isinstance(arguments[0], str | bytes) and os.path.isfile(arguments[0]):
                 self._note(arguments[0])
         elif event in ("os.listdir", "os.scandir"):
@@ -150,8 +155,12 @@ class _Observer:
             self._modules.add(name)
             file = getattr(sys.modules.get(name), "__file__", None)
             loaded += [file] if isinstance(file, str) else []
-        mapped = _mapped() - self._mapped
-        self._mapped |= mapped
+        mapped: set[str] = set()
+        # The list is long where programs are compiled, so it is read only if it may be another.
+        if loaded or self._links:
+            mapped = _mapped() - self._mapped
+            self._mapped |= mapped
+            self._links = False
         # Some modules have the name of a file that never was, and a mapped one may be deleted.
         for file in filter(os.path.isfile, [*loaded, *mapped]):
             self._note(file)
