@@ -28,7 +28,7 @@ with a loss on them. Printed are the largest ratio of any element, the largest r
 rms is judged, and how many arrays deviate: every one of them would be a false alarm.
 Implementations that are named are taken to be correct, too. With --large, the problems are the
 cases of the catalogue at the sizes of `GRIDS`, with N draws of their numbers. This takes a night:
-`tox -e honest`.
+`tox -e honest`. A night may be divided: `--honest 5 --first 10` makes draws 10 to 14.
 
 With --tf32: some of these attentions, with the operands of matrix products rounded to TF32 or cut
 off to it, and then with something coarser or wrong besides, answer all cases in float32 and are
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument("--honest", type=int, metavar="N", help="random problems for each dtype")
     parser.add_argument("--tf32", action="store_true", help="products of TF32, where promised")
     parser.add_argument("--large", action="store_true", help="with --honest: at real sizes")
+    parser.add_argument("--first", type=int, default=0, help="with --honest: its first draw")
     parser.add_argument("--dtype", action="append", default=[], choices=list(DTYPES))
     parser.add_argument("--case", action="append", default=[])
     options = parser.parse_args()
@@ -132,7 +133,8 @@ def main() -> int:
         return 0
     adapters = [load(name) for name in options.implementation]
     if options.honest:
-        return _print_honest(options.honest, dtypes, adapters, options.case, large=options.large)
+        seeds = range(options.first, options.first + options.honest)
+        return _print_honest(seeds, dtypes, adapters, options.case, large=options.large)
     if options.planted:
         adapters += planted()
     started = time.perf_counter()
@@ -258,23 +260,23 @@ def _print_widths(cases: Iterable[Case], dtypes: Iterable[str]) -> None:
 
 
 def _drawn(
-    seeds: int, dtypes: Sequence[str], patterns: Sequence[str], *, large: bool
+    seeds: range, dtypes: Sequence[str], patterns: Sequence[str], *, large: bool
 ) -> Iterator[tuple[str, Problem]]:
     """Yield problems for correct algorithms, each with a name.
 
     They are random ones, or, if `large` is true, those of the catalogue whose names match one of
-    the patterns, with the sizes of `GRIDS`. There are `seeds` of each, in every dtype.
+    the patterns, with the sizes of `GRIDS`. Each is drawn once for each seed, in every dtype.
     """
     from mutants.honest import drawn_recipe
 
     if not large:
-        for seed, dtype in itertools.product(range(seeds), dtypes):
+        for seed, dtype in itertools.product(seeds, dtypes):
             with np.errstate(all="ignore"):
                 problem = drawn_recipe(seed).problem(dtype)
             if askable(problem):
                 yield f"{seed} {dtype}", problem
         return
-    for seed, case, grid in itertools.product(range(seeds), every_case(), GRIDS):
+    for seed, case, grid in itertools.product(seeds, every_case(), GRIDS):
         wanted = not patterns or any(matches(case.on(grid).id, pattern) for pattern in patterns)
         if wanted and case.defined and case.shape.score == "scaled-dot":
             # The numbers of a case are drawn from its name.
@@ -284,7 +286,7 @@ def _drawn(
 
 
 def _print_honest(
-    seeds: int,
+    seeds: range,
     dtypes: Sequence[str],
     others: Sequence[Adapter],
     patterns: Sequence[str],

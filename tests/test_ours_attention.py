@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from conformance.adapter.base import Call  # noqa: E402
 from conformance.adapters.ours import Ours, attention, positions  # noqa: E402
 from conformance.adapters.ours.attention import MultiHeadAttention  # noqa: E402
+from conformance.adapters.ours.invariant import InvariantAttention  # noqa: E402
 from conformance.cases.catalogue import find_cases  # noqa: E402
 from conformance.definition.expectation import solve  # noqa: E402
 from conformance.definition.problem import Norm, Rotary, Segments  # noqa: E402
@@ -535,3 +536,59 @@ def test_arguments_that_cannot_be_beside_each_other():
         built(x, key_spans=torch.ones(BATCH, QUERIES, dtype=torch.int64))
     with pytest.raises(ValueError, match="pass segments of both queries and keys"):
         built(x, key_segments=torch.ones(BATCH, QUERIES, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_invariant_attention_has_the_same_bits_in_any_batch_and_in_steps(dtype):
+    for length, grouped in ((3, 4), (40, 2), (70, 4)):
+        layer = InvariantAttention(32, 4, kv_heads=grouped, sinks=True, dtype=dtype)
+        tokens = normal(5, length, 32, seed=length, dtype=dtype)
+        with torch.no_grad():
+            whole = layer(tokens, causal="top-left")
+            for entry in (0, 4):
+                alone = layer(tokens[entry : entry + 1], causal="top-left")
+                assert torch.equal(alone, whole[entry : entry + 1])
+            for at in (0, 1, length // 2, length - 1):
+                query, keys = tokens[:, at : at + 1], tokens[:, : at + 1]
+                assert torch.equal(layer(query, keys), whole[:, at : at + 1])
+
+
+def test_a_sum_over_a_whole_row_is_not_invariant():
+    class Whole(InvariantAttention):
+        """Adds as many numbers as there are keys, in an order that depends on their number."""
+
+        def _softmax(self, logits):
+            powers = (logits - logits.amax(-1, keepdim=True)).exp()
+            half = powers.shape[-1] // 2
+            return powers / (powers[..., :half].sum(-1) + powers[..., half:].sum(-1))[..., None]
+
+    layer, tokens = Whole(32, 4, dtype=torch.float32), normal(5, 70, 32, dtype=torch.float32)
+    whole = layer(tokens, causal="top-left")
+    steps = [layer(tokens[:, at : at + 1], tokens[:, : at + 1]) for at in range(70)]
+    assert not torch.equal(torch.cat(steps, 1), whole)
+
+
+def test_invariant_attention_is_attention():
+    options = {**SIZES, "norm_epsilon": 1e-6, "soft_cap": 5.0, "sinks": True}
+    layer, usual = (
+        kind(WIDTH, HEADS, dtype=torch.float64, **options)
+        for kind in (InvariantAttention, MultiHeadAttention)
+    )
+    usual.load_state_dict(layer.state_dict())
+    inputs = normal(BATCH, 70, WIDTH), normal(BATCH, 40, 11), normal(BATCH, 40, 12)
+    found = [each(*inputs, causal="bottom-right", need_weights=True) for each in (layer, usual)]
+    for ours, other in zip(*found, strict=True):
+        torch.testing.assert_close(ours, other)
+    gradients = [
+        torch.autograd.grad(output.square().sum(), each.query_projection.weight)
+        for (output, _), each in zip(found, (layer, usual), strict=True)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_invariant_attention_takes_empty_batches_and_sequences():
+    layer = InvariantAttention(WIDTH, 2)
+    assert layer(torch.zeros(0, 3, WIDTH)).shape == (0, 3, WIDTH)
+    assert layer(torch.zeros(2, 0, WIDTH)).shape == (2, 0, WIDTH)
+    bias = layer.output_projection.bias.expand(2, 3, WIDTH)
+    assert torch.equal(layer(torch.zeros(2, 3, WIDTH), torch.zeros(2, 0, WIDTH)), bias)

@@ -1,4 +1,4 @@
-"""Our own attention: `MultiHeadAttention` in `attention.py`, and its adapter."""
+"""Our own attention in `attention.py`, a batch-invariant one in `invariant.py`, their adapters."""
 
 from __future__ import annotations
 
@@ -85,6 +85,12 @@ class Ours(Layer):
         ),
     )
 
+    def layer(self) -> Any:
+        """Return the class of the layer."""
+        from conformance.adapters.ours.attention import MultiHeadAttention
+
+        return MultiHeadAttention
+
     def build_with(
         self,
         shape: Shape,
@@ -95,14 +101,14 @@ class Ours(Layer):
     ) -> Any:
         import torch
 
-        from conformance.adapters.ours.attention import MultiHeadAttention, Rotary
+        from conformance.adapters.ours.attention import Rotary
 
         names = ("window", "soft_cap", "norm_epsilon", "sinks")
         features = {name: settings[name] for name in names if name in settings}
         if "base" in settings:
             turned = (settings["size"], settings["base"], settings["interleaved"])
             features["rotary"] = Rotary(*turned)
-        layer = MultiHeadAttention(
+        layer = self.layer()(
             shape.query_width,
             shape.heads,
             head_size=shape.head_size,
@@ -136,10 +142,10 @@ class Ours(Layer):
         return Example.of_module(
             dtype,
             mode["train"],
-            f"layer = MultiHeadAttention({shape.query_width}, {shape.heads}"
+            f"layer = {self.layer().__name__}({shape.query_width}, {shape.heads}"
             f"{keywords(usual | {'scale': None}, **options)})",
             f"layer(query, key, value{keywords({'need_weights': False}, **needed)}{{masks}})",
-            imports="from conformance.adapters.ours.attention import MultiHeadAttention",
+            imports=f"from {self.layer().__module__} import {self.layer().__name__}",
             output="{}[0]" if mode["need_weights"] else "{}",
             weights="{}[1]" if mode["need_weights"] else "",
         )
@@ -157,4 +163,28 @@ class Ours(Layer):
         return layer(query, key, value, need_weights=mode["need_weights"], **masks)
 
 
-ADAPTERS = {"ours": "Ours"}
+class OursInvariant(Ours):
+    """The adapter for `InvariantAttention` in `invariant.py`: its bits do not depend on the batch.
+
+    The bits of a sequence that is packed behind another are not promised.
+    """
+
+    title = "InvariantAttention (ours)"
+    scores = ("scaled-dot",)
+    promises = MappingProxyType(
+        dict.fromkeys(
+            (
+                *("batch", "batch position", "steps", "chunks"),
+                *("runs", "gradients", "threads", "strides"),
+            ),
+            "equal bits",
+        )
+    )
+
+    def layer(self) -> Any:
+        from conformance.adapters.ours.invariant import InvariantAttention
+
+        return InvariantAttention
+
+
+ADAPTERS = {"ours": "Ours", "ours-invariant": "OursInvariant"}

@@ -223,9 +223,9 @@ class MultiHeadAttention(nn.Module):
         key, value = _within(key, key_lengths), _within(value, key_lengths)
 
         group = self.heads // self.kv_heads  # query heads that share one key/value head
-        q = _split_heads(self.query_projection(query), self.heads)
-        k = _split_heads(self.key_projection(key), self.kv_heads)
-        v = _split_heads(self.value_projection(value), self.kv_heads)
+        q = _split_heads(self._projected(self.query_projection, query), self.heads)
+        k = _split_heads(self._projected(self.key_projection, key), self.kv_heads)
+        v = _split_heads(self._projected(self.value_projection, value), self.kv_heads)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary is not None:
@@ -236,26 +236,58 @@ class MultiHeadAttention(nn.Module):
 
         logits = self._score(q, k)
         if self.soft_cap is not None:
-            logits = (_in_float32(logits) / self.soft_cap).tanh() * self.soft_cap
+            logits = (in_float32(logits) / self.soft_cap).tanh() * self.soft_cap
         if self.slopes is not None:
-            logits = _in_float32(logits)
+            logits = in_float32(logits)
             slopes = torch.as_tensor(self.slopes, dtype=logits.dtype, device=logits.device)
             distance = (p[:, None, :, None] - r[:, None, None, :]).abs()
             logits = logits - slopes[:, None, None] * distance
         if attn_bias is not None:
             logits = logits + attn_bias
-        weights = _softmax_over_visible(logits, blocked, self.sinks).to(v.dtype)
-        context = nn.functional.dropout(weights, self.dropout, self.training) @ v
-        output = self.output_projection(context.transpose(1, 2).flatten(2))  # (heads value_head)
+        weights = self._softmax_over_visible(logits, blocked).to(v.dtype)
+        kept = nn.functional.dropout(weights, self.dropout, self.training)
+        context = self._product(kept, v).transpose(1, 2).flatten(2)  # (heads value_head)
+        output = self._projected(self.output_projection, context)
         return (output, weights) if need_weights else output
+
+    # These three are methods so that `invariant.py` can add in another order.
+
+    def _projected(
+        self, projection: nn.Linear, tokens: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch length projected"]:
+        return projection(tokens)
+
+    def _product(
+        self, left: Float[Tensor, "batch heads m n"], right: Float[Tensor, "batch heads n p"]
+    ) -> Float[Tensor, "batch heads m p"]:
+        return left @ right
+
+    def _softmax(self, logits: Weights) -> Weights:
+        return logits.softmax(-1)
 
     def _score(
         self, q: Float[Tensor, "batch heads query head"], k: Float[Tensor, "batch heads key head"]
     ) -> Weights:
         if self.score_vector is None:
-            return (self.scale * q) @ k.mT  # scaled before the product, which may overflow float16
+            # Scaled before the product, which may overflow float16.
+            return self._product(self.scale * q, k.mT)
         hidden = torch.tanh(q[:, :, :, None, :] + k[:, :, None, :, :])
         return self.scale * torch.einsum("bhqkd,hd->bhqk", hidden, self.score_vector)
+
+    def _softmax_over_visible(self, logits: Weights, blocked: Mask) -> Weights:
+        """Return the softmax over visible keys, in float32 or better, with zeros where blocked.
+
+        A sink takes part in the softmax, but its weight is not returned. In a row with neither
+        visible keys nor a sink, the softmax is taken of zeros, not of -inf, and then replaced by
+        zeros, so that neither the row nor its gradient is NaN.
+        """
+        logits, before = logits.masked_fill(blocked, -math.inf), 0
+        if self.sinks is not None:  # as a key before all others, whose value is zero
+            column = self.sinks[None, :, None, None].expand(*logits.shape[:3], 1)
+            logits, before = torch.cat((in_float32(column), in_float32(logits)), -1), 1
+        empty = (logits == -math.inf).all(-1, keepdim=True)
+        logits = in_float32(logits.masked_fill(empty, 0.0))
+        return self._softmax(logits).masked_fill(empty, 0.0)[..., before:]
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         inputs = {"query": query, "key": key, "value": value}
@@ -269,25 +301,6 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"got {shapes}; wanted one batch size, and as many values as keys")
 
 
-def _softmax_over_visible(
-    logits: Weights, blocked: Mask, sinks: Float[Tensor, heads] | None
-) -> Weights:
-    """Return the softmax over visible keys, in float32 or better, with zeros where blocked.
-
-    A sink takes part in the softmax, but its weight is not returned. In a row with neither visible
-    keys nor a sink, the softmax is taken of zeros, not of -inf, and then replaced by zeros, so that
-    neither the row nor its gradient is NaN.
-    """
-    keys = logits.shape[-1]
-    logits = logits.masked_fill(blocked, -math.inf)
-    if sinks is not None:  # as one more key, whose value is zero
-        column = sinks[None, :, None, None].expand(*logits.shape[:3], 1)
-        logits = torch.cat((_in_float32(logits), _in_float32(column)), -1)
-    empty = (logits == -math.inf).all(-1, keepdim=True)
-    logits = _in_float32(logits.masked_fill(empty, 0.0))
-    return logits.softmax(-1).masked_fill(empty, 0.0)[..., :keys]
-
-
 def _within(
     tokens: Float[Tensor, "batch length width"], lengths: Int[Tensor, batch] | None
 ) -> Float[Tensor, "batch length width"]:
@@ -298,7 +311,7 @@ def _within(
     return tokens.masked_fill((at >= lengths[:, None])[..., None], 0.0)
 
 
-def _in_float32(array: Tensor) -> Tensor:
+def in_float32(array: Tensor) -> Tensor:
     """Return an array in float32, or unchanged if it is in float64."""
     return array.to(torch.promote_types(array.dtype, torch.float32))
 
