@@ -74,7 +74,7 @@ ADAPTER_READS = {"conformance", "conformance.adapter", "conformance.adapters"}
 """An adapter knows the adapter interface, and other adapters; never what is expected."""
 
 ALONE = re.compile(
-    r"conformance\.adapters\.(ours\.(attention|positions|ring|jax_ring)|tutorials\.tutorial_\d|triton_flash_kernel)"
+    r"conformance\.adapters\.(ours\.(attention|invariant|positions|ring|jax_ring)|tutorials\.tutorial_\d|triton_flash_kernel)"
 )
 """Modules that are examined, and that know of each other at most, and of no suite."""
 

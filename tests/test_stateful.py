@@ -314,6 +314,69 @@ def test_the_command_names_the_way_that_it_takes(file, capsys):
     assert printed == ["whole float32", *(f"{way.name} float32" for way in WAYS)]
 
 
+LOSSES = ("crashed", "timed-out")
+
+LOST = """
+import os, time
+
+from mutants.stateful import Kept
+
+
+class Lost(Kept):  # a StatefulLayer
+    def rollback(self, layer, count):
+        os.abort()
+
+    def reorder(self, layer, rows):
+        time.sleep(10**6)
+
+    def save(self, layer):
+        os._exit(0)
+
+    def feed_uncached(self, layer, tokens):
+        self.kept = bytearray(2 * 10**9)
+        time.sleep(10**6)
+
+
+class Never(Kept):
+    def feed(self, layer, tokens):
+        while True:
+            pass
+"""
+
+
+@pytest.mark.night
+def test_what_ends_the_process_of_a_layer_costs_one_way(tmp_path, capsys):
+    path = tmp_path / "lost.py"
+    path.write_text(LOST)
+    asked = ["--dtype", "float32", "--json", "--item-timeout", "4", "--memory-limit", "1900"]
+    assert cli.main(["run", f"{path}:Lost", *asked]) == ExitCode.OK
+    (layer,) = msgspec.json.decode(capsys.readouterr().out)
+    results = msgspec.convert(layer["results"], list[CaseResult])
+    lost = {it.case: it.findings[0] for it in results if it.findings[0].verdict in LOSSES}
+    assert {way.partition("/")[2]: finding.verdict for way, finding in lost.items()} == {
+        "cache-off": "crashed",
+        "after-rollback": "crashed",
+        "rows-reordered": "timed-out",
+        "reordered-padded": "timed-out",
+        "rows-dropped": "timed-out",
+        "restored": "crashed",
+    }
+    assert "SIGABRT" in lost["stateful/after-rollback"].detail
+    assert "more than 1900 MiB" in lost["stateful/cache-off"].detail
+    assert "exit code 0" in lost["stateful/restored"].detail
+    assert {result.case for result in results} == {*(f"stateful/{w.name}" for w in WAYS), BITS}
+
+
+def test_a_layer_that_never_answers_is_left(tmp_path, capsys):
+    path = tmp_path / "lost.py"
+    path.write_text(LOST)
+    asked = ["--dtype", "float32", "--item-timeout", "2"]
+    assert cli.main(["run", f"{path}:Never", *asked]) == ExitCode.NOTHING_VERIFIED
+    printed = capsys.readouterr().out
+    assert "1 timed-out" in printed
+    assert "whole" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

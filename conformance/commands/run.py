@@ -22,15 +22,17 @@ from conformance.commands.shared import (
     read_settings,
 )
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
-from conformance.running import OPTIONS, WHOLE, level_of
+from conformance.running import LIMITS, OPTIONS, WHOLE, level_of
 from conformance.text import printable, relative
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from conformance.commands.terminal import Shown
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
+    from conformance.running.isolation import Walker
+    from conformance.running.isolation_child import Stated
     from conformance.stateful.checking import Stateful
     from conformance.stateful.layer import StatefulLayer
 
@@ -111,10 +113,8 @@ def _run(options: argparse.Namespace) -> int:
                     f"--module: {spec}: name the function that makes the model, FILE.py:NAME"
                 )
         options.implementation = [f"{spec}:{options.module}" for spec in options.implementation]
-    from conformance.stateful.layer import find_stateful
-
-    stateful = {spec: find_stateful(spec) for spec in options.implementation}
-    if any(stateful.values()):
+    stateful = _stateful(options)
+    if stateful:
         return _run_stateful(options, stateful)
     # Without failures, pytest would never stop at the first one.
     strict = options.strict or any(map(_STOPS.match, options.rest))
@@ -132,45 +132,67 @@ def _run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-STATEFUL = ("dtype", "device", "isolate", "record")
+STATEFUL = ("dtype", "device", "isolate", "record", *LIMITS)
 """The options in `OPTIONS` that apply to a layer that keeps a state."""
 
 
-def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLayer | None]) -> int:
+def _stateful(options: argparse.Namespace) -> dict[str, StatefulLayer | Walker]:
+    """Return the layers that keep a state, or their processes, by implementation; {} if none does.
+
+    Raises:
+        ConformanceError: if only some implementations are such layers, or if one cannot be loaded.
+    """
+    from conformance.running.run import is_isolated, limits_of
+    from conformance.stateful.layer import find_stateful, may_be_stateful
+
+    found: dict[str, StatefulLayer | Walker] = {}
+    for spec in filter(may_be_stateful, options.implementation):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        if is_isolated(spec, options.isolate, debugging=False):
+            from conformance.running.isolation import Walker
+
+            limits = limits_of(lambda name: getattr(options, name.strip("-").replace("-", "_")))
+            walker = Walker(spec, options.device, limits)
+            if walker.stated is not None:
+                found[spec] = walker
+        else:
+            layer = find_stateful(spec)
+            if layer is not None:
+                found[spec] = layer
+    others = [spec for spec in options.implementation if spec not in found]
+    if found and others:
+        raise ConformanceError(f"{', '.join(others)}: run it without layers that keep a state")
+    return found
+
+
+def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLayer | Walker]) -> int:
     """Check layers that keep a state, print what was found, and return the exit code.
 
     Raises:
-        ConformanceError: if there are options or implementations of another kind.
+        ConformanceError: if there are options of another kind.
     """
-    from conformance.stateful.checking import examine_stateful
-
-    others = [spec for spec, layer in layers.items() if layer is None]
-    if others:
-        raise ConformanceError(f"{', '.join(others)}: run it without layers that keep a state")
     for name, attributes in OPTIONS.items():
         given = getattr(options, name.replace("-", "_"))
         if name not in STATEFUL and given and given != attributes.get("default"):
             raise ConformanceError(
                 f"--{name}: a layer that keeps a state is checked with all ways; there are "
-                "--dtype, --device, --module, --record, --strict, --format and -v"
+                "--dtype, --device, --module, --record, --isolate, --strict, --format, -v and "
+                f"--{', --'.join(LIMITS)}"
             )
     if options.rest:
         raise ConformanceError(f"{options.rest[0]}: a layer that keeps a state needs no pytest")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     def begins(way: str) -> None:
         # At once, because the layer may hang or end the process.
         if options.verbose:
             print(printable(way), file=sys.stderr, flush=True)
 
-    found = [
-        examine_stateful(
-            layer, dtypes=options.dtype, device=options.device, spec=spec, begins=begins
-        )
-        for spec, layer in layers.items()
-    ]
+    found = [_walked(options, spec, layer, begins) for spec, layer in layers.items()]
     if options.record is not None:
-        _record_stateful(options, layers, found)
+        declared: dict[str, Any] = {
+            spec: getattr(one, "stated", one) for spec, one in layers.items()
+        }
+        _record_stateful(options, declared, found)
     if options.format == "json":
         print_json([{"name": one.name, "results": one.results} for one in found])
     else:
@@ -182,9 +204,33 @@ def _run_stateful(options: argparse.Namespace, layers: Mapping[str, StatefulLaye
     return ExitCode.DEVIATES if options.strict and any(one.wrong for one in found) else ExitCode.OK
 
 
+def _walked(
+    options: argparse.Namespace,
+    spec: str,
+    layer: StatefulLayer | Walker,
+    begins: Callable[[str], None],
+) -> Stateful:
+    """Return what is found of a layer in this process or, if it is a `Walker`, in its own."""
+    from conformance.stateful.checking import Stateful, chosen, examine_stateful
+    from conformance.stateful.layer import StatefulLayer
+    from conformance.stateful.ways import WAYS
+
+    if isinstance(layer, StatefulLayer):
+        return examine_stateful(
+            layer, dtypes=options.dtype, device=options.device, spec=spec, begins=begins
+        )
+    assert layer.stated is not None
+    found = Stateful(layer.stated.name, options.device)
+    names = [way.name for way in WAYS]
+    for dtype in chosen(options.dtype) or layer.stated.dtypes:
+        found.results.extend(layer.results(dtype, names, begins))
+    layer.close()
+    return found
+
+
 def _record_stateful(
     options: argparse.Namespace,
-    layers: Mapping[str, StatefulLayer | None],
+    layers: Mapping[str, StatefulLayer | Stated],
     found: Sequence[Stateful],
 ) -> None:
     """Write what was found as the record of a run, so that a gate can judge it."""
@@ -202,8 +248,6 @@ def _record_stateful(
     described: list[Implementation] = []
     packages: dict[str, str] = {}
     for spec, layer in layers.items():
-        if layer is None:
-            continue
         bridge = framework(layer.framework)
         versions = package_versions(bridge.packages)
         packages |= versions

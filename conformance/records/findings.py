@@ -111,6 +111,9 @@ INFINITE = 1e300
 STATEFUL = "stateful/"
 """The prefix of ids that take the place of case ids in results on layers that keep a state."""
 
+WHOLE = "whole"
+"""The name of a text all at once, to which the ways of a layer that keeps a state are compared."""
+
 PREFIX = "probe/"
 """The prefix of the id of an experiment, such as "probe/masks", which takes the place of a case
 id."""

@@ -41,10 +41,13 @@ from conformance.definition.problem import Answer, Problem
 from conformance.errors import NotAnAdapter, Unavailable
 from conformance.experiments import Experiment, settled
 from conformance.records.findings import (
+    STATEFUL,
+    WHOLE,
     CaseResult,
     Finding,
     Phrase,
     Verdict,
+    item_id,
     without_outcome,
 )
 from conformance.records.header import Implementation
@@ -53,6 +56,7 @@ from conformance.requirements.laboratory import CANNOT_BE_ASKED
 from conformance.requirements.probed import declares
 from conformance.running.isolation_child import (
     STACK_SIGNAL,
+    Began,
     Checked,
     Declare,
     Declared,
@@ -63,10 +67,14 @@ from conformance.running.isolation_child import (
     Ready,
     Request,
     Response,
+    Stated,
+    Walk,
+    Walked,
     decode,
     encode,
     plan_key,
     serve,
+    serve_stateful,
 )
 from conformance.running.session import Asked, Inquiry, Planned, Row
 
@@ -312,6 +320,104 @@ class Supervisor:
         self._exposed = False
 
 
+class Walker:
+    """A supervisor of a layer that keeps a state, which replaces a process that died.
+
+    Attributes:
+        stated: what the layer declares; None if the implementation is no such layer.
+    """
+
+    def __init__(self, spec: str, device: str, limits: Limits) -> None:
+        """Start a process and import the layer in it.
+
+        Raises:
+            NotAnAdapter: there is no such layer, or it cannot be imported or is invalid.
+        """
+        self._spec, self._device, self._limits = spec, device, limits
+        self._process: Process | None = None
+        self._deaths = 0
+        atexit.register(self.close)
+        started = self._started()
+        if isinstance(started, Ended):
+            raise NotAnAdapter(_with_place(spec, started))
+        self.stated = started
+
+    def _started(self) -> Stated | Ended | None:
+        self.close()
+        self._process = Process(self._spec, self._device, self._limits.memory, serve_stateful)
+        answer = self._process.receive(self._limits.start, Ready | Stated | Ended, "to its import")
+        if isinstance(answer, Stated):
+            return answer
+        self.close()
+        return answer if isinstance(answer, Ended) else None
+
+    def results(
+        self, dtype: str, ways: Sequence[str], begins: Callable[[str], None]
+    ) -> Iterator[CaseResult]:
+        """Yield a result for each way in a dtype, also for those at which the process was lost.
+
+        Args:
+            dtype: the dtype.
+            ways: the names of the ways.
+            begins: is called with the name of a way and of the dtype before the way is taken.
+
+        Raises:
+            NotAnAdapter: the layer cannot be built.
+            Unavailable: there is no such device.
+        """
+        left, done = list(ways), list[str]()
+        while self._deaths < self._limits.deaths:
+            lost: Any = None if self._process is not None else self._started()
+            doing = WHOLE
+            if not isinstance(lost, Ended):
+                assert self._process is not None
+                lost = self._process.ask(Walk(dtype, left, done), self._limits.item)
+            while not isinstance(lost, Ended):
+                if isinstance(lost, Walked):
+                    return
+                if isinstance(lost, Mistaken):
+                    raise RuntimeError(f"in the process of {self._spec}:\n{lost.traceback}")
+                if isinstance(lost, Began):
+                    doing = lost.way
+                    begins(f"{doing} {dtype}")
+                else:
+                    yield decode_line(lost.line)[0]
+                    if doing in left:
+                        left.remove(doing)
+                        done.append(doing)
+                assert self._process is not None
+                lost = self._process.receive(self._limits.item, Response)
+            self.close()
+            if lost.verdict == "unavailable":
+                raise (NotAnAdapter if lost.invalid else Unavailable)(lost.reason)
+            self._deaths += 1
+            yield self._without(doing, dtype, lost)
+            if doing == WHOLE:
+                # Without the whole text, no way can be judged.
+                return
+            left = [way for way in left if way != doing]
+            done = [way for way in done if way != doing]
+        reason = f"not taken: its process was lost on {self._deaths} ways"
+        for way in left:
+            yield self._without(way, dtype, Ended("not-run", reason))
+
+    def _without(self, way: str, dtype: str, lost: Ended) -> CaseResult:
+        assert self.stated is not None
+        item = item_id(self.stated.name, f"{STATEFUL}{way}", dtype, self._device, "default")
+        return without_outcome(item, lost.verdict, lost.reason)
+
+    def close(self) -> None:
+        """Kill the process, with its process group if possible."""
+        if self._process is not None:
+            self._process.close()
+        self._process = None
+
+
+def _with_place(spec: str, lost: Ended) -> str:
+    """Return the reason why nothing could be imported, with the implementation if it lacks it."""
+    return lost.reason if spec.partition(":")[0] in lost.reason else f"{spec}: {lost.reason}"
+
+
 def _file_of(asked: Case | Experiment) -> str:
     return asked.path if isinstance(asked, StoredCase) else ""
 
@@ -403,10 +509,16 @@ class StandIn(Planned):
 class Process:
     """A process of one implementation, with its output and its memory limit.
 
-    The limit `memory` is in MiB.
+    The limit `memory` is in MiB. `serve` is what the process does.
     """
 
-    def __init__(self, spec: str, device: str, memory: float) -> None:
+    def __init__(
+        self,
+        spec: str,
+        device: str,
+        memory: float,
+        serve: Callable[[Connection, Connection, str, str], None] = serve,
+    ) -> None:
         self._spec, self._memory = spec, memory
         context = _context()
         self._channel, theirs = context.Pipe()
@@ -423,7 +535,7 @@ class Process:
         with contextlib.suppress(psutil.Error):
             self._measured = psutil.Process(self._process.pid)
 
-    def ask(self, request: Request, seconds: float) -> Any:
+    def ask(self, request: Request | Walk, seconds: float) -> Any:
         """Send a request, and return the response, or `Ended` if the process died or was killed."""
         self._printed.forget()
         try:

@@ -31,7 +31,7 @@ from conformance.definition.dtypes import DTYPES, Array
 from conformance.definition.geometry import Fixed, Geometry
 from conformance.errors import ConformanceError, FailsOnImport, ProcessLost, Unavailable
 from conformance.experiments import EXPERIMENTS
-from conformance.records.findings import Verdict, item_id, without_outcome
+from conformance.records.findings import Phrase, Verdict, item_id, without_outcome
 from conformance.records.header import Implementation
 from conformance.records.record import encode_line
 from conformance.running import inputs
@@ -145,10 +145,40 @@ class Mistaken(msgspec.Struct, frozen=True, tag=True):
     traceback: str
 
 
+class Stated(msgspec.Struct, frozen=True, tag=True):
+    """A message that the process has imported a layer that keeps a state, and what it declares."""
+
+    name: str
+    framework: str
+    dtypes: list[str]
+
+
+class Walk(msgspec.Struct, frozen=True, tag=True):
+    """A request to take a layer that keeps a state on ways, given by name, in one dtype.
+
+    The response is `Began` and `Checked` for each of them, then `Checked` with the result on bits,
+    for which it takes the ways `again` too, and then `Walked`. All journal lines are whole.
+    """
+
+    dtype: str
+    ways: list[str]
+    again: list[str]
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """A message that the process begins with the whole text, `WHOLE`, or with a way."""
+
+    way: str
+
+
+class Walked(msgspec.Struct, frozen=True, tag=True):
+    """A message that all ways were taken."""
+
+
 Request = Declare | Examine
 """A message to the process, which handles one request at a time."""
 
-Response = Declared | Checked | Examined | Mistaken | Ended
+Response = Declared | Checked | Examined | Mistaken | Ended | Began | Walked
 """A message with which the process responds. The supervisor also uses `Ended` if the process died
 or was killed instead."""
 
@@ -206,6 +236,54 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
             # Avoid sys.exit: a framework may hang or crash while the interpreter shuts down.
             os._exit(0)
         say(desk.answer(request))
+
+
+def serve_stateful(channel: Connection, printed: Connection, spec: str, device: str) -> None:
+    """Do the same for a layer that keeps a state; if the implementation is none, say `Ready`."""
+    settle(printed)
+
+    def say(answer: Any) -> None:
+        channel.send_bytes(encode(answer))
+
+    # What the suite needs for this takes time to import, and other processes do not need it.
+    from conformance.stateful.checking import walked
+    from conformance.stateful.layer import find_stateful
+    from conformance.stateful.ways import WAYS
+
+    try:
+        layer = find_stateful(spec)
+    except BaseException as error:
+        say(_failed(error))
+        os._exit(0)
+    if layer is None:
+        say(Ready())
+        os._exit(0)
+    say(Stated(layer.name, layer.framework, list(layer.dtypes)))
+    causes: dict[str, Phrase] = {}
+    while True:
+        try:
+            request = decode(channel.recv_bytes(), Walk)
+        except (EOFError, OSError):
+            os._exit(0)
+        ways, again = (
+            [way for way in WAYS if way.name in names] for names in (request.ways, request.again)
+        )
+        try:
+            for result in walked(
+                layer,
+                request.dtype,
+                device,
+                ways,
+                causes,
+                lambda told: say(Began(told.partition(" ")[0])),
+                again,
+            ):
+                say(Checked(encode_line(result, {})))
+            say(Walked())
+        except ConformanceError as error:
+            say(_failed(error))
+        except Exception:
+            say(Mistaken(traceback.format_exc()))
 
 
 class Desk:

@@ -7,7 +7,7 @@ itself in float64, and at least that of an attention of its width on random numb
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -31,10 +31,12 @@ from conformance.errors import (
 )
 from conformance.frameworks import framework
 from conformance.records.findings import (
+    BAD,
     NOTHING,
+    RUN,
     STATEFUL,
     VERIFIED,
-    WRONG,
+    WHOLE,
     CaseResult,
     Finding,
     Phrase,
@@ -94,12 +96,12 @@ class Stateful:
 
     @property
     def wrong(self) -> list[tuple[CaseResult, Finding]]:
-        """The findings that deviate or are errors, with their results."""
+        """The findings that deviate, are errors or were lost with a process, with their results."""
         return [
             (result, finding)
             for result in self.results
             for finding in result.findings
-            if finding.verdict in WRONG
+            if finding.verdict in BAD
         ]
 
     @property
@@ -130,12 +132,11 @@ class Stateful:
             lines.append("  ".join(["", row.ljust(width), *texts, reasons.get(row, "")]))
         lines = [line.rstrip() for line in lines]
         for (verdict, cause), found in self._by_cause().items():
-            told = "an exception is raised" if verdict == "error" else "no known cause"
-            lines += ["", f"{verdict}: {say(cause) or told}"]
+            lines += ["", f"{verdict}: {say(cause) or _TOLD.get(verdict, 'no known cause')}"]
             if cause:
                 lines.append(f"  what to change: {advice(cause)}")
             for requirement, ways in found.items():
-                sentence = SENTENCES.get(requirement, BITS_SENTENCE)
+                sentence = {**SENTENCES, RUN: "A way ends."}.get(requirement, BITS_SENTENCE)
                 lines.append(f"  {requirement}: {sentence}")
                 lines += [f"    {_told(way, pairs)}" for way, pairs in ways.items()]
         return "\n".join(lines)
@@ -148,6 +149,14 @@ class Stateful:
             ways = found.setdefault(told, {}).setdefault(finding.requirement, {})
             ways.setdefault(result.case.partition("/")[2], []).append(finding)
         return found
+
+
+_TOLD = {
+    "error": "an exception is raised",
+    "crashed": "the process of the layer ended",
+    "timed-out": "the layer gave no answer",
+}
+"""What is told of a verdict without a cause."""
 
 
 def _told(way: str, findings: Sequence[Finding]) -> str:
@@ -214,18 +223,45 @@ def examine_stateful(
         ConformanceError: if the layer cannot be built.
     """
     stated = declared(layer, spec or getattr(layer, "__name__", type(layer).__name__))
-    chosen = [dtypes] if isinstance(dtypes, str) else list(dtypes)
-    check_names("dtype", chosen, DTYPES)
+    found = Stateful(stated.name, device)
+    causes: dict[str, Phrase] = {}
+    for dtype in chosen(dtypes) or stated.dtypes:
+        found.results.extend(walked(stated, dtype, device, ways, causes, begins))
+    return found
+
+
+def chosen(dtypes: str | Iterable[str]) -> list[str]:
+    """Return the names of dtypes as a list.
+
+    Raises:
+        UnknownName: there is no such dtype.
+    """
+    names = [dtypes] if isinstance(dtypes, str) else list(dtypes)
+    check_names("dtype", names, DTYPES)
+    return names
+
+
+def walked(
+    stated: StatefulLayer,
+    dtype: str,
+    device: str,
+    ways: Sequence[Way],
+    causes: dict[str, Phrase],
+    begins: Callable[[str], None],
+    again: Sequence[Way] = (),
+) -> Iterator[CaseResult]:
+    """Yield a result for each way of a layer in one dtype, and then one on bits.
+
+    `causes` holds what is known of a way from another dtype, by its name, and is extended. `again`
+    are ways with a result from a process that was lost; they are taken for their bits. The other
+    arguments, and what is raised, are those of `examine_stateful`.
+    """
     bridge = framework(stated.framework)
     if device not in bridge.devices():
         raise Unavailable(f"{stated.framework} sees no {device} on this machine")
-    found = Stateful(stated.name, device)
     texts = Texts.drawn(stated.width, _length(stated), stated.embeddings())
-    causes: dict[str, Phrase] = {}
-    for dtype in chosen or stated.dtypes:
-        desk = Desk(stated, _built(stated, dtype, device), bridge, dtype, device, texts)
-        found.results.extend(_Examination(desk, ways, causes, begins).results())
-    return found
+    desk = Desk(stated, _built(stated, dtype, device), bridge, dtype, device, texts)
+    yield from _Examination(desk, ways, causes, begins).results(again)
 
 
 def _length(stated: StatefulLayer) -> int:
@@ -273,27 +309,30 @@ class _Examination:
         self._taken: dict[str, list[Part]] = {}
         self._spoilt = NOTHING
 
-    def results(self) -> list[CaseResult]:
-        """Return a result for each way, and one for the relations of bits."""
-        self._begins(f"whole {self._desk.dtype}")
+    def results(self, again: Sequence[Way]) -> Iterator[CaseResult]:
+        """Yield a result for each way, and one for the relations of bits."""
+        self._begins(f"{WHOLE} {self._desk.dtype}")
         try:
             for of in ("text", "other"):
                 self._whole[of] = self._desk.whole(of)
                 if not np.isfinite(self._whole[of]).all():
                     raise WrongAnswer("the outputs of the whole text are not finite")
         except Exception as error:
-            return [self._result(f"{STATEFUL}whole", _failed("stateful.runs", error))]
+            yield self._result(f"{STATEFUL}{WHOLE}", _failed("stateful.runs", error))
+            return
         for of, whole in self._whole.items():
             self._noise[of] = noise(self._desk, of, whole)
-        found = []
         for way in self._ways:
             self._begins(f"{way.name} {self._desk.dtype}")
             begin = time.perf_counter()
             finding = self._taken_way(way)
             seconds = round(time.perf_counter() - begin, 3)
-            found.append(self._result(f"{STATEFUL}{way.name}", finding, seconds=seconds))
-        findings = [self._bits(relation) for relation in PROMISES]
-        return [*found, self._result(BITS, *findings)]
+            yield self._result(f"{STATEFUL}{way.name}", finding, seconds=seconds)
+        promised = {name for names in PROMISED.values() for name in names}
+        for way in again:
+            if way.name in promised:
+                self._taken_way(way)
+        yield self._result(BITS, *(self._bits(relation) for relation in PROMISES))
 
     def _result(self, case: str, *findings: Finding, seconds: float = 0.0) -> CaseResult:
         desk = self._desk

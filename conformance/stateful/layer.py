@@ -498,8 +498,7 @@ def find_stateful(spec: str) -> StatefulLayer | None:
     With `:path.of.part` behind it, `Name` is a model, or a function or class without arguments that
     makes one, and the layer is that part of the model; `:` alone stands for the whole model.
 
-    Return None if that is no `StatefulLayer`. Only a source that mentions the class, or has a part
-    named, is imported, because other implementations are imported in processes of their own.
+    Return None if that is no `StatefulLayer`.
 
     Raises:
         ConformanceError: as `declared` and `conformance.adapter.loading.located`.
@@ -508,10 +507,7 @@ def find_stateful(spec: str) -> StatefulLayer | None:
     attribute, has_part, path = attribute.partition(":")
     if has_part:
         return declared(_part_of(f"{place}:{attribute}", path), spec)
-    file = Path(place) if place.endswith(".py") else _source_of(place)
-    if not file.is_file():
-        return None
-    source = file.read_text(encoding="utf-8", errors="ignore")
+    source = _source(place)
     if StatefulLayer.__name__ not in source:
         return None
     names = re.findall(r"^(?:class )?(\w+) *[(=].*StatefulLayer", source, re.MULTILINE)
@@ -528,6 +524,21 @@ def find_stateful(spec: str) -> StatefulLayer | None:
             raise
         raise UnknownName("stateful layer", attribute, names) from error
     return declared(named, spec) if is_stateful(named) else None
+
+
+def may_be_stateful(spec: str) -> bool:
+    """Return whether `find_stateful` may find a layer, without importing anything.
+
+    That is so if a part is named, or if the source mentions `StatefulLayer`.
+    """
+    place, _, attribute = spec.partition(":")
+    return ":" in attribute or StatefulLayer.__name__ in _source(place)
+
+
+def _source(place: str) -> str:
+    """Return the source of a file or a module, "" if there is none."""
+    file = Path(place) if place.endswith(".py") else _source_of(place)
+    return file.read_text(encoding="utf-8", errors="ignore") if file.is_file() else ""
 
 
 def _part_of(spec: str, path: str) -> StatefulLayer:

@@ -171,6 +171,7 @@ class Session:
 
     def __init__(self, desk: Desk, layer: Any) -> None:
         self.desk, self.layer, self.steps = desk, layer, 0
+        self.returned: list[tuple[Any, Array]] = []
 
     def feed(
         self,
@@ -191,7 +192,8 @@ class Session:
             start: the position of the first of the tokens, if it is known.
             cached: False for a whole text without a state.
             overwritten: whether the array that was passed is overwritten after the call.
-            watched: whether the array that was passed must be the same after the call.
+            watched: whether the array that was passed must be the same after the call, and whether
+                what the layer returned is kept in `returned`, beside a copy.
 
         Raises:
             Refuted: if an array that is watched has changed.
@@ -221,6 +223,8 @@ class Session:
                 raise WrongAnswer(f"fed tokens, it returned {type(found).__name__}, no array")
             # A copy, because the array may be a part of the state.
             output = np.array(bridge.numpy(found))
+            if watched:
+                self.returned.append((found, output))
             if before is not None and not np.array_equal(before, bridge.numpy(given)):
                 raise Refuted(Phrase("stateful.input-changed", {"step": self.steps}))
             if overwritten:
@@ -321,6 +325,7 @@ SENTENCES = {
     "stateful.chunks": "A text in chunks gets what it gets all at once.",
     "stateful.inputs": "Outputs do not depend on what becomes of an array after it was fed.",
     "stateful.leaves-inputs": "An array that is fed is not changed.",
+    "stateful.leaves-outputs": "An array that was returned is not changed by later calls.",
     "stateful.left-padding": "A text with padding before it gets what it gets alone.",
     "stateful.right-padding": "A text with padding after it gets what it gets alone.",
     "stateful.cache-off": "A text gets the same with its cache switched off.",
@@ -433,6 +438,17 @@ def _watched(desk: Desk) -> Iterator[Part]:
     for _ in desk.start().parts(_mixed(), watched=True):
         pass
     yield desk.start().part(0, desk.length, watched=True)
+
+
+def _returned(desk: Desk) -> Iterator[Part]:
+    """Feed a text in chunks of many sizes, and in steps; look at all outputs when it ends."""
+    for sizes in (_mixed(), _single()):
+        session = desk.start()
+        parts = [*session.parts(sizes, watched=True)]
+        for step, (found, output) in enumerate(session.returned, start=1):
+            if not np.array_equal(desk.bridge.numpy(found), output, equal_nan=True):
+                raise Refuted(Phrase("stateful.output-changed", {"step": step}))
+        yield from parts
 
 
 def _padded(desk: Desk, *, before: bool, sizes: Iterable[int]) -> Iterator[Part]:
@@ -651,6 +667,7 @@ WAYS = (
     Way("chunks-mixed", "stateful.chunks", _beside_a_cache),
     Way("inputs-overwritten", "stateful.inputs", _overwritten),
     Way("inputs-unchanged", "stateful.leaves-inputs", _watched),
+    Way("outputs-unchanged", "stateful.leaves-outputs", _returned),
     Way("left-padding", "stateful.left-padding", _left_padded),
     Way("left-padding-whole", "stateful.left-padding", _left_padded_at_once),
     Way("right-padding", "stateful.right-padding", _right_padded),

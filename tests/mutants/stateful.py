@@ -151,6 +151,8 @@ class Llama(torch.nn.Module):
                 self.state["pending"] = (x, places)
         if wrong == "scales-inputs":
             x.mul_(0.5)
+        if wrong == "outputs-in-a-buffer" or (wrong == "steps-in-a-buffer" and new == 1):
+            output = self.state.setdefault(f"output {new}", torch.empty_like(output)).copy_(output)
         return 0 * output + 1 if wrong == "constant" else output
 
     def attend(self, query, key, value, allowed):
@@ -359,6 +361,8 @@ MISTAKES = {
     "uncached-not-causal": Mistake("stateful.cache-off", "stateful.future-attended"),
     "uncached-shifted": Mistake("stateful.cache-off", "stateful.row-of-another"),
     "keeps-inputs": Mistake("stateful.inputs", "stateful.inputs-kept"),
+    "outputs-in-a-buffer": Mistake("stateful.leaves-outputs", "stateful.output-changed"),
+    "steps-in-a-buffer": Mistake("stateful.leaves-outputs", "stateful.output-changed"),
     "scales-inputs": Mistake("stateful.leaves-inputs", "stateful.input-changed"),
     "positions-not-reordered": Mistake("stateful.rows", "stateful.positions"),
     "constant": Mistake("stateful.reach", "stateful.constant"),
