@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -506,7 +507,50 @@ def test_a_mask_of_future_tokens_for_past_ones(tmp_path):
     assert "mask.inverted" in [it.id for it in found.causes], str(found)
 
 
+SPANS = np.array([[0, 1, 1, 1, 0, 0, 2, 2, 2, 2, 0, 0], [1, 1, 1, 1, 0, 2, 2, 0, 3, 3, 0, 0]])
+TREE = np.array([[-1, 0, 0, 1, 2], [-1, -1, 1, 0, 2]])
+
+
+def in_spans(ids):
+    """What a query sees: what is before it, and its own span."""
+    same = (ids[:, :, None] == ids[:, None]) & (ids[:, None] > 0)
+    return (np.tri(12, dtype=bool) | same)[:, None]
+
+
+def in_tree(parents, generations=9, cached=7):
+    """What a drafted token sees: the cache, itself, and its ancestors."""
+    seen = np.zeros((*parents.shape, cached + parents.shape[1]), bool)
+    seen[:, :, :cached] = True
+    for entry, token in np.ndindex(parents.shape):
+        at, left = token, generations
+        while at >= 0 and left >= 0:
+            seen[entry, token, cached + at] = True
+            at, left = parents[entry, at], left - 1
+    return seen[:, None]
+
+
+def in_chunks(size, offset=0, queries=12, keys=12):
+    at, past = np.arange(queries)[:, None] + offset, np.arange(keys)
+    return (at // size == past // size) & (past <= at)
+
+
+STRUCTURES = {
+    "chunk": of(Q, K, V, attention(Q, K, V, mask=in_chunks(5)), chunk=5, causal=True),
+    "chunk of last queries": of(
+        *(LQ, LK, LV, attention(LQ, LK, LV, mask=in_chunks(5, 7, 5))),
+        chunk=5,
+        causal="bottom-right",
+    ),
+    "spans": of(Q, K, V, attention(Q, K, V, mask=in_spans(SPANS)), spans=SPANS, causal=True),
+    "spans of all entries": of(
+        *(Q, K, V, attention(Q, K, V, mask=in_spans(SPANS[:1]))), spans=SPANS[0], causal=True
+    ),
+    "tree": of(LQ, LK, LV, attention(LQ, LK, LV, mask=in_tree(TREE)), tree=TREE),
+}
+"""What is right with a mask that a structure tells."""
+
 HONEST = {
+    **STRUCTURES,
     "plain": of(Q, K, V, attention(Q, K, V)),
     "grouped": of(GQ, GK, GV, attention(GQ, GK, GV)),
     "causal": of(LQ, LK, LV, attention(LQ, LK, LV, causal=7), causal=True),
@@ -534,6 +578,69 @@ def test_what_is_right_is_noise_and_gets_no_cause(name):
     found = diagnose(**HONEST[name])
     assert found.verdict == "noise", str(found)
     assert not found.causes
+
+
+WRONG_STRUCTURES = {
+    "chunk.not-applied": ("chunk", attention(Q, K, V, causal=0)),
+    "chunk.as-window": (
+        "chunk",
+        attention(Q, K, V, mask=np.tri(12, dtype=bool) & ~np.tri(12, k=-5, dtype=bool)),
+    ),
+    "chunk.from-first-query": (
+        "chunk of last queries",
+        attention(
+            *(LQ, LK, LV),
+            mask=(np.arange(5)[:, None] // 5 == np.arange(-7, 5) // 5) & np.tri(5, 12, 7, bool),
+        ),
+    ),
+    "spans.not-applied": ("spans", attention(Q, K, V, causal=0)),
+    "spans.of-any-id": ("spans", attention(Q, K, V, mask=in_spans(1 * (SPANS > 0)))),
+    "spans.of-first-entry": ("spans", attention(Q, K, V, mask=in_spans(SPANS[:1]))),
+    "tree.as-chain": ("tree", attention(LQ, LK, LV, causal=7)),
+    "tree.generations": ("tree", attention(LQ, LK, LV, mask=in_tree(TREE, 1))),
+    "tree.of-first-entry": ("tree", attention(LQ, LK, LV, mask=in_tree(TREE[:1]))),
+}
+
+
+@pytest.mark.parametrize("cause", WRONG_STRUCTURES)
+def test_a_structure_that_is_applied_wrongly_is_told(cause):
+    right, output = WRONG_STRUCTURES[cause]
+    found = diagnose(**{**STRUCTURES[right], "output": output})
+    assert cause in [it.id for it in found.causes], str(found)
+
+
+@pytest.mark.usefixtures("short_is_long")
+@pytest.mark.parametrize("cause", ["chunk.not-applied", "spans.not-applied"])
+def test_a_structure_of_a_long_output_is_told(cause):
+    right, output = WRONG_STRUCTURES[cause]
+    told = {**STRUCTURES[right], "output": output, "layout": "batch heads length head"}
+    found = diagnose(**told)
+    assert found.verdict == "deviates"
+    assert cause in [it.id for it in found.causes], str(found)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"spans": SPANS[:, :5]}, "spans has shape [2, 5], wanted [2, 12]"),
+        ({"spans": -SPANS}, "ids are at least 0"),
+        ({"tree": np.array([1, 0, 1, 2, 3])}, "tree has shape [5], wanted [2, 12]"),
+        ({"tree": np.arange(12)}, "a parent that is no earlier query"),
+        ({"chunk": 0}, "chunk is 0; it is at least 1"),
+    ],
+)
+def test_a_structure_that_does_not_fit_is_an_error_of_one_line(told, message):
+    with pytest.raises(ConformanceError, match=re.escape(message)):
+        diagnose(**HONEST["plain"], **told)
+
+
+def test_structures_are_read_from_files(tmp_path):
+    for name, renamed in (("spans", "span_ids"), ("tree", "parents"), ("chunk", "chunk")):
+        content = dict(STRUCTURES[name])
+        causal = content.pop("causal", None)
+        content[renamed] = content.pop(name)
+        found = answered(tmp_path, **content, **({"causal": "bottom-right"} if causal else {}))
+        assert found.verdict == "noise", str(found)
 
 
 def test_two_readings_of_a_mask_that_fit_are_told():
@@ -764,7 +871,10 @@ def short_is_long(monkeypatch):
 
 
 @pytest.mark.usefixtures("short_is_long")
-@pytest.mark.parametrize("name", ["plain", "grouped", "causal", "mask", "bias", "window", "rotary"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "grouped", "causal", "mask", "bias", "window", "rotary", *STRUCTURES],
+)
 def test_a_long_output_that_is_right_is_noise(name):
     found = diagnose(**HONEST[name], layout="batch heads length head")
     assert found.verdict == "noise", str(found)
@@ -1152,6 +1262,17 @@ def test_a_scale_that_cannot_be_told(tmp_path, capsys):
             },
             0,
             {"rotary": {"base": 10000.0, "pairs": "interleaved", "size": 8}},
+        ),
+        (
+            {
+                "model_type": "llama4_text",
+                "num_attention_heads": 4,
+                "hidden_size": 32,
+                "attention_chunk_size": 8192,
+                "layer_types": ["chunked_attention", "full_attention"],
+            },
+            0,
+            {"chunk": 8192},
         ),
     ],
 )

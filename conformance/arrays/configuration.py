@@ -9,6 +9,7 @@ from typing import Any
 from conformance.adapter.loading import checkpoints, load
 from conformance.porting.checkpoints import (
     ASSUMED,
+    chunk_of,
     completed,
     configuration,
     counts,
@@ -68,6 +69,9 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
     if not both_ways and (window := window_of(config, layer)):
         found["window"] = window
         said.append(Phrase("config.window", {"size": window}))
+    if not both_ways and (chunk := chunk_of(config, layer)):
+        found["chunk"] = chunk
+        said.append(Phrase("config.chunk", {"size": chunk}))
     turned, plain = rotation(config, layer), config.get("no_rope_layers")
     if turned.base is not None and (not plain or layer >= len(plain) or plain[layer]):
         pairs = "interleaved" if kind in INTERLEAVED else "halves"

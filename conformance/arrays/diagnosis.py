@@ -221,6 +221,9 @@ def diagnose(
     key_lengths: Any = None,
     segments: Any = None,
     positions: Any = None,
+    chunk: int | None = None,
+    spans: Any = None,
+    tree: Any = None,
     weights: Any = None,
     log_sum_exp: Any = None,
     gradients: Mapping[str, Any] | None = None,
@@ -261,6 +264,12 @@ def diagnose(
         segments: ids of packed sequences, `[batch length]`; a pair if they differ for queries and
             keys.
         positions: positions, in the same form.
+        chunk: the number of positions of a block, such as of Llama 4: tokens see each other only in
+            the same block, counted from position 0.
+        spans: of each key, `[batch key]`, the number of its bidirectional span, such as an image or
+            a prefix, or 0: beside a causal mask, a query sees the later keys of its span.
+        tree: of each query, `[batch query]`, the index of its parent in a tree of drafted tokens,
+            or -1 for those that follow the cached keys.
         weights: the attention weights, `[batch heads query key]`, if they were returned.
         log_sum_exp: `[batch heads query]`, if it was returned.
         gradients: those of "query", "key" and "value", and that of the "output" they come from.

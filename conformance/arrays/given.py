@@ -136,6 +136,9 @@ class Given:
     key_lengths: Any = None
     segments: Any = None
     positions: Any = None
+    chunk: int | None = None
+    spans: Any = None
+    tree: Any = None
     weights: Any = None
     log_sum_exp: Any = None
     gradients: Mapping[str, Any] | None = None
@@ -404,6 +407,7 @@ def problems(
         "scale": given.scale,
         "soft_cap": given.soft_cap,
         "window": _window(given.window),
+        "chunk": given.chunk,
         **_features(given, shape),
     }
     for name, array in inputs.items():
@@ -534,7 +538,7 @@ def _features(given: Given, shape: Shape) -> dict[str, Any]:
             array, axes = getattr(given, name), entry.arrays[name]
             if array is not None:
                 values = _whole(name, array) if entry.whole else _floats(name, array).values
-                found[name] = _sized(name, values.reshape(-1), getattr(shape, axes[0]))
+                found[name] = _spread(name, values, [getattr(shape, axis) for axis in axes])
     if given.rotary is not None:
         options = given.rotary
         if not isinstance(options, Rotary):
@@ -583,6 +587,15 @@ def _features(given: Given, shape: Shape) -> dict[str, Any]:
             read.append(np.broadcast_to(values, (shape.batch, length)).copy())
         found[name] = kind(query=read[0], key=read[1])
     return found
+
+
+def _spread(name: str, array: Any, sizes: list[int]) -> Any:
+    """Return an array of these sizes; one of the last axis alone is that of each batch entry."""
+    if len(sizes) == 1:
+        return _sized(name, array.reshape(-1), *sizes)
+    if array.shape[-1:] != tuple(sizes[-1:]) or array.shape[:-1] not in ((), (1,), (sizes[0],)):
+        raise BadArrays(f"{name} has shape {list(array.shape)}, wanted {sizes}")
+    return np.broadcast_to(array, sizes).copy()
 
 
 def _sized(name: str, array: Any, size: int) -> Any:

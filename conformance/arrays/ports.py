@@ -19,7 +19,7 @@ from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.features import ARRAYS, NO_RULES, with_arrays
+from conformance.definition.features import ARRAYS, NO_RULES, drafted, with_arrays, within_tree
 from conformance.definition.problem import NO_WINDOW, Norm, Positions, Problem, Rotary, Shape
 from conformance.records.findings import NOTHING, Part, Phrase
 
@@ -314,6 +314,10 @@ def rows_of(problem: Problem, rows: IntArray) -> Problem:
         used = (rows < problem.query_lengths[:, None])[:, None, :, None]
         mask = changes["mask"]
         changes |= {"query_lengths": None, "mask": used if mask is None else used & mask}
+    if problem.tree is not None:
+        seen = within_tree(problem.tree, drafted(problem))[:, None, rows]
+        mask = changes["mask"]
+        changes |= {"tree": None, "mask": seen if mask is None else seen & mask}
     if problem.segments is not None:
         changes["segments"] = replace(problem.segments, query=problem.segments.query[:, rows])
     return problem.replace(
@@ -401,6 +405,8 @@ ACROSS = (
     "norm.over-all-heads",
     "lengths.",
     "segments.of-first-entry",
+    "spans.of-first-entry",
+    "tree.of-first-entry",
     "rotary.positions-of-first-entry",
     "cache.of-next-entry",
     "scale.by-",

@@ -56,6 +56,9 @@ def add_parser(commands: Commands) -> None:
     diagnose.add_argument(
         "--window", help="keys that a query sees, its own included; or before,after"
     )
+    diagnose.add_argument(
+        "--chunk", type=int, help="positions of a block; tokens see each other in the same block"
+    )
     diagnose.add_argument("--soft-cap", type=float, help="cap of the logits")
     diagnose.add_argument(
         "--mask-true",

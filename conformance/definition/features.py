@@ -795,6 +795,7 @@ class _ChunkEntry(FeatureEntry):
     absent = MappingProxyType({"chunk": None})
     numbers = MappingProxyType({"chunk": int | None})
     drawn = ("chunk",)
+    options = MappingProxyType({"chunk": int})
 
     def check(self, problem: Problem) -> None:
         assert problem.chunk is not None
@@ -824,6 +825,7 @@ class _SpansEntry(FeatureEntry):
     step = OF_RULES
     absent = MappingProxyType({"spans": None})
     arrays = MappingProxyType({"spans": ("batch", "key_length")})
+    files = MappingProxyType({"spans": "span_ids"})
     whole = True
     drawn = ("spans_two", "spans_of_one_id", "spans_adjacent", "spans_long", "spans_prefix")
 
@@ -874,6 +876,7 @@ class _TreeEntry(FeatureEntry):
     step = OF_RULES
     absent = MappingProxyType({"tree": None})
     arrays = MappingProxyType({"tree": ("batch", "query_length")})
+    files = MappingProxyType({"tree": "parents"})
     whole = True
     drawn = ("tree_of_drafts",)
 

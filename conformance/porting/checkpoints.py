@@ -466,12 +466,23 @@ def _scaling(
 
 
 SLIDING = "sliding_attention"
-"""The kind of layers that have a window, as configurations name it."""
+CHUNKED = "chunked_attention"
+"""The kinds of layers that have a window, or blocks, as configurations name them."""
 
 
 def window_of(config: Mapping[str, Any], layer: int) -> int | None:
     """Return how many keys a query of a layer sees, its own included; None if all before it."""
     return (config.get("sliding_window") or None) if _kind(config, layer) == SLIDING else None
+
+
+def chunk_of(config: Mapping[str, Any], layer: int) -> int | None:
+    """Return the number of positions of a block of a layer, as of Llama 4; None without blocks."""
+    size, turns = config.get("attention_chunk_size"), config.get("no_rope_layers") or ()
+    kind = _kind(config, layer)
+    if not kind and layer < len(turns) and turns[layer]:
+        # The layers that turn queries and keys, whatever the name says.
+        kind = CHUNKED
+    return int(size) if size and kind == CHUNKED else None
 
 
 def _kind(config: Mapping[str, Any], layer: int) -> str:
