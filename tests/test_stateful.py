@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -252,6 +253,18 @@ def test_a_layer_in_numpy_is_checked():
     finally:
         InNumpy.copies = True
     assert {finding.cause.id for _, finding in done.wrong} == {"stateful.inputs-kept"}
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("name", ["Linen", "Nnx"])
+def test_attentions_of_flax_overwrite_the_last_token_of_a_full_cache(name):
+    pytest.importorskip("flax")
+    path = Path(__file__).parents[1] / "docs" / "examples" / "flax_stateful.py"
+    layer = find_stateful(f"{path}:{name}")
+    assert layer is not None
+    done = examine_stateful(layer)
+    assert [result.case for result, _ in done.wrong] == ["stateful/full-buffer"], str(done)
+    assert done.counts["conforms"] >= 15
 
 
 # On the command line
