@@ -8,7 +8,7 @@ from test_gate import COARSE, CROSS, GRADIENT, KEYS, ONE, OUTPUT, SELF, Made
 
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.records.findings import Entry, Phrase
-from conformance.reports.gate import coverage, tell, update
+from conformance.reports.gate import answer, coverage, tell, update
 from conformance.reports.gate.baseline import baseline_of, read_baseline
 from conformance.reports.gate.judging import judge
 
@@ -237,6 +237,112 @@ def test_counts_of_a_record():
         "float32:cpu:eval": {"mask": 3, "plain": 6},
         "*:cpu:*": dict.fromkeys((CROSS, ONE, SELF, OUTPUT, KEYS, GRADIENT), 3),
     }
+
+
+# What is promised
+
+
+STRICT = {"judged_by": {"float32": "A0", "float16": "A"}, "promises": {"runs": "equal bits"}}
+
+
+def promising(**changes):
+    return Made(**{**STRICT, **changes}).record()
+
+
+def pinned(tmp_path, record=None):
+    return counted(tmp_path, record or promising())
+
+
+def test_an_update_pins_what_is_promised(tmp_path):
+    known = pinned(tmp_path)
+    assert known.promised == {"mine": {"cpu": STRICT["judged_by"] | STRICT["promises"]}}
+    assert '[promised.mine.cpu]\nfloat32 = "A0"\nfloat16 = "A"\nruns = "equal bits"\n' in known.text
+    assert pinned(tmp_path).text == known.text
+    assert judge(known, promising()).holds
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"judged_by": {"float32": "TF32", "float16": "A"}}, "float32: pinned A0, now TF32"),
+        ({"judged_by": {"float32": "A0", "float16": "C"}}, "float16: pinned A, now C"),
+        ({"judged_by": {"float32": "A0"}}, "float16: pinned A, now nothing"),
+        ({"promises": {}}, "runs: pinned equal bits, now nothing"),
+        ({"promises": {"steps": "equal bits"}}, "runs: pinned equal bits, now nothing"),
+    ],
+)
+@pytest.mark.parametrize("selection", ["", "--case mask"])
+def test_a_weaker_promise_is_red_on_one_line(tmp_path, changes, told, selection):
+    record = promising(**changes)
+    provenance = msgspec.structs.replace(record.header.provenance, selection=selection)
+    header = msgspec.structs.replace(record.header, provenance=provenance)
+    found = judge(pinned(tmp_path), msgspec.structs.replace(record, header=header))
+    assert found.exit_code == ExitCode.DEVIATES
+    printed = str(tell(found))
+    assert f"less promised: mine on cpu: {told}\n" in printed
+    assert "less promised than before" in printed
+    assert answer(found).less == [f"mine on cpu: {told}"]
+
+
+def test_an_update_withdraws_no_promise(tmp_path):
+    known = pinned(tmp_path)
+    weaker = promising(judged_by={"float32": "TF32", "float16": "C"}, promises={})
+    assert pinned(tmp_path, weaker).text == known.text
+
+
+def test_a_stronger_promise_is_told_and_pinned_by_an_update(tmp_path):
+    known = pinned(tmp_path)
+    stronger = promising(
+        judged_by={"float32": "A0", "float16": "A0"},
+        promises={"runs": "equal bits", "steps": "equal bits"},
+    )
+    found = judge(known, stronger)
+    assert found.holds
+    assert (
+        "promised now: mine on cpu: float16: pinned A, now A0, steps: pinned nothing, now equal "
+        "bits; baseline update pins it"
+    ) in str(tell(found))
+    again = judge(pinned(tmp_path, stronger), stronger)
+    assert again.holds
+    assert not again.gained
+    assert judge(again.baseline, promising()).exit_code == ExitCode.DEVIATES
+
+
+def test_promises_that_the_baseline_has_not_are_not_asked(tmp_path):
+    """It is older than they are, or speaks of another device."""
+    text = pinned(tmp_path).text
+    older = text[: text.index("[promised.mine.cpu]")]
+    for own in (older, text.replace("[promised.mine.cpu]", "[promised.mine.gpu]")):
+        found = judge(baseline_of(tmp_path / "b.toml", own), promising(promises={}))
+        assert found.holds
+        assert "promise" not in str(tell(found))
+
+
+def test_what_is_unavailable_has_withdrawn_nothing(tmp_path):
+    """The adapter could not be read, so nobody knows what it promises."""
+    known = pinned(tmp_path)
+    absent = Made(unavailable="no such package").say("unavailable").record()
+    assert not judge(known, absent).withdrawn
+
+
+@pytest.mark.parametrize("option", ["--case mask", "--level core"])
+def test_a_narrowed_run_pins_no_promises(tmp_path, option):
+    assert not counted(tmp_path, Made(**STRICT).record(selection=option)).promised
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "promised = 3",
+        "[promised.mine]\ncpu = 3",
+        "[promised.mine.cpu]\nfloat32 = 3",
+        "[promised.mine.cpu]\nfloat32 = 'A9'",
+    ],
+)
+def test_promises_that_are_none_are_one_line(tmp_path, text):
+    with pytest.raises(BrokenBaseline, match="promised") as raised:
+        baseline_of(tmp_path / "b.toml", text)
+    assert "\n" not in str(raised.value)
 
 
 # What excuses everything

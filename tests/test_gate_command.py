@@ -300,6 +300,51 @@ def test_what_the_table_leaves_out_later_is_less_verified(tmp_path, here):
     here("gate", "--no-isolate", "--dtype", "float32", expect=ExitCode.OK)
 
 
+PROMISING = """
+import torch
+from conformance import attention_function
+
+@attention_function("torch", dtypes=("float32", "bfloat16"), accuracy={accuracy}, promises={same})
+def mine(query, key, value):
+    stored = query.dtype
+    query, key, value = (array.to({inside}) for array in (query, key, value))
+    weights = torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, -1)
+    return (weights @ value).to(stored)
+"""
+EXACT, ROUNDING = "torch.float32", "stored"
+SAME = "{'runs': 'equal bits'}"
+
+
+def test_a_promise_that_is_withdrawn_is_red(tmp_path, here):
+    """What is less accurate conforms as soon as less is promised, in the same findings."""
+    pytest.importorskip("torch")
+    cases = '["logits/large/self", "probe/repeatability"]'
+    table = f'implementations = ["mine.py:mine"]\ncases = {cases}\nlevel = "full"\n'
+    (tmp_path / "pyproject.toml").write_text(f"[tool.mha-conformance]\n{table}", encoding="utf-8")
+
+    def judged(accuracy, inside, expect, same=SAME, command=("gate",)):
+        text = PROMISING.format(accuracy=accuracy, inside=inside, same=same)
+        (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+        return here(*command, expect=expect).out
+
+    strict = "{'bfloat16': 'A'}"
+    judged(strict, EXACT, ExitCode.OK, command=("baseline", "update"))
+    promised = read_baseline(tmp_path / "conformance.toml").promised["mine"]["cpu"]
+    assert promised == {"float32": "A0", "bfloat16": "A", "runs": "equal bits"}
+    judged(strict, EXACT, ExitCode.OK)
+    assert "new: mine deviates" in judged(strict, ROUNDING, ExitCode.DEVIATES)
+    for accuracy, inside, told in (
+        ("''", ROUNDING, "bfloat16: pinned A, now C"),
+        ("{'bfloat16': 'A', 'float32': 'TF32'}", EXACT, "float32: pinned A0, now TF32"),
+    ):
+        printed = judged(accuracy, inside, ExitCode.DEVIATES)
+        assert f"less promised: mine on cpu: {told}\n" in printed
+        assert "new:" not in printed
+        assert "less verified" not in printed
+    printed = judged(strict, EXACT, ExitCode.DEVIATES, same="{}")
+    assert "less promised: mine on cpu: runs: pinned equal bits, now nothing\n" in printed
+
+
 def test_what_has_another_name_is_not_counted(records, tmp_path, here):
     made = read(records["Correct"])
     provenance = msgspec.structs.replace(made.header.provenance, selection="")

@@ -122,6 +122,9 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
         differentiable: whether it has gradients.
         accuracy: the accuracy class promised in the dtypes that have it, or "" for none; if it
             differs among dtypes, by dtype.
+        judged_by: for each dtype, the accuracy class by which answers are judged: the promised one,
+            or else the least accurate that the dtype has; {} in records older than this field.
+        promises: what is promised to have equal bits, such as {"runs": "equal bits"}.
         fully_masked_row: the declared output of a fully masked query, by mode; may be empty.
         digest: a digest of the code of its adapter and of the modules in the same project that the
             adapter imports.
@@ -156,6 +159,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     custom_scale: bool = False
     differentiable: bool = True
     accuracy: str | dict[str, str] = ""
+    judged_by: dict[str, str] = {}
+    promises: dict[str, str] = {}
     fully_masked_row: dict[str, str] = {}
     digest: str = ""
     features: list[FeatureInfo] | None = None

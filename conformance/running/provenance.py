@@ -36,6 +36,8 @@ from conformance.adapter.loading import registered
 from conformance.adapter.native import Layer
 from conformance.cases.case import describe_all
 from conformance.cases.catalogue import catalogue_hash, find_cases
+from conformance.definition.arithmetic import classes_of
+from conformance.definition.dtypes import DTYPES
 from conformance.errors import Unavailable
 from conformance.experiments import EXPERIMENTS
 from conformance.frameworks import BRIDGES
@@ -270,6 +272,8 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         parameters=_parameters(adapter),
         weights=WeightsInfo(returned, option, otherwise) if returned else None,
         accuracy=dict(declared) if isinstance(declared, Mapping) else declared,
+        judged_by={dtype: _judged_by(adapter, dtype) for dtype in adapter.dtypes},
+        promises=dict(sorted(adapter.promises.items())),
         fully_masked_row={name: row for name, row in rows.items() if row},
         digest=adapter_digest(spec, adapter.framework),
         features=[
@@ -279,6 +283,13 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         toolkit=toolkit(adapter) if device == "gpu" and not reason else {},
         settings=settings,
     )
+
+
+def _judged_by(adapter: Adapter, dtype: str) -> str:
+    """Return the accuracy class by which an adapter's answers in a dtype are judged."""
+    promised = adapter.promised(dtype)
+    classes = [item.name for item in classes_of(DTYPES[dtype], promised)]
+    return promised if promised in classes else classes[-1]
 
 
 def _about(adapter: Adapter) -> str:

@@ -24,7 +24,7 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, gravity
 from conformance.records.record import Record
 from conformance.reports.gate.baseline import Baseline, Entry, baseline_of
-from conformance.reports.gate.coverage import raised, repinned
+from conformance.reports.gate.coverage import Promise, raised, repinned
 from conformance.reports.gate.judging import LOST, Judgement, judge
 from conformance.reports.gate.updating import Draft, drafts, propose, write
 from conformance.reports.tables import Group, by_key, item_counts, reasons
@@ -100,7 +100,8 @@ class Gate(msgspec.Struct, frozen=True):
 
     Attributes:
         known: the number of deviations that agree with the baseline.
-        less: lines about chapters of cases in which less was verified than the baseline requires.
+        less: lines about chapters of cases in which less was verified than the baseline requires,
+            and about promises that are weaker than it says.
         changed: lines about conventions that differ from those pinned in the baseline, or that are
             still to be pinned.
         open: reasons why findings are not verified, each with the number of these findings.
@@ -160,7 +161,8 @@ def answer(judgement: Judgement) -> Gate:
         less=[
             f"{one.implementation} at {one.place}: {one.chapter} {one.verified} of {one.expected}"
             for one in judgement.less
-        ],
+        ]
+        + [f"{one.implementation} on {one.device}: {_promise(one)}" for one in judgement.withdrawn],
         changed=[
             f"{one.implementation}, {one.experiment}: {one.subject}: {one.pinned}, now {one.now}"
             for one in judgement.changed
@@ -198,7 +200,7 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
     left = judge(edited, record)
     done = "written" if text != baseline.text else "nothing to edit"
     line(console, f"{baseline.path}: {done}")
-    if left.holds and not (edited.entries or edited.verified or edited.pinned):
+    if left.holds and not (edited.entries or edited.verified or edited.promised or edited.pinned):
         line(console, "nothing deviates: the baseline is empty")
     others = (left.fixed, left.unmatched, left.ambiguous, left.duplicates, left.broad)
     if left.reasonless and not any(others):
@@ -229,9 +231,11 @@ class _Log:
         self._summary()
         if judgement.baseline.absence:
             self._line(judgement.baseline.absence, DIM)
+        self._gained()
         if judgement.exit_code != ExitCode.OK or verbose:
             self._new()
             self._less()
+            self._withdrawn()
             self._changed()
             self._open()
             self._stale()
@@ -286,6 +290,7 @@ class _Log:
             f"{plural(stale, 'entry', 'entries')} to edit" if stale else "",
             f"{lost} not verified" if lost else "",
             "less verified than before" if judgement.less else "",
+            "less promised than before" if judgement.withdrawn else "",
             "not counted" if judgement.uncounted else "",
             plural(len(judgement.changed), "changed convention") if judgement.changed else "",
         ]
@@ -371,6 +376,23 @@ class _Log:
         path = self.judgement.baseline.path
         self._line(f"  if that is meant, lower these numbers of [verified.NAME] in {path}", DIM)
 
+    def _gained(self) -> None:
+        """Print on one line for each implementation what it promises beyond the baseline."""
+        of_each = by_key(self.judgement.gained, lambda one: (one.implementation, one.device))
+        for (name, device), gained in of_each.items():
+            told = ", ".join(map(_promise, gained))
+            self._line(f"promised now: {name} on {device}: {told}; baseline update pins it", DIM)
+
+    def _withdrawn(self) -> None:
+        """Print the promises that are weaker than the baseline says."""
+        if not self.judgement.withdrawn:
+            return
+        self._line("")
+        for one in self._first(self.judgement.withdrawn, "promise", "promises"):
+            self._line(f"less promised: {one.implementation} on {one.device}: {_promise(one)}", BAD)
+        path = self.judgement.baseline.path
+        self._line(f"  if that is meant, edit these lines of [promised.NAME] in {path}", DIM)
+
     def _changed(self) -> None:
         """Print the pinned conventions that have changed."""
         if not self.judgement.changed:
@@ -455,6 +477,11 @@ class _Log:
             else:
                 self._line(f"known: {entry.place}: {plural(len(cells), 'finding')}")
                 self._line(f"  {' '.join(filter(None, (entry.reason.strip(), entry.link)))}", DIM)
+
+
+def _promise(one: Promise) -> str:
+    """Return what is promised now of a dtype or of equal bits, and what was pinned."""
+    return f"{one.subject}: pinned {one.pinned or 'nothing'}, now {one.now or 'nothing'}"
 
 
 def _kinds(judgement: Judgement) -> list[tuple[Draft, Group]]:

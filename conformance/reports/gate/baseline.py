@@ -18,8 +18,8 @@ arguments of this cause that have to match:
     cause = "scale.rounded"
     arguments = {to = "float32"}
 
-Tables [verified.NAME] count what was verified, and tables [pinned.NAME] store conventions; see
-`conformance.reports.gate.coverage`.
+Tables [verified.NAME] count what was verified, tables [promised.NAME] say how strictly, and tables
+[pinned.NAME] store conventions; see `conformance.reports.gate.coverage`.
 
 An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. Patterns
 are shell patterns; a pattern that begins with "!" excludes names.
@@ -51,7 +51,14 @@ from conformance.records.findings import INFINITE, Argument, Phrase
 from conformance.records.header import KnownDeviation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import size_of
-from conformance.reports.gate.coverage import Counts, Pins, read_counts, read_pins
+from conformance.reports.gate.coverage import (
+    Counts,
+    Pins,
+    Promises,
+    read_counts,
+    read_pins,
+    read_promises,
+)
 from conformance.words import causes
 
 PLACES = ("implementation", "requirement", "case", "mode")
@@ -269,7 +276,7 @@ class Entry(KnownDeviation, frozen=True):
 
 @dataclass(frozen=True)
 class Baseline:
-    """The content of a baseline file: entries, counts of what was verified, pinned conventions.
+    """The content of a baseline file: entries, counts of what was verified, promises, conventions.
 
     Pinned conventions are those that must not change. If `there` is false, the file does not exist
     yet and the baseline is empty.
@@ -281,6 +288,7 @@ class Baseline:
     there: bool = True
     verified: Counts = field(default_factory=dict)
     pinned: Pins = field(default_factory=dict)
+    promised: Promises = field(default_factory=dict)
 
     @property
     def absence(self) -> str:
@@ -381,12 +389,13 @@ def baseline_of(path: Path, text: str) -> Baseline:
     except (ValueError, RecursionError) as error:
         raise BrokenBaseline(f"{path}: not TOML ({str(error)[:200]})") from error
     for name in content:
-        if name not in ("known", "verified", "pinned"):
+        if name not in ("known", "verified", "promised", "pinned"):
             raise BrokenBaseline(
                 f"{path}: {name[:80]!r} means nothing here; entries begin with [[known]]"
             )
     try:
         verified = read_counts(content.get("verified", {}))
+        promised = read_promises(content.get("promised", {}))
         pinned = read_pins(content.get("pinned", {}))
     except BrokenBaseline as error:
         raise BrokenBaseline(f"{path}: {error}") from error
@@ -404,7 +413,7 @@ def baseline_of(path: Path, text: str) -> Baseline:
         except BrokenBaseline as error:
             place = f"line {line}" if line else f"entry {number}"
             raise BrokenBaseline(f"{path}, {place}: {error}") from error
-    return Baseline(path, text, tuple(entries), verified=verified, pinned=pinned)
+    return Baseline(path, text, tuple(entries), verified=verified, pinned=pinned, promised=promised)
 
 
 def recorded(known: Iterable[KnownDeviation]) -> Baseline:

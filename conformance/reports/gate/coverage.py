@@ -1,4 +1,4 @@
-"""Coverage and pinned conventions: what a baseline stores besides the known deviations.
+"""Coverage, promises and pinned conventions: what a baseline stores besides known deviations.
 
 For each implementation and each "dtype:device:mode", the counts give the minimum number of findings
 that must be verified in each chapter of cases. Without them, an implementation could pass more
@@ -16,6 +16,14 @@ is lost in a chapter is noticed although something else in it is gained:
     "weights.equal-definition" = 164
 
 A count belongs to runs of one level, with which its place begins, or to runs of level "full".
+
+Promises say how strictly the counted findings were judged: the accuracy class that decides in each
+dtype, and what has equal bits. They are stored by implementation and device:
+
+    [promised.mine.cpu]
+    float32 = "A0"
+    bfloat16 = "A"
+    runs = "equal bits"
 
 Pins are entries of a convention card that must not change. A convention is not a deviation, so a
 change of it in a new version would go unnoticed. They are stored by implementation, experiment and
@@ -48,6 +56,7 @@ from conformance.records.findings import (
     CaseResult,
     Finding,
 )
+from conformance.records.numbers import ACCURACY, UNDERFLOW
 from conformance.records.record import Record
 
 Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -55,6 +64,12 @@ Counts = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 A place is "dtype:device:mode" or, except at level "full", "level:dtype:device:mode". If the dtype
 and the mode are "*", the numbers are by case and by requirement instead of by chapter."""
+
+Promises = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""What is promised, by implementation, device and subject.
+
+The subject is a dtype, whose answers are judged by an accuracy class, or one of those calls that
+give equal bits, such as "runs"."""
 
 Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
 """The text of a pinned value, by implementation, experiment, "dtype:device:mode" and subject."""
@@ -69,7 +84,7 @@ HEAD = """\
 # Findings that were verified at least, by chapter of cases. `baseline update` raises these numbers.
 """
 
-_TABLE = re.compile(r"[ \t]*\[[ \t]*[\"']?(verified|pinned)\b")
+_TABLE = re.compile(r"[ \t]*\[[ \t]*[\"']?(verified|promised|pinned)\b")
 _ENTRY = re.compile(r"[ \t]*\[\[[ \t]*known\b")
 
 
@@ -224,9 +239,9 @@ def _findings(record: Record) -> Iterator[tuple[str, str, str, Finding]]:
 
 
 def raised(text: str, record: Record) -> str:
-    """Return the text of a baseline with its counts raised to those of a record.
+    """Return the text of a baseline with its counts and promises raised to those of a record.
 
-    Errors are not counted, no count is lowered, and a run that was not whole changes nothing.
+    Errors are not counted, nothing is lowered, and a run that was not whole changes nothing.
     """
     if not is_whole(record):
         return text
@@ -249,9 +264,92 @@ def raised(text: str, record: Record) -> str:
                     written = tomlkit.table() if "*" in place else tomlkit.inline_table()
                     written.update(most)
                     table[place] = written
+        for one in _promised_otherwise(read_promises(document.get("promised", {})), record):
+            if not one.is_less:
+                every = document.setdefault("promised", tomlkit.table(is_super_table=True))
+                own = every.setdefault(one.implementation, tomlkit.table(is_super_table=True))
+                own.setdefault(one.device, tomlkit.table())[one.subject] = one.now
+                changed = True
         return changed
 
     return _edited(text, edit, HEAD)
+
+
+# Promises
+
+
+class Promise(NamedTuple):
+    """A promise that is another one in a record than in the baseline.
+
+    Attributes:
+        subject: a dtype, or the calls that have equal bits, such as "runs".
+        pinned, now: the promise in the baseline and in the record, such as "A0" or "equal bits"; ""
+            if there is none.
+    """
+
+    implementation: str
+    device: str
+    subject: str
+    pinned: str
+    now: str
+
+    @property
+    def is_less(self) -> bool:
+        """Whether less is promised now than the baseline says."""
+        classes = [*ACCURACY]
+        if self.pinned in classes and self.now in classes:
+            return classes.index(self.now) > classes.index(self.pinned)
+        return bool(self.pinned)
+
+
+def read_promises(table: Any) -> Promises:
+    """Return the promises in the `promised` table; raises `BrokenBaseline` if they are invalid."""
+    try:
+        promises = msgspec.convert(table, dict[str, dict[str, dict[str, str]]])
+    except msgspec.ValidationError as error:
+        raise BrokenBaseline(
+            'promised holds promises by device, such as promised.mine.cpu = {bfloat16 = "A"} '
+            f"({error})"
+        ) from error
+    for name, devices in promises.items():
+        for device, own in devices.items():
+            for subject, promise in own.items():
+                if subject in UNDERFLOW and promise not in ACCURACY:
+                    raise BrokenBaseline(
+                        f"promised.{name}.{device}: {subject} = {promise!r} is no accuracy class; "
+                        f"it is one of {', '.join(ACCURACY)}"
+                    )
+    return promises
+
+
+def withdrawn_and_gained(
+    promises: Promises, record: Record
+) -> tuple[Sequence[Promise], Sequence[Promise]]:
+    """Return what a record promises less, and what more, than a baseline says.
+
+    Implementations without promises in the baseline, and other devices than the record's, are
+    skipped. Options that restrict a run do not matter, because a promise is part of a declaration.
+    """
+    device = record.header.provenance.device
+    found = [
+        one
+        for one in _promised_otherwise(promises, record)
+        if device in promises.get(one.implementation, {})
+    ]
+    return [one for one in found if one.is_less], [one for one in found if not one.is_less]
+
+
+def _promised_otherwise(promises: Promises, record: Record) -> Iterator[Promise]:
+    """Yield every promise that differs between a record and a baseline, or is in only one."""
+    device = record.header.provenance.device
+    for one in record.header.implementations:
+        if one.unavailable:  # What stands in for it declares nothing.
+            continue
+        before, now = promises.get(one.name, {}).get(device, {}), one.judged_by | one.promises
+        for subject in {**before, **now}:
+            pair = before.get(subject, ""), now.get(subject, "")
+            if pair[0] != pair[1]:
+                yield Promise(one.name, device, subject, *pair)
 
 
 # Pinned conventions

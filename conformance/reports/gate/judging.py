@@ -36,12 +36,14 @@ from conformance.reports.gate.baseline import Baseline, Entry, agrees_on_cause, 
 from conformance.reports.gate.coverage import (
     Change,
     Loss,
+    Promise,
     changes,
     implementations_counted,
     is_narrowed,
     is_open,
     is_whole,
     losses,
+    withdrawn_and_gained,
 )
 from conformance.reports.tables import Located, by_key, finding_counts, located
 
@@ -87,6 +89,7 @@ class Judgement:
         claimed: the findings that each active entry claims, by the number of the entry.
         decided: all findings that entries can claim.
         less: chapters of cases in which less was verified than the baseline requires.
+        withdrawn, gained: promises that are weaker and stronger than the baseline says.
         changed: pinned conventions whose values differ from those in the baseline, and experiments
             whose conventions are still to be pinned.
     """
@@ -108,17 +111,19 @@ class Judgement:
     claimed: Mapping[int, Sequence[Located]]
     decided: Sequence[Located]
     less: Sequence[Loss]
+    withdrawn: Sequence[Promise]
+    gained: Sequence[Promise]
     changed: Sequence[Change]
 
     @property
     def worse(self) -> bool:
         """Whether anything changed for the worse.
 
-        That is a new deviation, a loss of coverage, a change of a pinned convention, or a process
-        that died or hung.
+        That is a new deviation, a loss of coverage, a weaker promise, a change of a pinned
+        convention, or a process that died or hung.
         """
         lost = any(one.finding.verdict in LOST for one in self.open)
-        return bool(self.new or self.less or self.changed or lost)
+        return bool(self.new or self.less or self.withdrawn or self.changed or lost)
 
     @property
     def unverified(self) -> list[str]:
@@ -368,6 +373,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
     # In an incomplete run, an entry that matches nothing may still match what is missing.
     whole = not (left or missing or is_narrowed(record))
     all_of_level = is_whole(record)
+    withdrawn, gained = withdrawn_and_gained(baseline.promised, record)
     fixed = []
     for entry in claims.active:
         well = [one for one in claimed[entry.number] if not one.wrong]
@@ -405,6 +411,8 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
         claimed=claimed,
         decided=decided,
         less=losses(baseline.verified, record),
+        withdrawn=withdrawn,
+        gained=gained,
         changed=[*changes(baseline.pinned, record)],
     )
 
