@@ -315,8 +315,8 @@ def test_days():
 
 
 def test_variables_that_may_change_numbers(monkeypatch):
-    changes = {"OMP_NUM_THREADS": "3", "NVIDIA_TF32_OVERRIDE": "1"}
-    harmless = {"JAX_COMPILATION_CACHE_DIR": "x", "TF_CPP_MIN_LOG_LEVEL": "3", "LANG": "C"}
+    changes = {"OMP_NUM_THREADS": "3", "NVIDIA_TF32_OVERRIDE": "1", "LANG": "C", "TZ": "UTC"}
+    harmless = {"JAX_COMPILATION_CACHE_DIR": "x", "TF_CPP_MIN_LOG_LEVEL": "3", "EDITOR": "C"}
     for name, value in (changes | harmless).items():
         monkeypatch.setenv(name, value)
     found = environment.__wrapped__()

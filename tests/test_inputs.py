@@ -155,10 +155,11 @@ def write(folder: Path, place: str, factor: float) -> None:
 RUN = ["run", "attention.py:attention", *CASE, "--record", "r.json", "--quiet"]
 
 
-def examined(**environment: str) -> list[str]:
-    """Run the attention, in a process of its own if it has other variables; return the verdicts."""
-    if environment:
-        command = [sys.executable, "-m", "conformance", *RUN]
+def examined(*flags: str, **environment: str) -> list[str]:
+    """Run the attention, in a process of its own if it has other variables or flags of Python;
+    return the verdicts."""
+    if environment or flags:
+        command = [sys.executable, *flags, "-m", "conformance", *RUN]
         ran = subprocess.run(
             command, env=os.environ | environment, check=False, capture_output=True, text=True
         )
@@ -247,6 +248,55 @@ def test_another_value_of_a_variable_is_noticed(project):
     project(inside="import os; factor = float(os.environ.get('FACTOR', '1'))")
     assert examined(FACTOR="1") == ["conforms"]
     assert examined(FACTOR="1.25") == ["deviates"]
+
+
+STARTED = {
+    "an option": ("factor = 1.0 if __debug__ else 1.25", ("-O",), {}),
+    "a variable for it": ("factor = 1.0 if __debug__ else 1.25", (), {"PYTHONOPTIMIZE": "1"}),
+    "an assertion": (
+        "factor = 1.25\ntry:\n    assert not factor\nexcept AssertionError:\n    factor = 1.0",
+        ("-O",),
+        {},
+    ),
+    "warnings that are errors": (
+        "import sys; factor = 1.25 if 'error' in sys.warnoptions else 1.0",
+        ("-Werror",),
+        {},
+    ),
+    "a time zone": (
+        "import time; factor = 1.25 if time.localtime(0).tm_hour else 1.0",
+        (),
+        {"TZ": "Asia/Tokyo"},
+    ),
+    "a locale": (
+        "import locale; locale.setlocale(locale.LC_ALL, '')\n"
+        "factor = 1.25 if locale.setlocale(locale.LC_COLLATE) == 'C' else 1.0\n"
+        "locale.setlocale(locale.LC_ALL, 'C')",
+        (),
+        {"LC_ALL": "C"},
+    ),
+    "a seed of hashes": (
+        "factor = 1.0 if hash('factor') == {seeded} else 1.25",
+        (),
+        {"PYTHONHASHSEED": "2"},
+    ),
+}
+"""What makes the factor another one, if Python is started so: by options and by variables."""
+USUAL = {"TZ": "UTC", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "1"}
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("way", STARTED)
+def test_what_python_is_started_with_is_noticed(way, project, capsys):
+    """No code reads it: the compiler, the interpreter or the C library does, before or in C."""
+    code, flags, environment = STARTED[way]
+    hashed = [sys.executable, "-c", "print(hash('factor'))"]
+    seeded = subprocess.check_output(hashed, env=os.environ | USUAL, text=True).strip()
+    project(before=code.format(seeded=seeded))
+    for again in (False, True):
+        assert examined(**USUAL) == ["conforms"]
+        assert ("as measured" in capsys.readouterr().out) is again
+    assert examined(*flags, **USUAL | environment) == ["deviates"]
 
 
 @pytest.mark.night

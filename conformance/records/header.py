@@ -282,7 +282,8 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     machine: str = ""
     """The processor of the machine, or its architecture, and its widest vector extension."""
     environment: dict[str, str] = {}
-    """Environment variables that may change results, such as `OMP_NUM_THREADS`."""
+    """Environment variables that may change results, such as `OMP_NUM_THREADS`, and what is unusual
+    about the interpreter, such as "optimize=1" in "sys.flags"."""
     code: str = ""
     """A digest of that part of the suite's code on which all results depend."""
     driver: str = ""

@@ -71,6 +71,17 @@ NUMERIC = (
     "ATEN_",
 )
 """The prefixes of environment variables that numerical libraries read."""
+SYSTEM = (
+    *("TZ", "LANG", "LC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
+    *("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHON_CPU_COUNT", "PYTHON_GIL"),
+)
+"""The prefixes of those that the C library, the linker or the interpreter reads by itself."""
+FLAGS = (
+    *("optimize", "bytes_warning", "dev_mode", "utf8_mode", "isolated", "ignore_environment"),
+    *("no_site", "no_user_site", "safe_path"),
+)
+"""The flags of the interpreter on which code may depend, whether an option or a variable sets them:
+`-O` and `PYTHONOPTIMIZE` leave out what `assert` and `__debug__` say."""
 HARMLESS = ("_DIR", "_FILE", "_LOG_LEVEL", "_PATH", "_SECS", "_BYTES")
 """The suffixes of such variables that cannot affect results."""
 
@@ -181,13 +192,21 @@ def setting() -> dict[str, Any]:
 def environment() -> dict[str, str]:
     """Return the environment variables that may affect results, as of the first call.
 
+    With them are, under their names in `sys`, the flags of the interpreter that are set, the
+    filters of warnings that it was given, and the letters of an unusual build such as "t".
     Call it before loading adapters, because some of them set variables for their framework.
     """
+    flags = [f"{name}={int(getattr(sys.flags, name))}" for name in FLAGS]
+    interpreter = {
+        "sys.abiflags": getattr(sys, "abiflags", ""),
+        "sys.flags": " ".join(flag for flag in flags if not flag.endswith("=0")),
+        "sys.warnoptions": " ".join(sys.warnoptions),
+    }
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(NUMERIC) and not name.endswith(HARMLESS)
-    }
+        if name.startswith((*NUMERIC, *SYSTEM)) and not name.endswith(HARMLESS)
+    } | {name: value for name, value in interpreter.items() if value}
 
 
 @cache
