@@ -7,7 +7,7 @@ import pytest
 from test_gate import COARSE, CROSS, GRADIENT, KEYS, ONE, OUTPUT, SELF, Made
 
 from conformance.errors import BrokenBaseline, ExitCode
-from conformance.records.findings import Entry, Phrase
+from conformance.records.findings import RUN, CaseResult, Entry, Finding, Phrase
 from conformance.reports.gate import answer, coverage, tell, update
 from conformance.reports.gate.baseline import baseline_of, read_baseline
 from conformance.reports.gate.judging import judge
@@ -73,7 +73,8 @@ def test_less_than_before_is_red_and_says_what_fell_away(tmp_path, less, told):
     assert judgement.exit_code == ExitCode.DEVIATES
     printed = str(tell(judgement))
     assert told in printed
-    assert "changed for the worse" in printed
+    assert "changed for the worse (nothing deviates, less verified than before" in printed
+    assert "red" in str(tell(judgement).spans[0].style)
     assert "mine" in printed
 
 
@@ -90,6 +91,13 @@ def test_a_loss_is_red_although_as_much_is_gained(tmp_path):
         assert judgement.exit_code == ExitCode.DEVIATES
         assert "less verified: mine at *:cpu:*: " in str(tell(judgement))
         (tmp_path / "conformance.toml").unlink()
+
+
+def test_one_of_many_is_a_loss(tmp_path):
+    text = f'[verified.mine."*:cpu:*"]\n"{OUTPUT}" = '
+    made = Made(modes=("eval", "train")).record()
+    for least, code in ((12, ExitCode.OK), (13, ExitCode.DEVIATES)):
+        assert judge(baseline_of(tmp_path / "b.toml", f"{text}{least}"), made).exit_code == code
 
 
 def test_a_place_that_is_new_is_counted_beside_the_sums(tmp_path):
@@ -198,6 +206,14 @@ def test_a_comment_between_counts_and_an_entry_is_of_the_entry(tmp_path):
     assert text.index("[[known]]") < text.index(coverage.HEAD) < text.index("[verified.mine]")
 
 
+def test_what_pytest_deselected_is_no_loss(tmp_path):
+    known = counted(tmp_path, Made())
+    record = without(Made(), case=CROSS).record()
+    header = msgspec.structs.replace(record.header, deselected=1)
+    assert judge(known, record).less
+    assert judge(known, msgspec.structs.replace(record, header=header)).holds
+
+
 def test_a_run_without_an_end_is_neither_compared_nor_counted(tmp_path):
     record = Made().record()
     unfinished = msgspec.structs.replace(record, complete=False)
@@ -222,6 +238,7 @@ def test_what_was_lost_is_not_counted(tmp_path):
         "[verified.mine]\n'float32:cpu:eval' = {mask = -1}",
         "[verified.mine]\n'float32:cpu:eval' = {mask = 'x'}",
         "[verified.mine]\n'float32' = {mask = 1}",
+        "[verified.mine]\n'defualt:float32:cpu:eval' = {mask = 1}",
         "[verified.mine]\n'float32:cpu:eval' = {mask = true}",
     ],
 )
@@ -389,3 +406,86 @@ def test_only_the_places_that_are_pinned_are_pinned_again():
     pins = {one.implementation: {one.case: {place: {"a": "old"}}}}
     text = f'[pinned.{one.implementation}."{one.case}"."{place}"]\na = "old"\n'
     assert coverage.repinned(text, pins, record) == text.replace("old", "new")
+
+
+EXPERIMENT = "probe/leaks"
+PINNED = """
+[pinned.mine."probe/leaks"."float32:cpu:eval"]
+a = "one"
+b = "two"
+"""
+
+
+def observing(*values, **provenance):
+    """A record with an experiment that observed these values of a, b and so on."""
+    record = Made(dtypes=("float32",)).record(**provenance)
+    entries = [
+        Entry(Phrase(name), Phrase(value)) for name, value in zip("abc", values, strict=False)
+    ]
+    found = [Finding("conventions.agree", "observed")]
+    result = CaseResult("mine", EXPERIMENT, "float32", "cpu", "eval", found, entries)
+    return msgspec.structs.replace(record, results=[*record.results, result])
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (("one", "other"), "b: pinned two, now other"),
+        (("one",), "b: pinned two, now not observed"),
+        ((), "a: pinned one, now not observed"),
+        (None, "a: pinned one, now not observed"),
+    ],
+)
+def test_a_pinned_convention_that_is_another_or_gone_is_red(tmp_path, values, told):
+    known = baseline_of(tmp_path / "b.toml", PINNED)
+    assert judge(known, observing("one", "two", "three")).holds
+    record = Made(dtypes=("float32",)).record() if values is None else observing(*values)
+    found = judge(known, record)
+    assert found.exit_code == ExitCode.DEVIATES
+    assert f"changed: mine, probe/leaks at float32:cpu:eval: {told}\n" in str(tell(found))
+
+
+def test_a_convention_is_pinned_on_one_device_and_in_what_was_asked(tmp_path):
+    elsewhere = baseline_of(tmp_path / "b.toml", PINNED.replace(":cpu:", ":gpu:"))
+    assert judge(elsewhere, observing("other")).holds
+    known = baseline_of(tmp_path / "b.toml", PINNED)
+    part = Made(dtypes=("float32",)).record(selection="--case mask")
+    assert judge(known, part).holds
+
+
+def test_an_experiment_whose_conventions_are_still_to_be_pinned_is_red(tmp_path):
+    known = baseline_of(tmp_path / "b.toml", '[pinned.mine."probe/leaks"]\n')
+    found = judge(known, observing("one"))
+    assert found.exit_code == ExitCode.DEVIATES
+    assert "not written yet: run baseline update" in str(tell(found))
+
+
+def test_an_experiment_without_an_outcome_is_not_verified_and_keeps_its_pins(tmp_path):
+    known = baseline_of(tmp_path / "b.toml", PINNED)
+    record = observing()
+    lost = [Finding(RUN, "crashed", "the process died")]
+    died = msgspec.structs.replace(record.results[-1], findings=lost)
+    record = msgspec.structs.replace(record, results=[*record.results[:-1], died])
+    found = judge(known, record)
+    assert not found.changed
+    assert found.open
+    assert coverage.repinned(PINNED, known.pinned, record) == PINNED
+
+
+def test_an_update_by_what_verified_nothing_writes_nothing(tmp_path):
+    path = tmp_path / "conformance.toml"
+    path.write_text('[[known]]\ncase = "x"\nverdict = "deviates"\nreason = "so"\n')
+    before = path.read_text()
+    code = update(read_baseline(path), Made().say("unsupported").record(), "because")
+    assert code == ExitCode.NOTHING_VERIFIED
+    assert path.read_text() == before
+
+
+def test_what_a_record_lacks_is_counted_in_the_first_line(tmp_path):
+    record = Made().record()
+    header = msgspec.structs.replace(record.header, planned=record.header.planned + 3)
+    found = judge(
+        baseline_of(tmp_path / "b.toml", ""), msgspec.structs.replace(record, header=header)
+    )
+    assert found.exit_code == ExitCode.INCOMPLETE
+    assert "gate: mine: is incomplete (nothing deviates, 3 not verified" in str(tell(found))

@@ -21,7 +21,6 @@ import msgspec
 
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
 from conformance.records.findings import (
-    INFINITE,
     RUN,
     CaseResult,
     Finding,
@@ -307,16 +306,13 @@ def agrees(entry: Entry, finding: Finding) -> bool:
     """Return whether a finding has the verdict, cause, error text and size that an entry states."""
     if entry.within is not None:
         figures = finding.figures
-        if figures is None or not figures.max_ratio <= min(entry.within, _LARGEST):
+        if figures is None or not figures.max_ratio <= entry.within:
             return False
     return (
         finding.verdict == entry.verdict
         and agrees_on_cause(entry, finding.cause)
         and (not entry.raises or entry.raises in without_place(finding.detail))
     )
-
-
-_LARGEST = math.nextafter(INFINITE, 0.0)
 
 
 def bound(cells: Iterable[Located]) -> str:
