@@ -345,6 +345,18 @@ def test_rows_that_are_equal_may_have_one_error(name):
     assert not spread(4_000, 1.9, "output", alike=10).fits
 
 
+def test_weights_in_another_order_are_those_of_an_equal_row():
+    """A normaliser is a sum over keys, in whatever order they come; what follows it is not."""
+    rows, keys = 400, 10
+    turned = (np.arange(keys) + np.arange(rows)[:, None]) % keys + 1.0
+    noise = 2.0**-20 * turned
+    for name, fits in (("weights", True), ("output", False)):
+        assert compare(name, turned + 1.5 * noise, turned, noise, 0.0).fits is fits
+    apart = turned + np.arange(rows)[:, None]
+    noise = 2.0**-20 * apart
+    assert not compare("weights", apart + 1.5 * noise, apart, noise, 0.0).fits
+
+
 def test_the_weights_of_a_row_may_share_the_error_of_its_normaliser():
     """As many of them as there are keys; outputs do not, since signs of values differ."""
     assert spread(400, 0.9, "weights", row=40).fits
@@ -430,6 +442,25 @@ def test_more_samples_do_not_excuse_what_deviates(expectation):
     arrays = {"output": np.array([0.0, 9.0, 0.0]), "gradient.query": np.zeros(2)}
     assert accuracy_class(doubted, arrays) == ""
     assert not all(item.fits for item in against(doubted, arrays))
+
+
+def test_no_class_is_sought_a_third_time(expectation):
+    """An expectation of more samples may itself be able to take more."""
+    again = replace(expectation, careful=lambda: again)
+    arrays = {"output": np.array([0.0, 9.0, 0.0]), "gradient.query": np.zeros(2)}
+    assert accuracy_class(again, arrays) == ""
+
+
+@pytest.mark.parametrize(("promised", "fits"), [("", False), ("A", False), ("TF32", True)])
+def test_any_bias_conforms_in_class_tf32_alone(promised, fits):
+    """Truncated operands have errors of one sign; more samples do not excuse those of others."""
+    arrays = {"output": np.arange(10_000.0).reshape(-1, 4)}
+    noise = {promised or "A0": {"output": np.ones((2_500, 4))}}
+    given = Expectation(arrays, noise, underflow=0.0, promised=promised)
+    given = replace(given, careful=lambda: replace(given, careful=lambda: None))
+    (compared,) = against(given, {"output": arrays["output"] + 0.2})
+    assert compared.fits is fits
+    assert promised == "TF32" or 1 < compared.excess < 2
 
 
 @pytest.mark.parametrize("odd", [NAN, INF])
