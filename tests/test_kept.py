@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 import numpy as np
 import pytest
 
+from conformance import definition
 from conformance.cases.catalogue import find_cases
 from conformance.definition.expectation import ROW_SUMS, expect
+from conformance.records import numbers
 from conformance.running import kept
 
 
@@ -97,12 +100,30 @@ def test_other_problems_are_not_mixed_up(folder, computed):
     assert computed == every
 
 
-def test_a_changed_reference_is_computed_anew(folder, computed, monkeypatch):
+@pytest.mark.parametrize("change", ["attention.py", "numbers.py", "NumPy", "nothing"])
+def test_a_changed_reference_is_computed_anew(
+    folder, computed, monkeypatch, tmp_path_factory, change
+):
+    """By another line of code of the definition or of limits, or another version of NumPy."""
+    code = tmp_path_factory.mktemp("code")
+    shutil.copytree(definition.__path__[0], code, dirs_exist_ok=True)
+    monkeypatch.setattr(definition, "__path__", [str(code)])
+    shutil.copy(numbers.__file__, code.with_suffix(".py"))
+    monkeypatch.setattr(numbers, "__file__", str(code.with_suffix(".py")))
+    edited = {"attention.py": code / change, "numbers.py": code.with_suffix(".py")}.get(change)
     problem = problem_of("plain/no-mask/self")
-    kept.expectation(problem)
-    monkeypatch.setattr(kept, "_code", lambda: "another")
-    kept.expectation(problem)
-    assert computed == [problem, problem]
+    try:
+        kept._code.cache_clear()
+        kept.expectation(problem)
+        if edited:
+            edited.write_text(edited.read_text() + "\nMORE = 1\n")
+        if change == "NumPy":
+            monkeypatch.setattr(np, "__version__", "9.9.9")
+        kept._code.cache_clear()
+        kept.expectation(problem)
+    finally:
+        kept._code.cache_clear()
+    assert computed == [problem] * (1 if change == "nothing" else 2)
 
 
 def damage_end(path):
