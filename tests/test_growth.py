@@ -186,6 +186,27 @@ def test_what_every_outcome_depends_on(made, change):
     assert made.again(change=change) == made.every
 
 
+def test_of_code_that_nobody_knows_everything_is_asked_again(made):
+    """Two digests that are both missing are not the same code."""
+    unknown = edit(("implementations", 0, "digest"), "")
+    save(made.path, msgspec.structs.replace(made.record, header=unknown(made.record.header)))
+    assert made.again(change=unknown) == made.every
+
+
+def test_another_value_of_what_was_read_is_a_change(made, monkeypatch):
+    assert made.again() == set()
+    monkeypatch.setenv("NOBODY_READS_THIS", "1")
+    assert made.again() == made.every
+
+
+def test_another_promise_is_a_change(made):
+    for change in (
+        edit(("implementations", 0, "judged_by", "float32"), "TF32"),
+        edit(("implementations", 0, "promises"), {"runs": "equal bits"}),
+    ):
+        assert made.again(change=change) == made.every
+
+
 @pytest.mark.parametrize(
     "change",
     [

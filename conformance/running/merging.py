@@ -269,7 +269,7 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
     one, other = before.provenance, now.provenance
     pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
     pairs += [(one.packages.get(name), other.packages.get(name)) for name in BASE_PACKAGES]
-    same = one.code and all(then == today for then, today in pairs)
+    same = all(then == today for then, today in pairs)
     declared = {each.name: _without_words(each) for each in now.implementations if each.digest}
     alike = {
         each.name
