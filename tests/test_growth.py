@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -343,6 +344,12 @@ def test_variables_that_may_change_numbers(monkeypatch):
     found = environment.__wrapped__()
     assert found.items() >= changes.items()
     assert not found.keys() & harmless.keys()
+    assert not found.keys() & {"sys.abiflags", "sys.implementation"}
+    # A build of the same version without a global lock, and another interpreter.
+    monkeypatch.setattr(sys, "abiflags", "t", raising=False)
+    monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="pypy"))
+    other = environment.__wrapped__()
+    assert (other["sys.abiflags"], other["sys.implementation"]) == ("t", "pypy")
 
 
 def test_settings_that_decide_how_precisely_a_framework_computes():
@@ -582,14 +589,24 @@ def test_a_whole_record_stands_without_cases_that_nobody_asked(whole, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("verdict", "stands"),
-    [("deviates", True), ("error", True), ("unsupported", False), ("crashed", False)],
+    ("verdicts", "stands"),
+    [
+        (("deviates", "deviates"), True),
+        (("error", "error"), True),
+        (("conforms", "unsupported"), True),
+        (("unsupported", "unsupported"), False),
+        (("crashed", "crashed"), False),
+        (("crashed", "conforms"), False),
+        (("conforms", "timed-out"), False),
+        (("unavailable", "deviates"), False),
+    ],
 )
-def test_a_record_with_an_open_question_does_not_stand(whole, verdict, stands):
-    def change(result):
-        result["findings"] = [{"requirement": "run", "verdict": verdict}]
+def test_a_record_with_an_open_question_does_not_stand(whole, verdicts, stands):
+    for number, verdict in enumerate(verdicts):
 
-    for number in range(2):
+        def change(result, verdict=verdict):
+            result["findings"] = [{"requirement": "run", "verdict": verdict}]
+
         change_result(whole, number, change)
     assert (unchanged(whole, ["tutorial-1"], "cpu", "full") is not None) == stands
 

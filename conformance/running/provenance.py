@@ -193,12 +193,14 @@ def environment() -> dict[str, str]:
     """Return the environment variables that may affect results, as of the first call.
 
     With them are, under their names in `sys`, the flags of the interpreter that are set, the
-    filters of warnings that it was given, and the letters of an unusual build such as "t".
+    filters of warnings that it was given, the letters of an unusual build such as "t", and its name
+    unless it is CPython.
     Call it before loading adapters, because some of them set variables for their framework.
     """
     flags = [f"{name}={int(getattr(sys.flags, name))}" for name in FLAGS]
     interpreter = {
         "sys.abiflags": getattr(sys, "abiflags", ""),
+        "sys.implementation": sys.implementation.name.replace("cpython", ""),
         "sys.flags": " ".join(flag for flag in flags if not flag.endswith("=0")),
         "sys.warnoptions": " ".join(sys.warnoptions),
     }
