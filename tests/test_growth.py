@@ -573,6 +573,12 @@ def test_a_whole_record_stands_until_something_changes(whole):
     assert stands()
 
 
+def test_a_whole_record_does_not_stand_if_what_was_read_has_changed(whole, monkeypatch):
+    assert unchanged(whole, ("tutorial-1",), "cpu", "full")
+    monkeypatch.setenv("NOBODY_READS_THIS", "1")
+    assert not unchanged(whole, ("tutorial-1",), "cpu", "full")
+
+
 def test_a_whole_record_stands_without_cases_that_nobody_asked(whole, monkeypatch):
     more = find_cases("mask/shared/*")
     monkeypatch.setattr("conformance.running.merging.catalogue", lambda: more)
