@@ -224,10 +224,17 @@ def test_a_run_without_an_end_is_neither_compared_nor_counted(tmp_path):
         assert not counted(tmp_path, part).verified
 
 
-def test_what_was_lost_is_not_counted(tmp_path):
+@pytest.mark.parametrize("verdict", ["crashed", "timed-out", "unavailable", "not-run"])
+def test_what_was_lost_is_not_counted(tmp_path, verdict):
     """A run with open ends is red anyway, and says nothing about what can be verified."""
-    crashed = Made().say("crashed", case=CROSS)
-    assert not counted(tmp_path, crashed).verified
+    lost = Made().say(verdict, case=CROSS)
+    assert not counted(tmp_path, lost).verified
+    assert not judge(baseline_of("b.toml", ""), lost.record()).holds
+
+
+def test_what_was_observed_is_verified(tmp_path):
+    assert counted(tmp_path, Made().say("observed")).verified == counted(tmp_path, Made()).verified
+    assert judge(baseline_of("b.toml", ""), Made().say("observed").record()).holds
 
 
 @pytest.mark.parametrize(

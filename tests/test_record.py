@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from conformance.records import record as records
 from conformance.records.findings import (
     INFINITE,
     NOTHING,
+    VERDICTS,
     CaseResult,
     Figures,
     Finding,
@@ -28,6 +30,7 @@ from conformance.records.findings import (
     Topic,
     Worst,
     gravity,
+    without_outcome,
 )
 from conformance.records.header import (
     SCHEMA,
@@ -500,6 +503,30 @@ def test_a_deviation_is_as_grave_as_it_is_beyond_its_limit():
     assert gravity(Finding("r", "error")) == (0, 0)
     figures = Figures("output", 9.0, 2.5, 0.0, 0.0)
     assert gravity(Finding("r", "deviates", figures=figures)) == (9, 2.5)
+
+
+WORST_FIRST = (
+    *("crashed", "timed-out", "error", "deviates", "not-run", "unavailable", "conforms"),
+    *("observed", "unsupported"),
+)
+
+
+@pytest.mark.parametrize(("worse", "better"), [*itertools.combinations(WORST_FIRST, 2)])
+def test_an_item_has_the_worst_verdict_of_its_findings(worse, better):
+    findings = [Finding("a.b", better), Finding("c.d", worse), Finding("e.f", better)]
+    assert CaseResult("mine", "a", "float32", "cpu", "eval", findings).verdict == worse
+
+
+def test_an_item_of_which_nothing_was_asked_is_unsupported():
+    assert {*WORST_FIRST} == {*VERDICTS}
+    assert CaseResult("mine", "a", "float32", "cpu", "eval", []).verdict == "unsupported"
+
+
+def test_an_item_without_an_outcome_says_so_and_nothing_else():
+    lost = without_outcome("mine:a/b:float32:cpu:eval", "not-run", "the run ended")
+    assert lost.id == "mine:a/b:float32:cpu:eval"
+    assert lost.verdict == "not-run"
+    assert lost.findings == [Finding("run", "not-run", "the run ended")]
 
 
 def test_an_experiment_without_a_revision_is_the_first():

@@ -333,6 +333,18 @@ def test_wrong_usage(tmp_path, arguments, told, workers):
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("name", "told"), [("Segfault", "crashed"), ("Sleeps", "timed-out")])
+def test_an_item_whose_process_is_lost_fails(tmp_path, name, told):
+    """It is neither passed nor skipped, although nothing is known of the answer."""
+    faulty = MINIATURES.with_name("faulty.py")
+    arguments = ["--implementation", f"{faulty}:{name}", *FLOAT32, "--item-timeout", "5"]
+    case = ("--case", "mask/per-batch/self")
+    done = conformance(tmp_path, *arguments, *case, expect=pytest.ExitCode.TESTS_FAILED)
+    assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed in ")
+    assert f"1 {told}" in done.stdout
+
+
 def test_unavailable_items_leave_a_run_incomplete(tmp_path):
     arguments = ["--implementation", mini("Correct"), "--implementation", mini("Unready")]
     arguments += [*FLOAT32, "--case", "mask/shared/self"]
