@@ -333,6 +333,37 @@ def test_wrong_usage(tmp_path, arguments, told, workers):
     assert done.stdout.strip() == ""
 
 
+RESEEDS = f"""
+import sys
+sys.path.insert(0, {str(MINIATURES.parents[1])!r})
+import numpy as np
+from mutants.miniatures import Correct
+
+class Reseeds(Correct):
+    factor = 1
+
+    def attend(self, query, key, value, masks, **options):
+        np.random.seed(7)
+        context, weights = super().attend(query, key, value, masks, **options)
+        return context * query.dtype.type(self.factor), weights
+
+class Wrong(Reseeds):
+    factor = 1.25
+"""
+"""What should not be done, alone and beside what must not be done."""
+
+
+@pytest.mark.parametrize(("name", "code"), [("Reseeds", 0), ("Wrong", 1)])
+def test_only_what_must_be_fails_a_test(tmp_path, name, code):
+    (tmp_path / "mine.py").write_text(RESEEDS, encoding="utf-8")
+    arguments = ["--implementation", f"mine.py:{name}", *FLOAT32, "--record", "r.json"]
+    conformance(tmp_path, *arguments, "--case", "mask/key-padding/cross", expect=code)
+    (result,) = read(tmp_path / "r.narrowed.json").results
+    wrong = {one.requirement for one in result.findings if one.verdict == "deviates"}
+    assert "call.leaves-global-state-alone" in wrong
+    assert ("output.equals-definition" in wrong) is bool(code)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "told"), [("Segfault", "crashed"), ("Sleeps", "timed-out")])
 def test_an_item_whose_process_is_lost_fails(tmp_path, name, told):
