@@ -330,6 +330,14 @@ def test_a_library_that_is_built_anew_is_noticed(project, capsys):
         assert ("as measured" in capsys.readouterr().out) is again
 
 
+def test_fresh_measures_what_nothing_has_changed_of(project, capsys):
+    """As is needed after a change that nobody sees."""
+    project(inside="factor = 1.0")
+    for more, again in ((), False), ((), True), (("--fresh",), False):
+        main([*RUN, *more])
+        assert ("as measured" in capsys.readouterr().out) is again
+
+
 def test_a_comment_changes_nothing(project, capsys):
     folder = project(before="from helper import factor")
     write(folder, "helper.py", 1.0)

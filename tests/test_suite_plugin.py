@@ -333,6 +333,24 @@ def test_wrong_usage(tmp_path, arguments, told, workers):
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("baseline", [(), ("--conformance-baseline", "known.toml")])
+def test_a_session_that_another_plugin_ends_early_is_incomplete(tmp_path, baseline):
+    """Whatever exit code it asks for: items that were not run are not verified."""
+    text = (
+        "import pytest\ndef pytest_runtest_logfinish():\n    pytest.exit('enough', returncode=0)\n"
+    )
+    (tmp_path / "ends.py").write_text(text, encoding="utf-8")
+    (tmp_path / "known.toml").write_text("", encoding="utf-8")
+    cases = ("--case", "plain/no-mask/self", "--case", "mask/shared/self", "--record", "r.json")
+    arguments = ["--pyargs", "conformance", "-p", "ends", "--implementation", mini("Correct")]
+    arguments += ["--no-isolate", *FLOAT32, *cases, *baseline]
+    code = PYTEST_CODES[ExitCode.INCOMPLETE]
+    done = run_pytest(tmp_path, *arguments, expect=code, python=children.anew)
+    assert "not run: 1 of 2" in done.stdout or "1 not verified" in done.stdout
+    assert sorted(verdicts(read(tmp_path / "r.narrowed.json")).values()) == ["conforms", "not-run"]
+
+
 RESEEDS = f"""
 import sys
 sys.path.insert(0, {str(MINIATURES.parents[1])!r})
