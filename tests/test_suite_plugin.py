@@ -685,6 +685,16 @@ def test_a_run_beside_tests_of_the_users_own(tmp_path):
     assert len(record["results"]) == record["header"]["planned"] == 1
 
 
+def test_a_gate_that_holds_does_not_hide_a_test_of_the_users_own(tmp_path):
+    (tmp_path / "test_own.py").write_text("def test_own(): assert False\n")
+    (tmp_path / "known.toml").write_text("")
+    arguments = ["--pyargs", "conformance", "test_own.py", "--implementation", mini("Correct")]
+    arguments += [*FLOAT32, "--case", "mask/shared/self", "--conformance-baseline", "known.toml"]
+    done = run_pytest(tmp_path, *arguments, expect=pytest.ExitCode.TESTS_FAILED)
+    assert "gate: Correct: holds" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout
+
+
 # GPUs
 
 
