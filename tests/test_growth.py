@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from mutants import miniatures
 from mutants.miniatures import Correct, Inverted
 
 from conformance.adapter.base import Mode
@@ -673,6 +674,16 @@ def test_shards_are_the_whole(made):
     sizes = [len(own) for own in ids]
     assert max(sizes) - min(sizes) <= 2
     assert all(own == [name for name in whole if name in own] for own in ids)
+
+
+def test_the_record_of_a_shard_says_of_which_part_it_is(tmp_path, monkeypatch):
+    """Otherwise a gate would take it for the whole, of which much is no longer verified."""
+    monkeypatch.chdir(tmp_path)
+    cases = ("--case", "plain/no-mask/self", "--case", "mask/shared/self", "--dtype", "float32")
+    arguments = ["run", f"{miniatures.__file__}:Correct", *cases, "--no-isolate", "--quiet"]
+    main([*arguments, "--shard", "2/2", "--record", "r.json"])
+    (made,) = tmp_path.glob("*.json")
+    assert read(made).header.provenance.selection.endswith(" --dtype float32 --shard 2/2")
 
 
 def test_items_that_share_an_expectation_stay_together():

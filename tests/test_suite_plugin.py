@@ -394,6 +394,28 @@ def test_an_item_whose_process_is_lost_fails(tmp_path, name, told):
     assert f"1 {told}" in done.stdout
 
 
+LEAVES = f"""
+import os, sys, threading
+sys.path.insert(0, {str(MINIATURES.parents[1])!r})
+from mutants.miniatures import Correct
+
+class Leaves(Correct):
+    def attend(self, *given, **options):
+        thread = threading.Thread(target=os._exit, args=(0,))
+        thread.start()
+        thread.join()
+        return super().attend(*given, **options)
+"""
+
+
+def test_a_thread_that_ends_the_session_does_not_end_it_well(tmp_path):
+    """Nobody watches over a session of pytest, and the code would be 0 with nothing verified."""
+    (tmp_path / "mine.py").write_text(LEAVES, encoding="utf-8")
+    arguments = ["--implementation", "mine.py:Leaves", "--no-isolate", *FLOAT32]
+    case = ("--case", "plain/no-mask/self")
+    conformance(tmp_path, *arguments, *case, expect=ExitCode.INCOMPLETE)
+
+
 def test_unavailable_items_leave_a_run_incomplete(tmp_path):
     arguments = ["--implementation", mini("Correct"), "--implementation", mini("Unready")]
     arguments += [*FLOAT32, "--case", "mask/shared/self"]
