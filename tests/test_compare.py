@@ -31,6 +31,7 @@ NAN, ZEROS = (OBSERVED[text] for text in ("nan", "zeros"))
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")
 NOT_RUN = Finding(RUN, "not-run", detail="the run ended")
+TIMED_OUT = Finding(RUN, "timed-out", detail="no answer within 6 s")
 CRASHED = Finding(RUN, "crashed", detail="the process died with SIGABRT")
 
 
@@ -57,11 +58,16 @@ KINDS = ("worse", "lost", "otherwise", "fixed", "gained")
         (bad(), ERROR, "worse"),
         (good(), CRASHED, "worse"),
         (bad(), CRASHED, "worse"),
+        (good(), TIMED_OUT, "worse"),
+        (ERROR, TIMED_OUT, "worse"),
+        (TIMED_OUT, CRASHED, "worse"),
         (good(), UNSUPPORTED, "lost"),
         (bad(), UNSUPPORTED, "lost"),
         (good(), NOT_RUN, "lost"),
         (ERROR, bad(), "otherwise"),
         (CRASHED, bad(), "otherwise"),
+        (CRASHED, TIMED_OUT, "otherwise"),
+        (TIMED_OUT, good(), "fixed"),
         (bad(cause=Phrase("scale.missing")), bad(cause=Phrase("mask.inverted")), "otherwise"),
         (bad(size=20.0), bad(size=2000.0), "otherwise"),
         (Finding(OUTPUT, "conforms", figures=figures(2.0, "A")), good(), "otherwise"),
