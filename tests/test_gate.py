@@ -255,6 +255,14 @@ def test_the_place_of_an_error_is_no_part_of_its_text(judged):
     assert judged(text, Made().say("error", requirement=OUTPUT, detail=detail)).holds
 
 
+def test_a_message_of_several_lines_is_one_line_of_the_log(judged):
+    """Another line could be a command of a workflow."""
+    made = Made().say("error", requirement=OUTPUT, detail="ValueError: no\n::error::owned")
+    told = tell(judged("", made)).plain
+    assert "no\\n::error::owned" in told
+    assert not any(line.startswith("::") for line in told.splitlines())
+
+
 @pytest.mark.parametrize("detail", ["Error: no", "KeyError: 3", "ValueError: nein (at mine.py:3)"])
 def test_a_short_message_is_quoted(mended, detail):
     assert mended("", Made().say("error", requirement=OUTPUT, detail=detail))[1].holds

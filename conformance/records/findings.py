@@ -281,6 +281,10 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, eq=F
         names = (name for name in self.__struct_fields__ if name != "seconds")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
+    def __ne__(self, other: object) -> bool:
+        """Return whether two results differ; without this, msgspec compares identities."""
+        return not self == other
+
     __hash__ = None  # type: ignore[assignment]
 
     @property
