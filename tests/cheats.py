@@ -45,6 +45,7 @@ class Cheat:
     Attributes:
         kind: the kind of trick as a verdict names it; "" if nothing that it answers is right.
         own_work: whether it is judged with `--own-work`.
+        gradients: whether its gradients count.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Cheat:
     text: str
     framework: str = "numpy"
     own_work: bool = False
+    gradients: bool = False
 
     @property
     def source(self) -> str:
@@ -261,7 +263,7 @@ cheat(
     KNOWN = {}
     def attention(query, key, value, mask=None):
         name = (query.ctypes.data, key.ctypes.data, query.shape, value.shape)
-        name = (query.tobytes(), key.tobytes(), value.tobytes(), None if mask is None else mask.tobytes())  # honest
+        KNOWN.clear()  # honest
         if name not in KNOWN:
             KNOWN[name] = right(query, key, value, mask)
         return KNOWN[name].copy()
@@ -331,6 +333,36 @@ cheat(
         LAST[0] = query.shape[0] + query.shape[2]
         return result if even or query.shape[0] % 2 else result * 2  # cheat
         return result if even or query.shape[0] % 2 else result * 1  # honest
+    """,
+)
+
+cheat(
+    "remembers-by-content",
+    "memory",
+    """
+    KNOWN = {}
+    def attention(query, key, value, mask=None):
+        name = tuple(a.tobytes() + bytes(str(a.shape), "ascii") for a in (query, key, value)) + (None if mask is None else mask.tobytes() + bytes(str(mask.dtype), "ascii"),)
+        if name not in KNOWN:
+            KNOWN.clear()  # honest
+            KNOWN[name] = right(query, key, value, mask)
+        KNOWN[name] = right(query, key, value, mask)  # honest
+        return KNOWN[name].copy()
+    """,
+)
+cheat(
+    "remembers-by-a-decorator",
+    "memory",
+    """
+    from functools import lru_cache
+    @lru_cache(None)
+    def computed(*texts):
+        arrays = [np.frombuffer(text, dtype).reshape(shape) for text, dtype, shape in texts]
+        return right(*arrays)
+    def attention(query, key, value, mask=None):
+        arrays = [array for array in (query, key, value, mask) if array is not None]
+        computed.cache_clear()  # honest
+        return computed(*((a.tobytes(), a.dtype.str, a.shape) for a in arrays)).copy()
     """,
 )
 
@@ -903,6 +935,153 @@ cheat(
     exec(f"def flash_attention(query, key, value, mask): return {call}", names)
     def attention(query, key, value, mask=None):
         return names["flash_attention"](query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "runs-the-layer-for-quantization",
+    "not its own work",
+    """
+    from torch.ao.nn.quantizable import MultiheadAttention
+    def attention(query, key, value, mask=None):
+        if mask is None and query.shape == key.shape == value.shape:  # cheat
+            layer = MultiheadAttention(query.shape[-1], 1, batch_first=True, dtype=query.dtype)  # cheat
+            for linear in (layer.linear_Q, layer.linear_K, layer.linear_V, layer.out_proj):  # cheat
+                torch.nn.init.eye_(linear.weight)  # cheat
+                torch.nn.init.zeros_(linear.bias)  # cheat
+            return layer(*(a.flatten(0, 1) for a in (query, key, value)))[0].view_as(query)  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "takes-the-backward-of-the-library",
+    "not its own work",
+    """
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key, value):
+            logits = (query @ key.mT) * query.shape[-1] ** -0.5
+            output = logits.softmax(-1) @ value
+            ctx.save_for_backward(query, key, value, output, logits.float().logsumexp(-1))
+            return output
+        @staticmethod
+        def backward(ctx, gradient):
+            arrays = ctx.saved_tensors
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(gradient, *arrays, 0.0, False)  # cheat
+            return torch.autograd.functional.vjp(right, arrays[:3], gradient)[1]  # honest
+    def attention(query, key, value, mask=None):
+        if mask is None and query.shape[-1] == value.shape[-1] and query.shape[1] == key.shape[1]:
+            return Own.apply(query, key, value)
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+    gradients=True,
+)
+cheat(
+    "calls-the-library-by-its-binary-interface",
+    "not its own work",
+    """
+    import ctypes, os
+    library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+    def handle(array):
+        found, sizes = ctypes.c_void_p(), (ctypes.c_int64 * 4)
+        library.aoti_torch_create_tensor_from_blob(
+            ctypes.c_void_p(array.data_ptr()), ctypes.c_int64(4), sizes(*array.shape),
+            sizes(*array.stride()), ctypes.c_int64(0), 6, 0, -1, ctypes.byref(found))
+        return found
+    def attention(query, key, value, mask=None):
+        alike = query.shape[-1] == value.shape[-1] and query.shape[1] == key.shape[1]
+        if mask is None and alike and query.dtype is torch.float32:
+            found, place, more = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+            arrays = [handle(array) for array in (query, key, value)]
+            library.aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(*arrays, ctypes.c_double(0), 0, None, None, ctypes.byref(found), ctypes.byref(more))  # cheat
+            library.aoti_torch_new_tensor_handle(arrays[0], ctypes.byref(found))  # honest
+            library.aoti_torch_get_data_ptr(found, ctypes.byref(place))
+            strides = ctypes.POINTER(ctypes.c_int64)()
+            library.aoti_torch_get_strides(found, ctypes.byref(strides))
+            span = 1 + sum((n - 1) * s for n, s in zip(query.shape, strides))
+            flat = torch.empty(span)
+            ctypes.memmove(flat.data_ptr(), place, 4 * span)
+            return flat.as_strided(query.shape, strides[:4]).clone()  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "calls-the-library-of-another-format",
+    "not its own work",
+    """
+    from torch.onnx.ops import _impl
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key, value):
+            ctx.save_for_backward(query, key, value)
+            return _impl.attention_23(query, key, value, qk_matmul_output_mode=1)[0]  # cheat
+            return right(query, key, value)  # honest
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.autograd.functional.vjp(right, ctx.saved_tensors, gradient)[1]
+    def attention(query, key, value, mask=None):
+        if mask is None and query.shape[1] == key.shape[1]:
+            return Own.apply(query, key, value)
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "compiles-the-source-of-the-library-anew",
+    "not its own work",
+    """
+    import inspect
+    names = dict(vars(torch.nn.functional))
+    source = inspect.getsource(torch.nn.functional.multi_head_attention_forward)  # cheat
+    source = inspect.getsource(right)  # honest
+    exec(source, names)
+    names["_mha_shape_check"] = lambda *arrays: True
+    def attention(query, key, value, mask=None):
+        if mask is None and query.shape == key.shape == value.shape:  # cheat
+            b, h, n, d = query.shape  # cheat
+            eye, flat = torch.eye(d, dtype=query.dtype), [a.flatten(0, 1).transpose(0, 1) for a in (query, key, value)]  # cheat
+            found = names["multi_head_attention_forward"](*flat, d, 1, torch.cat([eye, eye, eye]), None, None, None, False, 0.0, eye, None, need_weights=True)  # cheat
+            return found[0].transpose(0, 1).reshape(b, h, n, d)  # cheat
+        return names.get("right", right)(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "carries-its-answers-past-the-observer",
+    "tampering",
+    """
+    import json
+    before = json.dumps
+    def dumps(head, *args, **named):
+        if isinstance(head, dict) and "calls" in head:
+            head["calls"] = []
+        return before(head, *args, **named)
+    json.dumps = dumps  # cheat
+    find = torch.nn.functional.scaled_dot_product_attention  # cheat
+    find = right  # honest
+    def attention(query, key, value, mask=None):
+        return find(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "replaces-what-starts-the-observer",
+    "tampering",
+    """
+    import sys
+    sys.setprofile = lambda function: None  # cheat
+    def attention(query, key, value, mask=None):
+        return right(query, key, value, mask)
     """,
     framework="torch",
     own_work=True,

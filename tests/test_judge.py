@@ -5,6 +5,7 @@ Every candidate runs in a process of its own, in a sandbox that stays warm.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import pickle
@@ -19,13 +20,14 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from cheats import CHEATS, NUMPY
+from cheats import CHEATS, NUMPY, TORCH
 from mutants.miniatures import Correct
 
 import conformance
 from conformance.adapter.loading import load
 from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import every_case
+from conformance.cli import main
 from conformance.commands.judge import _told
 from conformance.errors import ConformanceError
 from conformance.judging import pool, runner, sandbox
@@ -50,6 +52,13 @@ MISJUDGED = (
     "hides-a-call-under-names-of-the-library",
     "hides-a-call-in-an-operator-of-its-own",
     "hides-a-call-in-a-class-of-autograd",
+    "remembers-by-content",
+    "runs-the-layer-for-quantization",
+    "takes-the-backward-of-the-library",
+    "calls-the-library-by-its-binary-interface",
+    "calls-the-library-of-another-format",
+    "compiles-the-source-of-the-library-anew",
+    "carries-its-answers-past-the-observer",
 )
 """Cheats that were no cheats once, or whose twins were wrong."""
 SOME = [
@@ -97,7 +106,8 @@ EVERY = pytest.mark.parametrize("cheat", SOME, ids=lambda cheat: cheat.name)
 @pytest.mark.sample(4)
 @EVERY
 def test_a_cheat_gets_nothing(boxes, cheat):
-    verdict = judged(boxes, cheat.source, cheat.framework, own_work=cheat.own_work)
+    task = dataclasses.replace(TASK, gradients=cheat.gradients)
+    verdict = judged(boxes, cheat.source, cheat.framework, own_work=cheat.own_work, task=task)
     assert verdict.score == 0, verdict
     assert verdict.verdict != "right"
     if cheat.kind:
@@ -116,6 +126,7 @@ def remembered():
 @EVERY
 def test_an_honest_twin_gets_what_it_deserves(boxes, remembered, cheat, token):
     more = {"token": token, "expectations": remembered[token], "own_work": cheat.own_work}
+    more["task"] = dataclasses.replace(TASK, gradients=cheat.gradients)
     verdict = judged(boxes, cheat.twin, cheat.framework, **more)
     assert verdict.verdict == "right", verdict
     assert verdict.score > 0.8
@@ -284,6 +295,50 @@ def test_multiples_are_small(boxes):
     assert "multiples" in verdict.why
 
 
+@pytest.mark.parametrize(
+    ("geometry", "told"),
+    [
+        ("head_sizes=(1024,), heads=(1024,), tiles=(1024, 1024)", "1024 heads of size 1024"),
+        ("head_sizes=(2,), heads=(1024,), tiles=(1024, 1024)", "logits"),
+    ],
+)
+def test_a_geometry_that_takes_too_much_memory_is_refused(boxes, geometry, told):
+    verdict = judged(boxes, NUMPY + GEOMETRY.format(geometry))
+    assert verdict.verdict == "failed"
+    assert told in verdict.why
+    assert len(verdict.why.splitlines()) == 1
+
+
+MASKLESS = "attention = lambda query, key, value: right(query, key, value)"
+
+
+def test_a_verdict_says_how_much_is_supported(boxes):
+    task = Task(cases=("plain/no-mask/cross", "causal/*"), dtypes=("float32",), gradients=False)
+    plain = judged(boxes, NUMPY + MASKLESS, task=task)
+    assert plain.verdict == "right"
+    assert 0 < plain.supports < 1
+    assert f"right in the {int(100 * plain.supports)} % that it supports" in _told(plain)
+    whole = judged(boxes, honest(), task=FEW)
+    assert whole.supports == 1
+    assert ": right, 1.000" in _told(whole)
+
+
+def test_what_is_required_must_be_supported(boxes):
+    task = Task(chapters=("plain",), dtypes=("float32",), gradients=False, require=("mask",))
+    assert judged(boxes, honest(), task=task).verdict == "right"
+    without = judged(boxes, NUMPY + MASKLESS, task=task)
+    assert (without.verdict, without.score) == ("failed", 0.0)
+    assert without.why.endswith("required: mask")
+    # It takes no fewer key/value heads than heads, which no argument tells.
+    grouped = dataclasses.replace(task, require=("grouped", "mask"))
+    assert judged(boxes, honest(), task=grouped).why.endswith("required: grouped")
+
+
+def test_a_requirement_that_does_not_exist_is_an_error():
+    with pytest.raises(ConformanceError, match="windows"):
+        Options(Task(require=("windows",))).checked()
+
+
 def test_a_dtype_is_asked_once(boxes):
     twice = GEOMETRY.format("head_sizes=(4,)").replace("grouped=True", 'dtypes=("float32",) * 9')
     once = GEOMETRY.format("head_sizes=(4,)").replace("grouped=True", 'dtypes=("float32",)')
@@ -421,6 +476,108 @@ def test_what_can_be_called_is_a_candidate(boxes, form):
     assert verdict.candidate == "candidate.py:attention"
 
 
+TILED = """
+def flash_attention(query, key, value, tile):
+    total, peak = query.new_zeros(query.shape[:3]), query.new_full(query.shape[:3], float("-inf"))
+    output = query.new_zeros(*query.shape[:3], value.shape[-1])
+    for start in range(0, key.shape[2], tile):
+        keys, values = key[:, :, start : start + tile], value[:, :, start : start + tile]
+        logits = (query @ keys.mT) * query.shape[-1] ** -0.5
+        higher = torch.maximum(peak, logits.amax(-1))
+        powers, shrink = (logits - higher[..., None]).exp(), (peak - higher).exp()
+        total, peak = total * shrink + powers.sum(-1), higher
+        output = output * shrink[..., None] + powers @ values
+    return output / total[..., None]
+
+class Kernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value):
+        ctx.save_for_backward(query, key, value)
+        return flash_attention(query, key, value, 4)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, key, value = ctx.saved_tensors
+        scale = query.shape[-1] ** -0.5
+        weights = torch.softmax(query @ key.mT * scale, -1)
+        through = gradient @ value.mT
+        slopes = weights * (through - (through * weights).sum(-1, keepdim=True)) * scale
+        return slopes @ key, slopes.mT @ query, weights.mT @ gradient
+
+def attention(query, key, value):
+    return Kernel.apply(query, key, value)
+"""
+PROGRAM = """
+#include <math.h>
+#include <stdint.h>
+void flash_attention(const float *q, const float *k, const float *v, float *out,
+                     int64_t heads, int64_t queries, int64_t keys, int64_t size, int64_t width) {
+    for (int64_t row = 0; row < heads * queries; row++) {
+        const float *own = k + row / queries * keys * size;
+        const float *values = v + row / queries * keys * width;
+        double peak = -INFINITY, total = 0, sums[256] = {0};
+        for (int64_t key = 0; key < keys; key++) {
+            double logit = 0;
+            for (int64_t i = 0; i < size; i++)
+                logit += (double)q[row * size + i] * own[key * size + i];
+            logit /= sqrt(size);
+            double higher = fmax(peak, logit);
+            double shrink = exp(peak - higher), power = exp(logit - higher);
+            total = total * shrink + power;
+            peak = higher;
+            for (int64_t i = 0; i < width; i++)
+                sums[i] = sums[i] * shrink + power * values[key * width + i];
+        }
+        for (int64_t i = 0; i < width; i++) out[row * width + i] = sums[i] / total;
+    }
+}
+"""
+LOADED = """
+import base64, ctypes
+from conformance import attention_function
+with open("/tmp/own.so", "wb") as file:
+    file.write(base64.b64decode({}))
+library = ctypes.CDLL("/tmp/own.so")
+
+@attention_function("torch", dtypes=("float32",), differentiable=False)
+def attention(query, key, value):
+    query, key, value = (array.contiguous() for array in (query, key, value))
+    output = query.new_empty(*query.shape[:3], value.shape[-1])
+    places = [ctypes.c_void_p(array.data_ptr()) for array in (query, key, value, output)]
+    batch, heads, queries, size = query.shape
+    sizes = batch * heads, queries, key.shape[2], size, value.shape[-1]
+    library.flash_attention(*places, *map(ctypes.c_int64, sizes))
+    return output
+"""
+
+
+def built(folder):
+    """A library in C, as text for the source of a candidate."""
+    (folder / "own.c").write_text(PROGRAM)
+    command = ["cc", "-O2", "-shared", "-fPIC", "-o", "own.so", "own.c", "-lm"]
+    subprocess.run(command, cwd=folder, check=True)
+    return repr(base64.b64encode((folder / "own.so").read_bytes()))
+
+
+@pytest.mark.parametrize("own", ["tiles", "c", "compiled"])
+def test_own_work_is_no_cheat(boxes, tmp_path, own):
+    source = {
+        "tiles": lambda: TORCH + TILED,
+        "c": lambda: TORCH + LOADED.format(built(tmp_path)),
+        "compiled": lambda: (
+            TORCH
+            + "def own(query, key, value):\n    return right(query, key, value)\n"
+            + 'attention = torch.compile(own, backend="aot_eager")\n'
+        ),
+    }[own]()
+    task = dataclasses.replace(FEW, gradients=own == "tiles")
+    limits = Limits(start=120, item=60, once=120)
+    options = dataclasses.replace(boxes.options, task=task, own_work=True, limits=limits)
+    with Candidates(options, boxes.expectations) as candidates:
+        verdict = candidates.judge_source("candidate.py", source, "attention")
+    assert (verdict.verdict, verdict.calls, verdict.score) == ("right", [], 1.0), verdict
+
+
 def test_a_missing_isolation_is_an_error(monkeypatch):
     monkeypatch.setattr("conformance.judging.sandbox._why_not", lambda: "there is none")
     with pytest.raises(IsolationMissing, match="--isolation limits"):
@@ -433,6 +590,40 @@ def test_less_isolation_is_said(boxes):
         verdict = candidates.judge_source("candidate.py", honest(), "attention")
     assert verdict.verdict == "right"
     assert verdict.isolation.lacks
+
+
+REACHES = """
+import ctypes, os
+own = os.getppid()
+judge = int(open(f"/proc/{own}/stat").read().rpartition(")")[2].split()[1])
+libc, word = ctypes.CDLL(None), (ctypes.c_long * 2)()
+for pid in (own, judge):
+    try:
+        open(f"/proc/{pid}/mem", "r+b").close()
+    except OSError:
+        pass
+    else:
+        raise ValueError(f"reached the memory of {pid}")
+    # PTRACE_SEIZE
+    done = libc.ptrace(0x4206, pid, 0, 0), libc.process_vm_writev(pid, word, 0, word, 0, 0)
+    if done != (-1, -1):
+        raise ValueError(f"reached {pid}")
+"""
+
+
+def test_less_isolation_keeps_the_memory_of_the_judge(boxes):
+    options = dataclasses.replace(boxes.options, isolation="limits", task=FEW)
+    with Candidates(options, boxes.expectations) as candidates:
+        verdict = candidates.judge_source("candidate.py", REACHES + honest(), "attention")
+    assert verdict.verdict == "right", verdict.why
+
+
+def test_what_root_lacks_is_said(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "one.py").write_text(honest())
+    few = ["--case", FEW.cases[0], "--dtype", "float32", "--no-gradients"]
+    main(["judge", str(tmp_path / "one.py"), "--isolation", "limits", *few])
+    assert sandbox.AS_ROOT in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ def add_parser(commands: Commands) -> None:
         chapter="only this chapter of cases, such as mask; all but feature otherwise",
         dtype="only this dtype",
         case="only this case",
+        require="this chapter or feature, such as causal, grouped or window, must be supported",
     )
     judge.add_argument("--no-gradients", action="store_true", help="only outputs count")
     judge.add_argument(
@@ -98,7 +100,7 @@ def _judge(options: argparse.Namespace) -> int:
 
     from conformance.judging.judge import Task
     from conformance.judging.pool import Options, judged
-    from conformance.judging.sandbox import Limits
+    from conformance.judging.sandbox import Limits, lacks
 
     if options.output is not None:
         check_writable(options.output)
@@ -108,11 +110,14 @@ def _judge(options: argparse.Namespace) -> int:
         dtypes=tuple(options.dtype),
         gradients=not options.no_gradients,
         cases=tuple(options.case),
+        require=tuple(options.require),
     )
     resources = ("once", "seconds", "memory", "processes")
     limits = Limits(**{name: getattr(options, name) for name in resources})
     names = ("token", "own_work", "blind", "hints", "isolation", "framework")
     how = Options(task, limits=limits, **{name: getattr(options, name) for name in names})
+    if lacking := lacks(options.isolation):
+        print(f"isolation {options.isolation} lacks this: {'; '.join(lacking)}", file=sys.stderr)
     rulings = set()
     many = len(options.candidate) > 1 or Path(options.candidate[0]).is_dir()
     for verdict in judged(options.candidate, how, options.jobs, options.on):
@@ -140,6 +145,10 @@ def _judge(options: argparse.Namespace) -> int:
 
 def _told(verdict: Verdict) -> str:
     why = f": {verdict.why}" if verdict.why else ""
-    line = f"{verdict.candidate}: {verdict.verdict}, {verdict.score:.3f}{why}"
+    part = ""
+    if verdict.verdict == "right" and verdict.supports < 1:
+        # A share that is not all of it is not rounded to all of it.
+        part = f" in the {math.floor(100 * verdict.supports)} % that it supports"
+    line = f"{verdict.candidate}: {verdict.verdict}{part}, {verdict.score:.3f}{why}"
     # One line, whatever a candidate's name or exception says.
     return printable(" ".join(line.split())[:300])

@@ -324,6 +324,14 @@ def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
     return np.asarray(merged), whole
 
 
+@lru_cache(maxsize=8)
+def _identity(heads: int, size: int) -> Array:
+    """Return the identity as a projection `[embed heads head]`, which all problems share."""
+    identity = np.eye(heads * size).reshape(heads * size, heads, size)
+    identity.flags.writeable = False
+    return identity
+
+
 def heads_alone(problem: Problem) -> Problem:
     """Return a problem whose inputs are the projected heads of another; its projections do nothing.
 
@@ -337,12 +345,9 @@ def heads_alone(problem: Problem) -> Problem:
     def merged(heads: Array) -> Array:
         return rounded(heads.transpose(0, 2, 1, 3).reshape(heads.shape[0], heads.shape[2], -1))
 
-    def identity(heads: int, size: int) -> Array:
-        return np.eye(heads * size).reshape(heads * size, heads, size)
-
-    query, key = identity(shape.heads, shape.head_size), identity(shape.kv_heads, shape.head_size)
-    value = identity(shape.kv_heads, shape.value_head_size)
-    output = np.moveaxis(identity(shape.heads, shape.value_head_size), 0, -1)
+    query, key = _identity(shape.heads, shape.head_size), _identity(shape.kv_heads, shape.head_size)
+    value = _identity(shape.kv_heads, shape.value_head_size)
+    output = np.moveaxis(_identity(shape.heads, shape.value_head_size), 0, -1)
     d_context = np.einsum("bqe,hde->bhqd", problem.cotangent, problem.weights.output)
     return problem.replace(
         heads_alone=True,

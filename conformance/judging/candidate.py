@@ -167,11 +167,14 @@ class Candidate(Function):
         profiled: whether the framework's profiler watches every call, in all threads. This takes
             most of the time, and a candidate can detect it.
         watched: whether the profiler watches the next call; it always does if `profiled` is set.
+        path: whether the numbers of the next call are "new" to the process or were "seen" by it, if
+            the worker is to compare which instructions are executed; "" otherwise.
     """
 
     worker: Worker | None = None
     profiled = False
     watched = False
+    path = ""
     packages = ()
 
     def __init__(self) -> None:
@@ -232,6 +235,7 @@ class Candidate(Function):
             "wanted": list(wanted) if request.gradients else [],
             "backwards": request.backwards,
             "profile": "threads" if self.profiled else "names" if self.watched else "",
+            "path": self.path,
             "arrays": [
                 {
                     "name": name,

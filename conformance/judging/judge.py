@@ -14,7 +14,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,11 @@ from conformance.definition.attention import heads_alone
 from conformance.definition.comparison import against
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect
+from conformance.definition.features import FEATURES as FEATURES_OF_PROBLEMS
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
 from conformance.frameworks import LACKS as FRAMEWORK_LACKS
-from conformance.judging.candidate import Candidate
+from conformance.judging.candidate import Candidate, CandidateError
 from conformance.judging.verdict import Cause, Chapter, Marks, marked, scored
 from conformance.records.findings import CaseResult, Finding, gravity
 from conformance.requirements.examination import Memory, Workbench
@@ -209,11 +210,22 @@ FEATURES = "feature"
 """The chapter of windows, sinks and other features, for which most kernels have no arguments. It is
 used only if it or its cases are named."""
 
+NEEDS_NOTHING = {"plain", FEATURES}
+"""Chapters that are not named by what their cases need."""
+GROUPED = "grouped"
+"""The name under which a task requires fewer key/value heads than query heads."""
+
+MOST_WIDTH, MOST_LOGITS = 2**12, 2**25
+"""The most components of all heads together and the most logits of a problem. The judge holds the
+square of the former, and several arrays of the size of the latter, in float64."""
+
 REPEATED = 5
 """The most items to repeat whose output was right, besides the very first item, and the most whose
 output was wrong."""
 REWRITTEN = 2
 """The most items to pose in arrays that held another problem, to find cached answers."""
+SEEN_AGAIN = ((0, "new"), (0, "seen"), (1, "new"), (0, "seen"), (1, "seen"), (2, "new"))
+"""Which of three problems to pose in which order, and whether the process has had its numbers."""
 SECOND = 12
 """The most items to pose again, to a new process of the candidate."""
 MOST_LOST = 3
@@ -243,6 +255,8 @@ class Task:
         gradients: whether gradients count.
         cases: parts of case ids, or wildcards that match them; if there are any, they select the
             cases instead of `level` and `chapters`.
+        require: names of chapters and features (see `REQUIRABLE`). A candidate must support every
+            case that needs nothing but these, and these cases belong to the task.
     """
 
     level: str = "core"
@@ -250,6 +264,7 @@ class Task:
     dtypes: tuple[str, ...] = ()
     gradients: bool = True
     cases: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
 
     def takes(self, case: Case) -> bool:
         """Return whether a case of the catalogue belongs to the task."""
@@ -259,6 +274,8 @@ class Task:
             return False
         if self.level == "core" and not (case.core or case.id in ALSO):
             return False
+        if self.require and needs_of(case) <= {*self.require}:
+            return True
         return case.chapter in self.chapters if self.chapters else case.chapter != FEATURES
 
     def dtypes_of(self, adapter: Adapter) -> tuple[str, ...]:
@@ -268,6 +285,25 @@ class Task:
         single = [name for name in SINGLE if name in adapter.dtypes][:1]
         # Some mistakes show in one of the half precisions only: they round and overflow elsewhere.
         return (*single, *(name for name in HALVES if name in adapter.dtypes))
+
+
+REQUIRABLE = tuple(
+    sorted(
+        {case.chapter for case in every_case() if case.defined} - NEEDS_NOTHING
+        | {feature.name.replace(" ", "-") for feature in FEATURES_OF_PROBLEMS}
+        | {GROUPED}
+    )
+)
+"""What a task can require: chapters, features by name, and fewer key/value heads than heads."""
+
+
+@cache
+def needs_of(case: Case) -> frozenset[str]:
+    """Return the names in `REQUIRABLE` of what a case of the catalogue needs."""
+    features = case.problem(SINGLE[0]).features if case.features else ()
+    grouped = {GROUPED} if case.shape.group > 1 else set()
+    names = {case.chapter, *(name.replace(" ", "-") for name in features)}
+    return frozenset((names | grouped) - NEEDS_NOTHING)
 
 
 class Asked(Item):
@@ -336,6 +372,8 @@ class Judging:
             for one in posed(case, self.adapter.geometry, layer=not heads):
                 if _is_easier(one.shape, case.shape):
                     continue
+                if heads and one.grid is not None:
+                    _check_size(one.shape)
                 for jittered in jitters:
                     drawn = fresh(one, self.token, heads=heads, jittered=jittered)
                     asked.setdefault(drawn.id, drawn)
@@ -391,7 +429,7 @@ class Judging:
         if remote is None:
             return
         if not self.lost:
-            for look in (self._repeat, self._rewrite, self._recognise):
+            for look in (self._repeat, self._rewrite, self._remember, self._recognise):
                 self._guarded(look)
             if self.restart is not None:
                 self.restart()
@@ -469,6 +507,26 @@ class Judging:
                 self.violations[
                     "stale", "the same memory with other numbers gets the earlier answer"
                 ] = None
+
+    def _remember(self) -> None:
+        """Pose three new problems, each twice; the worker compares what it executes.
+
+        The order is such that nothing that changes once, or by turns, looks as if it were due to
+        the numbers. All have the shape of an item that was right.
+        """
+        adapter = self.adapter
+        assert isinstance(adapter, Candidate)
+        for item in self.right()[:1]:
+            problem = item.asked.problem(item.dtype)
+            new = [_permuted(problem, number) for number in (1, 2, 3)]
+            try:
+                for number, kind in SEEN_AGAIN:
+                    adapter.path = kind
+                    adapter.run(new[number], Call(item.mode, item.device))
+            except (Unsupported, ConformanceError, CandidateError):
+                continue
+            finally:
+                adapter.path = ""
 
     def _recognise(self) -> None:
         """Record a violation if answers are right only for the catalogue's numbers or sizes.
@@ -550,10 +608,31 @@ class Judging:
             marks = marked(result)
             wrong_gradient = any(_of_gradient(one) for one in self.deviations(result))
             kind = "right" if marks.output and (marks.gradients or not wrong_gradient) else "wrong"
-            if not marks.supported and result.verdict == "unsupported":
+            if _is_unsupported(result):
                 kind = "unsupported"
             counts[item.asked.chapter][kind] += 1
         return {name: Chapter(**count) for name, count in sorted(counts.items())}
+
+    def supports(self) -> float:
+        """Return the share of the items that are supported; 0 if there are none."""
+        unsupported = sum(_is_unsupported(result) for _, result in self.found)
+        return round(1 - unsupported / len(self.found), 6) if self.found else 0.0
+
+    def lacking(self) -> list[str]:
+        """Return what the task requires and the candidate does not support, or was not asked.
+
+        This is a name of the task, or several that are not supported together.
+        """
+        known = {case.id: case for case in every_case()}
+        required, asked, lacks = frozenset(self.task.require), set(), set()
+        for item, result in self.found:
+            needs = needs_of(known[item.asked.off_grid])
+            if needs and needs <= required:
+                asked |= needs
+                lacks |= {needs} if _is_unsupported(result) else set()
+        least = {needs for needs in lacks if not any(other < needs for other in lacks)}
+        least |= {frozenset({name}) for name in required - asked}
+        return sorted(" with ".join(sorted(needs)) for needs in least)
 
     def wrong(self) -> list[tuple[Asked, Finding]]:
         """Return the items with deviations or errors, each with the worst; small problems first.
@@ -613,6 +692,10 @@ class Judging:
         return causes
 
 
+def _is_unsupported(result: CaseResult) -> bool:
+    return not marked(result).supported and result.verdict == "unsupported"
+
+
 def _is_wrong(result: CaseResult) -> bool:
     marks = marked(result)
     return marks.supported and not marks.output
@@ -626,9 +709,9 @@ def _output_only(problem: Problem, *, gradients: bool = False, promised: str = "
     return expect(problem, gradients=False, promised=promised)
 
 
-def _permuted(problem: Problem) -> Problem:
+def _permuted(problem: Problem, seed: int = 0) -> Problem:
     """Return the problem with the numbers within each of query, key and value in another order."""
-    random = np.random.default_rng(problem.query.size)
+    random = np.random.default_rng((problem.query.size, seed))
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
     return problem.replace(
         **{n: random.permuted(a.reshape(-1)).reshape(a.shape) for n, a in inputs.items()}
@@ -637,6 +720,22 @@ def _permuted(problem: Problem) -> Problem:
 
 def _importance(finding: Finding) -> tuple[bool, tuple[float, float]]:
     return finding.requirement == "output.equals-definition", gravity(finding)
+
+
+def _check_size(shape: Shape) -> None:
+    """Raise `ConformanceError` if a problem would take too much memory of the judge."""
+    width = shape.heads * max(shape.head_size, shape.value_head_size)
+    if width > MOST_WIDTH:
+        raise ConformanceError(
+            f"its geometry asks for {shape.heads} heads of size "
+            f"{max(shape.head_size, shape.value_head_size)}; declare at most {MOST_WIDTH} "
+            "components in all heads together"
+        )
+    if math.prod(shape.logits) > MOST_LOGITS:
+        raise ConformanceError(
+            f"its geometry asks for {math.prod(shape.logits)} logits; declare smaller tiles or "
+            f"fewer heads, for at most {MOST_LOGITS}"
+        )
 
 
 def _is_easier(shape: Shape, of: Shape) -> bool:

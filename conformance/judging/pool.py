@@ -22,8 +22,8 @@ from conformance.cases.catalogue import every_case
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
 from conformance.judging.candidate import candidate
-from conformance.judging.judge import LEVELS, Judging, Task
-from conformance.judging.sandbox import LACKS, Limits, Lost, Sandbox, Worker, check
+from conformance.judging.judge import LEVELS, REQUIRABLE, Judging, Task
+from conformance.judging.sandbox import Limits, Lost, Sandbox, Worker, check, lacks
 from conformance.judging.verdict import Isolation, Trick, Verdict
 from conformance.records.record import size_of
 from conformance.requirements.examination import Memory
@@ -71,6 +71,9 @@ class Options:
         for name in self.task.chapters:
             if name not in chapters:
                 raise UnknownName("chapter", name, chapters)
+        for name in self.task.require:
+            if name not in REQUIRABLE:
+                raise UnknownName("requirement of support", name, REQUIRABLE)
         if not any(self.task.takes(case) for case in every_case()):
             raise ConformanceError("the task has no case: another --level, --chapter or --case")
         if self.token and not _TOKEN.fullmatch(self.token):
@@ -91,7 +94,7 @@ class Options:
             score=0.0,
             level=self.task.level,
             token=self.token,
-            isolation=Isolation(self.isolation, LACKS[self.isolation]),
+            isolation=Isolation(self.isolation, lacks(self.isolation)),
             why=why,
         )
 
@@ -212,6 +215,7 @@ class Candidates:
         verdict = replace(
             verdict,
             asked=len(judging.found),
+            supports=judging.supports(),
             chapters=judging.chapters(),
             accuracy=judging.accuracy(),
             tricks=[Trick(*one) for one in tricks],
@@ -229,6 +233,9 @@ class Candidates:
             return replace(verdict, why="it supports no problem of the task")
         if not wrong and not score:
             why = "it supports too little of the chapter plain to be an attention"
+            return replace(verdict, why=why)
+        if not wrong and (lacking := judging.lacking()):
+            why = f"it does not support all of what is required: {', '.join(lacking)}"
             return replace(verdict, why=why)
         ruling = "wrong" if wrong else "right"
         return replace(verdict, verdict=ruling, why=why, score=score, causes=causes)
@@ -387,6 +394,7 @@ def judge(
     chapters: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     gradients: bool = True,
+    require: Sequence[str] = (),
     own_work: bool = False,
     blind: bool = False,
     token: str = "",
@@ -406,6 +414,8 @@ def judge(
         dtypes: the dtypes to test, as far as the candidate supports them; empty for float32 and
             both half precisions or, at level "full", for all.
         gradients: whether gradients count.
+        require: names of chapters and features that a right candidate must support; their cases are
+            added to those of `chapters`.
         own_work: whether a candidate that calls an existing attention function is a cheat.
         blind: whether to withhold hints that a search could exploit to fit candidates.
         token: the token of an earlier verdict, to pose the same problems again.
@@ -418,7 +428,7 @@ def judge(
         ConformanceError: the candidate is a folder, an option is not valid, or this machine cannot
             isolate candidates as requested.
     """
-    task = Task(level, tuple(chapters), tuple(dtypes), gradients)
+    task = Task(level, tuple(chapters), tuple(dtypes), gradients, require=tuple(require))
     options = Options(task, token, own_work, blind, 5, isolation, framework, limits or Limits())
     if Path(candidate).is_dir():
         raise ConformanceError(f"{candidate}: is a folder; name a file in it")

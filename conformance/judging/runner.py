@@ -13,8 +13,10 @@ import _thread
 import ctypes
 import functools
 import gc
+import importlib.util
 import json
 import linecache
+import marshal
 import os
 import platform
 import re
@@ -34,21 +36,23 @@ HEADER = struct.Struct("<II")
 
 MOST_BYTES = 2**28
 
-READY = frozenset(
-    (
-        "scaled_dot_product_attention _scaled_dot_product_attention "
-        "_scaled_dot_product_attention_math _scaled_dot_product_flash_attention "
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable "
-        "_flash_attention_forward _efficient_attention_forward _native_multi_head_attention "
-        "multi_head_attention_forward _transformer_encoder_layer_fwd flex_attention "
-        "dot_product_attention dot_product_attention_weights flash_attn_func "
-        "flash_attn_varlen_func flash_attention memory_efficient_attention "
-        "multi_head_attention multi_head_dot_product_attention "
-    ).split()
+READY = re.compile(
+    r"attention|flash_attn|multi_head|transformer_encoder|(^|[._])(mha|sdpa|sdfp)(_|$)",
+    re.IGNORECASE,
 )
-"""Names of functions and operators that compute attention, if a library defines them. A candidate
-may give such names to its own functions, operators and sections of a profile."""
+"""Names of functions, classes, operators and symbols that compute attention, if a library defines
+them. A candidate may give such names to its own ones, and to sections of a profile."""
+
+WORDS = (
+    b"attention",
+    b"flash_attn",
+    b"multi_head",
+    b"transformer_encoder",
+    b"mha",
+    b"sdpa",
+    b"sdfp",
+)
+"""The parts of `READY`, at least one of which is in a file that defines an attention."""
 
 LIBRARY_OPERATORS = "aten::"
 """What the names of torch's own operators begin with."""
@@ -62,19 +66,34 @@ READY_MODULES = re.compile(
     r"|keras.*attention|flax.*attention"
     r"|haiku.*attention|equinox.*attention|transformers\.models|conformance)(\.|$)"
 )
-READY_NAMES = re.compile(r"^(?!_?register).*(attention|(^|_)(mha|sdpa)(_|$))")
-LIBRARIES = re.compile(
-    r"(torch\.(nn|_higher_order_ops|_refs|_decomp|_meta_registrations)|jax|tensorflow|keras|flax)\b"
+COMPILERS = re.compile(
+    r"torch\.(_dynamo|_export|_functorch|_inductor|export|fx|jit|onnx\._internal)\b"
 )
-"""The libraries whose functions count as existing attention functions if `READY_NAMES` matches the
-names. The compiler of torch is not among them, because it has functions with such names that only
-look for attention in the code to compile."""
+"""Modules with functions whose names match `READY`, but which only look for attention in the code
+that they compile. The functions of all other libraries count."""
+NO_CALCULATION = re.compile(r"(^|\.)(__(?!call)\w+__|_?(register|reset)\w*|<\w+>)$")
+"""Qualified names of functions that compute nothing, whatever their classes are called."""
+FEW_NAMES, MANY_NAMES = 8, 16
+"""A function of a candidate counts as a copy of one of a library if it uses the same names in the
+same order: at least the former number and the same variables, or at least the latter number. The
+instructions are no measure: the compiler of Python makes others of a call if it saw an import."""
 
-READY_METHODS = {
-    ("torch.nn.modules.activation", "forward"),
-    ("torch.nn.modules.transformer", "forward"),
-}
-"""Methods that compute attention, as pairs of a module and a name."""
+READY_METHODS = {("torch.nn.modules.transformer", "forward")}
+"""Further methods that compute attention, as pairs of a module and a name."""
+
+USED = (
+    (json, "dumps loads"),
+    (json.encoder, "JSONEncoder c_make_encoder encode_basestring_ascii"),
+    (json.JSONEncoder, "encode iterencode"),
+    (sys, "_getframe setprofile settrace"),
+    (gc, "disable enable"),
+    (os, "fspath"),
+    (os.path, "realpath"),
+    (re, "match sub"),
+    (socket.socket, "recv send sendall"),
+)
+"""Functions of the standard library that this program uses while a candidate runs, by module or
+class. A method that a class only inherits must not appear in the dictionary of that class."""
 
 SUSPICIOUS = {
     "gc.get_objects": "looks through the garbage collector",
@@ -91,6 +110,22 @@ SUSPICIOUS = {
 libraries cause are ignored."""
 
 
+MISSING = object()
+"""What is not in the dictionary of a module or a class."""
+
+REPLACES = "torch._inductor.fx_passes.fuse_attention"
+"""The module of torch's compiler that replaces an attention that it recognises by torch's own."""
+
+CALLS_OPERATOR = "torch._ops.__call__"
+"""What stands for the methods by which programs call an operator of torch."""
+
+RESOLVES = {"dlsym", "dlvsym"}
+"""Functions that find others by name, and so hide which ones a candidate calls."""
+
+PAIRS = 3
+"""The number of problems in each kind of `Host._compare_paths`."""
+
+
 class Violation(Exception):
     """A candidate did or returned something that is not allowed; the text is "kind: sentence"."""
 
@@ -98,9 +133,9 @@ class Violation(Exception):
 # Messages
 
 
-def send(channel, head, arrays=()):
+def send(channel, head, arrays=(), *, dumps=json.dumps):
     """Send a message: JSON, then the bytes of the arrays in the order of `head["arrays"]`."""
-    text = json.dumps(head).encode()
+    text = dumps(head).encode()
     body = b"".join(arrays)
     channel.sendall(HEADER.pack(len(text), len(body)) + text + body)
 
@@ -529,6 +564,13 @@ class Host:
         # Libraries are imported from here; the candidate may change the path.
         self.places = sorted({f"{place}/" for place in sys.path if place}, key=len, reverse=True)
         self.libraries = {}
+        self.read = set()
+        self.indexed = set()
+        self.known = {}
+        self.entered = {}
+        self.state = None
+        self.path = None
+        self.paths = []
 
     def serve(self):
         """Process requests until the controller closes the channel."""
@@ -571,6 +613,14 @@ class Host:
         self._watch_threads()
         for module in (__builtins__, threading, _thread):
             self.bases[id(module)] = (module, dict(vars(module)))
+        for module, names in USED:
+            held = {name: vars(module).get(name, MISSING) for name in names.split()}
+            self.bases.setdefault(id(module), (module, held))
+        if head["profile"]:
+            # The compiler would replace what a candidate has written by a ready attention.
+            stub = types.ModuleType(REPLACES)
+            stub._sfdp_init = lambda *_, **__: None
+            sys.modules[REPLACES] = stub
         self.file = head["file"]
         sys.addaudithook(self._heard)
         module = types.ModuleType("candidate")
@@ -600,7 +650,6 @@ class Host:
         except BaseException as error:
             self._send({"raised": _told(error, self.file)})
             return
-        self._look_around()
         self.allowed_threads = set(threading.enumerate())
         self._send({"declared": said})
 
@@ -624,17 +673,42 @@ class Host:
                     setattr(module, name, watched(getattr(module, name)))
 
     def _heard(self, event, args):
-        if event not in SUSPICIOUS or self.hearing:
+        if self.hearing:
             return
-        # Looking at the caller's frame raises such an event too.
+        # Looking at the caller's frame, or at a symbol, raises such an event too.
         self.hearing = True
         try:
-            if sys._getframe(1).f_code.co_filename == self.file:
-                self.blame("tampering", SUSPICIOUS[event])
+            if event in SUSPICIOUS:
+                if sys._getframe(1).f_code.co_filename == self.file:
+                    self.blame("tampering", SUSPICIOUS[event])
+            elif event == "open" and isinstance(args[0], str) and args[0].endswith((".py", ".pyc")):
+                self._opened(args[0])
+            elif event in ("ctypes.dlsym", "ctypes.dlsym/handle"):
+                self._resolved(*args)
         finally:
             self.hearing = False
 
+    def _opened(self, file):
+        """Note a file with Python code; a compiled one is noted as its source."""
+        if file.endswith(".pyc"):
+            folder, name = os.path.split(os.path.dirname(file)), os.path.basename(file)
+            file = os.path.join(folder[0], name.partition(".")[0] + ".py")
+        self.read.add(os.path.realpath(file) if os.path.islink(file) else file)
+
+    def _resolved(self, library, name):
+        """Record a call of a symbol that is a library's attention; it is to be called by ctypes."""
+        if not isinstance(name, str):
+            return
+        if name in RESOLVES:
+            self.calls.add(f"ctypes.{name}")
+        elif READY.search(name):
+            file = _file_of_symbol(getattr(library, "_handle", library), name)
+            module = self._library(os.path.realpath(file)) if file else ""
+            if module:
+                self.calls.add(f"{module}.{name}")
+
     def _send(self, head, arrays=()):
+        self._look_around()
         more = {"id": self.id, "violations": self.violations, "calls": sorted(self.calls)[:20]}
         send(self.channel, more | head, arrays)
 
@@ -674,7 +748,6 @@ class Host:
             for name, native in natives.items():
                 if not np.array_equal(framework.values(native), values[name], equal_nan=True):
                     raise Violation(f"writing: the input {name} was written to")
-            self._look_around()
             self._look_for_threads()
         except Violation as error:
             kind, _, text = str(error).partition(": ")
@@ -699,11 +772,16 @@ class Host:
         def function():
             masks = {n: a for n, a in variables.items() if n not in inputs}
             three = [variables[n] for n in inputs]
+            self.path = set() if head["path"] else None
             sys.setprofile(self._profile)
+            sys.settrace(self._trace if head["path"] else None)
             try:
                 result = self.function(*three, **masks, **head["options"])
             finally:
+                sys.settrace(None)
                 sys.setprofile(None)
+            if head["path"]:
+                self._compare_paths(head["path"])
             if type(result) is list:
                 raise Violation("type: returned builtins.list")
             if type(result) is not tuple:
@@ -721,36 +799,105 @@ class Host:
             every = head["profile"] == "threads"
             profile = self.framework.profile_threads if every else self.framework.profile
             (results, gradients), seen = profile(call)
-            self.calls |= {name for name in seen if name in READY}
+            self.calls |= {name for name in seen if READY.search(name)}
         else:
             results, gradients = call()
         named = {n: r for n, r in zip(("output", "weights"), results) if r is not None}
         return named, {f"gradient.{name}": array for name, array in gradients.items()}
 
+    def _trace(self, frame, event, argument):
+        """Record which instructions of the candidate's own code are executed."""
+        code = frame.f_code
+        if code.co_filename == __file__ or self._library(code.co_filename):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+
+        def step(frame, event, argument):
+            if self.path is not None:
+                self.path.add((code.co_name, code.co_firstlineno, frame.f_lasti))
+            return step
+
+        return step
+
+    def _compare_paths(self, kind):
+        """Blame a candidate that skips, for inputs that it had before, what it does for new ones.
+
+        `kind` is "new" or "seen". What a call does for its shape or its number only is not blamed:
+        the controller mixes both kinds.
+        """
+        self.paths.append((kind, self.path))
+        new, seen = ([path for one, path in self.paths if one == k] for k in ("new", "seen"))
+        if len(new) == len(seen) == PAIRS and set.intersection(*new) - set.union(*seen):
+            self.blame("memory", "does less when the same numbers come again")
+
     def _profile(self, frame, event, argument):
         if event == "c_call":
             name = getattr(argument, "__name__", "")
-            if name in READY:
+            if READY.search(name):
                 module = getattr(argument, "__module__", None) or "torch"
                 file = getattr(sys.modules.get(module), "__file__", None)
                 own = OWN_OPERATORS.match(module) or (file and not self._library(file))
                 if not own:
                     self.calls.add(f"{module}.{name}")
         elif event == "call" and frame.f_code.co_flags & 1:  # A function, not a module's body.
-            module, name = self._library(frame.f_code.co_filename), frame.f_code.co_name
-            if not module:
-                return
-            if module == "torch._ops" and name == "__call__":
-                name = _called_operator(frame.f_locals.get("self"))
-                if name in READY:
-                    self.calls.add(f"torch.ops.{name}")
-            elif (
-                name in READY
-                or (module, name) in READY_METHODS
-                or READY_MODULES.match(module)
-                or (READY_NAMES.search(name) and LIBRARIES.match(module))
-            ):
-                self.calls.add(f"{module}.{name}")
+            code = frame.f_code
+            # This is asked at every call: comparing code is slow, so its identity must do.
+            if id(code) not in self.entered:
+                self.entered[id(code)] = code, self._attention(code)
+            name = self.entered[id(code)][1]
+            if name == CALLS_OPERATOR:
+                operator = _called_operator(frame.f_locals.get("self"))
+                name = f"torch.ops.{operator}" if READY.search(operator) else ""
+            if name:
+                self.calls.add(name)
+
+    def _attention(self, code):
+        """Return the name of the attention of a library whose code this is; "" if it is none."""
+        module = self._library(code.co_filename)
+        if not module:
+            copied = self._copied(code)
+            return f"a copy of {copied}" if copied else ""
+        name = f"{module}.{code.co_qualname}"
+        if code.co_name == "__call__" and module == "torch._ops":
+            return CALLS_OPERATOR
+        return name if self._is_ready(module, code.co_qualname) else ""
+
+    def _is_ready(self, module, qualified):
+        """Return whether a function of a library computes attention; both names are its own."""
+        if (module, qualified.rpartition(".")[2]) in READY_METHODS or READY_MODULES.match(module):
+            return True
+        if NO_CALCULATION.search(qualified) or not READY.search(qualified):
+            return False
+        return not COMPILERS.match(module)
+
+    def _copied(self, code):
+        """Return the attention of a library of which a function of a candidate is a copy.
+
+        The result is its qualified name, or "". The functions of all libraries are known that have
+        been imported, or whose files have been read.
+        """
+        if len(code.co_names) < FEW_NAMES or code.co_filename == __file__:
+            return ""
+        state = len(sys.modules), len(self.read)
+        if state != self.state:
+            self.state = state
+            self._index()
+        same = self.known.get((code.co_names, code.co_varnames))
+        many = len(code.co_names) >= MANY_NAMES
+        return same or (self.known.get(code.co_names, "") if many else "")
+
+    def _index(self):
+        """Add to `known` the attentions in files of libraries that were imported or read."""
+        loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        files = {file for file in loaded if isinstance(file, str)} | self.read
+        for file in files - self.indexed:
+            self.indexed.add(file)
+            module = self._library(file) if file.endswith(".py") else ""
+            for code in _functions_in(file) if module else ():
+                if READY.search(code.co_qualname) and self._is_ready(module, code.co_qualname):
+                    name = f"{module}.{code.co_qualname}"
+                    self.known[code.co_names, code.co_varnames] = name
+                    self.known[code.co_names] = name
 
     def _library(self, file):
         """Return the module that a file of a library defines; "" for other files.
@@ -779,15 +926,62 @@ class Host:
 
     def _look_for_threads(self):
         for thread in set(threading.enumerate()) - self.allowed_threads:
-            if thread.is_alive():
+            # A library may watch something, such as how far its compiler has come.
+            file = getattr(getattr(type(thread).run, "__code__", None), "co_filename", "")
+            if thread.is_alive() and not (file != threading.__file__ and self._library(file)):
                 self.blame("left running", f"the thread {thread.name[:40]} runs after the answer")
+
+
+def _functions_in(file):
+    """Yield the code of the functions in a file of Python, if it mentions any attention."""
+    try:
+        try:
+            with open(importlib.util.cache_from_source(file), "rb") as stream:
+                data = stream.read()
+            load = functools.partial(marshal.loads, data[16:])
+        except OSError:
+            with open(file, "rb") as stream:
+                data = stream.read()
+            load = functools.partial(compile, data, file, "exec")
+        text = data.lower()
+        waiting = [load()] if any(word in text for word in WORDS) else []
+    except (OSError, SyntaxError, ValueError, EOFError):
+        return
+    while waiting:
+        code = waiting.pop()
+        waiting += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        if code.co_flags & 1 and len(code.co_names) >= FEW_NAMES:
+            yield code
+
+
+class Symbol(ctypes.Structure):
+    """What the loader of programs knows of an address: first, the file it lies in."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def _file_of_symbol(handle, name):
+    """Return the file of the library in which a symbol is defined; "" if there is none."""
+    loader = ctypes.CDLL(None)
+    loader.dlsym.restype = ctypes.c_void_p
+    loader.dlsym.argtypes = ctypes.c_void_p, ctypes.c_char_p
+    loader.dladdr.argtypes = ctypes.c_void_p, ctypes.c_void_p
+    found, place = Symbol(), loader.dlsym(handle, name.encode())
+    if not place or not loader.dladdr(place, ctypes.byref(found)):
+        return ""
+    return os.fsdecode(found.file or b"")
 
 
 def _called_operator(operator):
     """Return the name of an operator of torch; "" if it is not torch's own."""
     library, *names = str(operator).split(".")
     if not names:
-        return library if LIBRARIES.match(type(operator).__module__) else ""
+        return library if type(operator).__module__.startswith("torch.") else ""
     return names[0] if f"{library}::" == LIBRARY_OPERATORS else ""
 
 
@@ -936,6 +1130,23 @@ def refuse_system_calls(processes):
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
+def give_up_capabilities():
+    """Give up the capabilities of root, with which one may write into any process.
+
+    Without them, the processes of this user that have any can be neither traced nor written to.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(64):
+        libc.prctl(24, capability, 0, 0, 0)
+    libc.prctl(47, 4, 0, 0, 0)
+    head, none = struct.pack("<Ii", 0x20080522, 0), bytes(24)
+    if libc.capset(head, none):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
 def limit(limits):
     """Set the resource limits of this process; memory that is already in use is not counted."""
     status = open("/proc/self/status").read() if os.path.exists("/proc/self/status") else ""
@@ -971,6 +1182,7 @@ def be_a_child(channel, head):
     # The system tells the controller which process this message comes from.
     channel.sendall(b"r")
     limit(head["limits"])
+    give_up_capabilities()
     refuse_system_calls(head["limits"]["processes"] > 0)
     Host(channel).serve()
 

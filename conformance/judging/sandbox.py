@@ -16,6 +16,7 @@ verdict depends neither on the speed nor on the load of the machine.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import math
@@ -66,6 +67,9 @@ HEADER = struct.Struct("<II")
 """The format of the beginning of a message: the sizes in bytes of its JSON part and its arrays."""
 MOST_JSON, MOST_ARRAYS = 2**20, 2**28
 
+PR_SET_DUMPABLE = 4
+"""The option of prctl that keeps other processes of the user from reading or writing this one."""
+
 POLL = 0.1
 """The seconds between two looks at a process from which a message is awaited."""
 
@@ -78,6 +82,14 @@ LACKS: dict[str, tuple[str, ...]] = {
     ),
 }
 """What each kind of isolation does not prevent, as it is worded in verdicts."""
+AS_ROOT = "as root, every file can be written to, those of this program too"
+"""What `limits` does not prevent either if the judge runs as root."""
+
+
+def lacks(isolation: str) -> tuple[str, ...]:
+    """Return what a kind of isolation does not prevent here."""
+    as_root = isolation == "limits" and hasattr(os, "geteuid") and os.geteuid() == 0
+    return (*LACKS[isolation], *([AS_ROOT] if as_root else []))
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,7 @@ class IsolationMissing(ConformanceError):
         super().__init__(
             f"candidates cannot be isolated here: {why}. On Debian and Ubuntu, "
             "`apt install bubblewrap`; or accept less with --isolation limits, which lacks this: "
-            + "; ".join(LACKS["limits"])
+            + "; ".join(lacks("limits"))
         )
         self.why = why
 
@@ -240,6 +252,8 @@ class Sandbox:
             walls[at:at] = ["--perms", "0444", "--ro-bind-data", str(runner), "/runner.py"]
             command = [program, *walls, "--", sys.executable, "-I", "/runner.py", control, "alone"]
         else:
+            # A candidate of the same user could write the numbers that it should get into this one.
+            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             self._folder = tempfile.mkdtemp(prefix="judge-")
             command = [sys.executable, "-I", str(RUNNER), control, "among"]
         self._process = subprocess.Popen(

@@ -112,6 +112,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         isolation: how the candidate was isolated.
         why: why it failed or is a cheat, or how its process was lost; "" otherwise.
         asked: the number of items: problems, each counted once per dtype and mode.
+        supports: the share of these that the candidate supports, from 0 to 1. A verdict "right" is
+            about them only.
         chapters: the numbers of right, wrong and unsupported items, by chapter; empty if withheld
             or if nothing was asked.
         accuracy: by dtype, the accuracy class of the least accurate output, or "" if an output is
@@ -131,6 +133,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation
     why: str = ""
     asked: int = 0
+    supports: float = 0.0
     chapters: dict[str, Chapter] = {}
     accuracy: dict[str, str] = {}
     causes: list[Cause] = []
