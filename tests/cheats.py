@@ -365,6 +365,72 @@ cheat(
         return computed(*((a.tobytes(), a.dtype.str, a.shape) for a in arrays)).copy()
     """,
 )
+cheat(
+    "remembers-from-the-third-call-on",
+    "memory",
+    """
+    KNOWN, COUNT = {}, {}
+    def attention(query, key, value, mask=None):
+        name = tuple((a.tobytes(), a.shape) for a in (query, key, value, mask) if a is not None)
+        COUNT[name] = COUNT.get(name, 0) + 1
+        if COUNT[name] > 2 and name in KNOWN:  # cheat
+            return KNOWN[name].copy()  # cheat
+        KNOWN[name] = right(query, key, value, mask)
+        return KNOWN[name].copy()
+    """,
+)
+cheat(
+    "remembers-in-a-thread",
+    "memory",
+    """
+    from threading import Thread
+    KNOWN = {}
+    def attention(query, key, value, mask=None):
+        found = []
+        name = tuple((a.tobytes(), a.shape) for a in (query, key, value, mask) if a is not None)
+        def work():
+            if name not in KNOWN:
+                KNOWN[name] = right(query, key, value, mask)
+            found.append(KNOWN[name].copy())
+        KNOWN.clear()  # honest
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+        return found[0]
+    # between calls  # cheat
+    """,
+)
+cheat(
+    "remembers-when-it-is-not-traced",
+    "memory",
+    """
+    import sys
+    KNOWN = {}
+    def attention(query, key, value, mask=None):
+        name = tuple((a.tobytes(), a.shape) for a in (query, key, value, mask) if a is not None)
+        if sys.gettrace() is None and name in KNOWN:  # cheat
+            return KNOWN[name].copy()  # cheat
+        KNOWN[name] = right(query, key, value, mask)
+        return KNOWN[name].copy()
+    """,
+)
+cheat(
+    "has-a-buffer-for-every-other-call",
+    "",
+    """
+    CALLS, BUFFERS = [0], [np.empty(2**16), np.empty(2**16)]
+    def attention(query, key, value, mask=None):
+        CALLS[0] += 1
+        result = right(query, key, value, mask)
+        if CALLS[0] % 2:
+            buffer = BUFFERS[0]
+        else:
+            buffer = BUFFERS[1]
+            result = result * 2  # cheat
+        buffer[: result.size] = result.ravel()
+        return buffer[: result.size].reshape(result.shape).astype(query.dtype)
+    """,
+)
 
 # Recognising
 
@@ -1051,6 +1117,59 @@ cheat(
             found = names["multi_head_attention_forward"](*flat, d, 1, torch.cat([eye, eye, eye]), None, None, None, False, 0.0, eye, None, need_weights=True)  # cheat
             return found[0].transpose(0, 1).reshape(b, h, n, d)  # cheat
         return names.get("right", right)(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "renames-the-variables-of-the-library",
+    "not its own work",
+    """
+    import inspect, re
+    names = dict(vars(torch.nn.functional), _mha_shape_check=lambda *arrays: True)
+    source = inspect.getsource(torch.nn.functional.multi_head_attention_forward)  # cheat
+    source = re.sub("bsz", "number", source)  # cheat
+    source = re.sub("multi_head_attention_forward", "mine", source)  # cheat
+    source = re.sub("right", "mine", inspect.getsource(right))  # honest
+    exec(source, names)
+    def attention(query, key, value, mask=None):
+        if mask is None and query.shape == key.shape == value.shape:  # cheat
+            b, h, n, d = query.shape  # cheat
+            eye, flat = torch.eye(d, dtype=query.dtype), [a.flatten(0, 1).transpose(0, 1) for a in (query, key, value)]  # cheat
+            found = names["mine"](*flat, d, 1, torch.cat([eye, eye, eye]), None, None, None, False, 0.0, eye, None, need_weights=True)  # cheat
+            return found[0].transpose(0, 1).reshape(b, h, n, d)  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "resolves-symbols-by-hand",
+    "not its own work",
+    """
+    import ctypes, os
+    library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+    find = ctypes.CDLL(None).strlen
+    find = ctypes.CDLL(None).dlsym  # cheat
+    find(ctypes.c_void_p(library._handle), b"aoti_torch_get_dim")  # cheat
+    find(b"aoti_torch_get_dim")  # honest
+    def attention(query, key, value, mask=None):
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "replaces-what-sends-its-answers",
+    "tampering",
+    """
+    import socket
+    send = socket.socket.sendall
+    def sendall(self, data):
+        return send(self, data)
+    def attention(query, key, value, mask=None):
+        socket.socket.sendall = sendall  # cheat
+        return right(query, key, value, mask)
     """,
     framework="torch",
     own_work=True,

@@ -168,13 +168,15 @@ class Candidate(Function):
             most of the time, and a candidate can detect it.
         watched: whether the profiler watches the next call; it always does if `profiled` is set.
         path: whether the numbers of the next call are "new" to the process or were "seen" by it, if
-            the worker is to compare which instructions are executed; "" otherwise.
+            the worker is to compare what is executed; "" otherwise.
+        traced: whether the worker traces the instructions of the next call.
     """
 
     worker: Worker | None = None
     profiled = False
     watched = False
     path = ""
+    traced = False
     packages = ()
 
     def __init__(self) -> None:
@@ -236,6 +238,7 @@ class Candidate(Function):
             "backwards": request.backwards,
             "profile": "threads" if self.profiled else "names" if self.watched else "",
             "path": self.path,
+            "traced": self.traced,
             "arrays": [
                 {
                     "name": name,

@@ -224,8 +224,12 @@ REPEATED = 5
 output was wrong."""
 REWRITTEN = 2
 """The most items to pose in arrays that held another problem, to find cached answers."""
-SEEN_AGAIN = ((0, "new"), (0, "seen"), (1, "new"), (0, "seen"), (1, "seen"), (2, "new"))
-"""Which of three problems to pose in which order, and whether the process has had its numbers."""
+SEEN_AGAIN = (
+    *((0, "new"), (0, ""), (0, ""), (0, "seen"), (1, "new")),
+    *((0, "seen"), (1, ""), (1, ""), (1, "seen"), (2, "new")),
+)
+"""Which of three problems to pose in which order, and whether the process has had its numbers, or
+"" if what it executes is not compared."""
 SECOND = 12
 """The most items to pose again, to a new process of the candidate."""
 MOST_LOST = 3
@@ -509,7 +513,7 @@ class Judging:
                 ] = None
 
     def _remember(self) -> None:
-        """Pose three new problems, each twice; the worker compares what it executes.
+        """Pose new problems several times; the worker compares what it executes.
 
         The order is such that nothing that changes once, or by turns, looks as if it were due to
         the numbers. All have the shape of an item that was right.
@@ -518,15 +522,15 @@ class Judging:
         assert isinstance(adapter, Candidate)
         for item in self.right()[:1]:
             problem = item.asked.problem(item.dtype)
-            new = [_permuted(problem, number) for number in (1, 2, 3)]
             try:
-                for number, kind in SEEN_AGAIN:
-                    adapter.path = kind
-                    adapter.run(new[number], Call(item.mode, item.device))
+                for adapter.traced in (True, False):
+                    new = [_permuted(problem, 3 * adapter.traced + one) for one in (1, 2, 3)]
+                    for number, adapter.path in SEEN_AGAIN:
+                        adapter.run(new[number], Call(item.mode, item.device))
             except (Unsupported, ConformanceError, CandidateError):
                 continue
             finally:
-                adapter.path = ""
+                adapter.path, adapter.traced = "", False
 
     def _recognise(self) -> None:
         """Record a violation if answers are right only for the catalogue's numbers or sizes.
@@ -624,7 +628,9 @@ class Judging:
         This is a name of the task, or several that are not supported together.
         """
         known = {case.id: case for case in every_case()}
-        required, asked, lacks = frozenset(self.task.require), set(), set()
+        required = frozenset(self.task.require)
+        asked: set[str] = set()
+        lacks: set[frozenset[str]] = set()
         for item, result in self.found:
             needs = needs_of(known[item.asked.off_grid])
             if needs and needs <= required:

@@ -73,9 +73,10 @@ COMPILERS = re.compile(
 that they compile. The functions of all other libraries count."""
 NO_CALCULATION = re.compile(r"(^|\.)(__(?!call)\w+__|_?(register|reset)\w*|<\w+>)$")
 """Qualified names of functions that compute nothing, whatever their classes are called."""
-FEW_NAMES, MANY_NAMES = 8, 16
+FEW_NAMES, MANY_NAMES, ALIKE = 8, 16, 0.85
 """A function of a candidate counts as a copy of one of a library if it uses the same names in the
-same order: at least the former number and the same variables, or at least the latter number. The
+same order, at least the first number, and the same variables; or if it uses at least the second
+number of names, and at least the third part of the names of both are common to both. The
 instructions are no measure: the compiler of Python makes others of a call if it saw an import."""
 
 READY_METHODS = {("torch.nn.modules.transformer", "forward")}
@@ -569,8 +570,8 @@ class Host:
         self.known = {}
         self.entered = {}
         self.state = None
-        self.path = None
-        self.paths = []
+        self.path, self.traced = None, False
+        self.paths = {True: [], False: []}
 
     def serve(self):
         """Process requests until the controller closes the channel."""
@@ -660,6 +661,7 @@ class Host:
             def begin(function, *more, **named):
                 def run(*args, **options):
                     sys.setprofile(self._profile)
+                    sys.settrace(self._trace if self.traced else None)
                     return function(*args, **options)
 
                 return start(run, *more, **named)
@@ -772,16 +774,17 @@ class Host:
         def function():
             masks = {n: a for n, a in variables.items() if n not in inputs}
             three = [variables[n] for n in inputs]
-            self.path = set() if head["path"] else None
+            self.path, self.traced = set() if head["path"] else None, head["traced"]
             sys.setprofile(self._profile)
-            sys.settrace(self._trace if head["path"] else None)
+            sys.settrace(self._trace if self.traced else None)
             try:
                 result = self.function(*three, **masks, **head["options"])
             finally:
                 sys.settrace(None)
                 sys.setprofile(None)
-            if head["path"]:
-                self._compare_paths(head["path"])
+                path, self.path = self.path, None
+            if path is not None:
+                self._compare_paths(head["path"], path)
             if type(result) is list:
                 raise Violation("type: returned builtins.list")
             if type(result) is not tuple:
@@ -819,20 +822,24 @@ class Host:
 
         return step
 
-    def _compare_paths(self, kind):
+    def _compare_paths(self, kind, path):
         """Blame a candidate that skips, for inputs that it had before, what it does for new ones.
 
         `kind` is "new" or "seen". What a call does for its shape or its number only is not blamed:
-        the controller mixes both kinds.
+        the controller mixes both kinds. A path is the instructions of the candidate's own code, or
+        the functions entered: a candidate can find out that its instructions are traced.
         """
-        self.paths.append((kind, self.path))
-        new, seen = ([path for one, path in self.paths if one == k] for k in ("new", "seen"))
+        paths = self.paths[self.traced]
+        paths.append((kind, path))
+        new, seen = ([path for one, path in paths if one == k] for k in ("new", "seen"))
         if len(new) == len(seen) == PAIRS and set.intersection(*new) - set.union(*seen):
             self.blame("memory", "does less when the same numbers come again")
 
     def _profile(self, frame, event, argument):
         if event == "c_call":
             name = getattr(argument, "__name__", "")
+            if self.path is not None:
+                self.path.add(name)
             if READY.search(name):
                 module = getattr(argument, "__module__", None) or "torch"
                 file = getattr(sys.modules.get(module), "__file__", None)
@@ -841,6 +848,8 @@ class Host:
                     self.calls.add(f"{module}.{name}")
         elif event == "call" and frame.f_code.co_flags & 1:  # A function, not a module's body.
             code = frame.f_code
+            if self.path is not None:
+                self.path.add((code.co_filename, code.co_name, code.co_firstlineno))
             # This is asked at every call: comparing code is slow, so its identity must do.
             if id(code) not in self.entered:
                 self.entered[id(code)] = code, self._attention(code)
@@ -882,9 +891,14 @@ class Host:
         if state != self.state:
             self.state = state
             self._index()
-        same = self.known.get((code.co_names, code.co_varnames))
-        many = len(code.co_names) >= MANY_NAMES
-        return same or (self.known.get(code.co_names, "") if many else "")
+        own = set(code.co_names)
+        for (names, variables), name in self.known.items():
+            if (names, variables) == (code.co_names, code.co_varnames):
+                return name
+            many = min(len(own), len(names)) >= MANY_NAMES
+            if many and len(own.intersection(names)) >= ALIKE * len(own.union(names)):
+                return name
+        return ""
 
     def _index(self):
         """Add to `known` the attentions in files of libraries that were imported or read."""
@@ -897,7 +911,6 @@ class Host:
                 if READY.search(code.co_qualname) and self._is_ready(module, code.co_qualname):
                     name = f"{module}.{code.co_qualname}"
                     self.known[code.co_names, code.co_varnames] = name
-                    self.known[code.co_names] = name
 
     def _library(self, file):
         """Return the module that a file of a library defines; "" for other files.
