@@ -581,6 +581,40 @@ def test_own_work_is_no_cheat(boxes, tmp_path, own):
     assert (verdict.verdict, verdict.calls, verdict.score) == ("right", [], 1.0), verdict
 
 
+COMPILES = """
+import runpy, sys
+import torch
+if sys.argv[1:]:
+    runpy.run_path(sys.argv[1])["keep_plain_operations"]()
+
+@torch.compile
+def attention(query, key, value):
+    logits = torch.matmul(query, key.transpose(-2, -1)).div(query.shape[-1] ** 0.5)
+    return logits.softmax(dim=-1).matmul(value)
+
+arrays = torch.randn(3, 2, 4, 8, 16).unbind()
+with torch.no_grad():
+    attention(*arrays)
+    with torch.autograd.profiler.profile() as profiled:
+        attention(*arrays)
+print(any("attention" in event.name for event in profiled.function_events))
+"""
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_compiler_puts_no_attention_in_the_place_of_plain_operations(tmp_path, kept):
+    pytest.importorskip("torch")
+    (tmp_path / "compiles.py").write_text(COMPILES)
+    command = [sys.executable, "compiles.py", *([runner.__file__] if kept else [])]
+    own = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=own, capture_output=True, text=True, check=True
+    )
+    # Without the measure, it does: otherwise this test would show nothing.
+    assert done.stdout.split()[-1] == str(not kept)
+
+
 def test_a_missing_isolation_is_an_error(monkeypatch):
     monkeypatch.setattr("conformance.judging.sandbox._why_not", lambda: "there is none")
     with pytest.raises(IsolationMissing, match="--isolation limits"):

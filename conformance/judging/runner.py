@@ -618,10 +618,7 @@ class Host:
             held = {name: vars(module).get(name, MISSING) for name in names.split()}
             self.bases.setdefault(id(module), (module, held))
         if head["profile"]:
-            # The compiler would replace what a candidate has written by a ready attention.
-            stub = types.ModuleType(REPLACES)
-            stub._sfdp_init = lambda *_, **__: None
-            sys.modules[REPLACES] = stub
+            keep_plain_operations()
         self.file = head["file"]
         sys.addaudithook(self._heard)
         module = types.ModuleType("candidate")
@@ -943,6 +940,13 @@ class Host:
             file = getattr(getattr(type(thread).run, "__code__", None), "co_filename", "")
             if thread.is_alive() and not (file != threading.__file__ and self._library(file)):
                 self.blame("left running", f"the thread {thread.name[:40]} runs after the answer")
+
+
+def keep_plain_operations():
+    """Keep torch's compiler from replacing what a candidate has written by a ready attention."""
+    stub = types.ModuleType(REPLACES)
+    stub._sfdp_init = lambda *_, **__: None
+    sys.modules[REPLACES] = stub
 
 
 def _functions_in(file):
