@@ -12,10 +12,13 @@ from looped import for_each
 
 pytest.importorskip("torch")
 
+import torch
 from mutants.stateful import HARMLESS, LAST_BITS, MISTAKES, Kept
 
 from conformance import StatefulLayer, check_stateful, cli
 from conformance.adapter.base import EQUAL_BITS
+from conformance.adapters.ours.invariant import InvariantAttention
+from conformance.adapters.ours.positions import Cache, Rotary
 from conformance.errors import ConformanceError, ExitCode, Unsupported
 from conformance.records.findings import WRONG, CaseResult, Phrase
 from conformance.records.record import read
@@ -265,6 +268,46 @@ def test_attentions_of_flax_overwrite_the_last_token_of_a_full_cache(name):
     done = examine_stateful(layer)
     assert [result.case for result, _ in done.wrong] == ["stateful/full-buffer"], str(done)
     assert done.counts["conforms"] >= 15
+
+
+def test_an_operator_of_onnxruntime_in_a_loop_conforms():
+    pytest.importorskip("onnxruntime")
+    path = Path(__file__).parents[1] / "docs" / "examples" / "onnxruntime_stateful.py"
+    done = examine_stateful(find_stateful(f"{path}:Loop"))
+    assert not done.wrong, str(done)
+    assert done.counts["conforms"] >= 20
+
+
+class Ours(StatefulLayer):
+    """Our own attention with its cache, and bits that do not depend on how a text is fed."""
+
+    framework = "torch"
+    width = 32
+    dtypes = ("float32", "bfloat16")
+    kind = InvariantAttention
+    promises = dict.fromkeys(PROMISES, "equal bits")
+
+    def build(self, dtype):
+        torch.manual_seed(0)
+        kind = getattr(torch, dtype)
+        turned = Rotary(8, 10000.0, False)
+        layer = self.kind(32, 4, kv_heads=2, rotary=turned, sinks=True, dtype=kind)
+        return {"layer": layer, "cache": Cache()}
+
+    def feed(self, state, tokens):
+        return state["layer"](tokens, causal="bottom-right", cache=state["cache"])
+
+    def reset(self, state):
+        state["cache"] = Cache()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("dtype", Ours.dtypes)
+def test_our_invariant_attention_keeps_what_it_promises(dtype):
+    done = examine_stateful(Ours, dtypes=dtype)
+    assert not done.wrong, str(done)
+    bits = next(result for result in done.results if result.case == BITS)
+    assert {finding.verdict for finding in bits.findings} == {"conforms"}
 
 
 # On the command line
