@@ -571,6 +571,7 @@ class Host:
         self.entered = {}
         self.state = None
         self.path, self.traced = None, False
+        self.spared, self.observed = None, False
         self.paths = {True: [], False: []}
 
     def serve(self):
@@ -670,6 +671,29 @@ class Host:
             for module in (_thread, threading):
                 if hasattr(module, name):
                     setattr(module, name, watched(getattr(module, name)))
+
+    def _spare_compiler(self):
+        """Observe nothing while torch's compiler translates a function, once it is imported.
+
+        What it translates is observed when it runs. The compiler enters millions of functions, so
+        a candidate that it compiles would get no answer in time.
+        """
+        module = sys.modules.get("torch._dynamo.convert_frame")
+        translate = getattr(module, "_compile", None)
+        if translate is None or self.spared is translate:
+            return
+
+        def unobserved(*args, **options):
+            sys.setprofile(None)
+            sys.settrace(None)
+            try:
+                return translate(*args, **options)
+            finally:
+                if self.observed:
+                    sys.settrace(self._trace if self.traced else None)
+                    sys.setprofile(self._profile)
+
+        module._compile = self.spared = unobserved
 
     def _heard(self, event, args):
         if self.hearing:
@@ -772,6 +796,8 @@ class Host:
             masks = {n: a for n, a in variables.items() if n not in inputs}
             three = [variables[n] for n in inputs]
             self.path, self.traced = set() if head["path"] else None, head["traced"]
+            self._spare_compiler()
+            self.observed = True
             sys.setprofile(self._profile)
             sys.settrace(self._trace if self.traced else None)
             try:
@@ -779,6 +805,7 @@ class Host:
             finally:
                 sys.settrace(None)
                 sys.setprofile(None)
+                self.observed = False
                 path, self.path = self.path, None
             if path is not None:
                 self._compare_paths(head["path"], path)
