@@ -73,9 +73,12 @@ NUMERIC = (
 """The prefixes of environment variables that numerical libraries read."""
 SYSTEM = (
     *("TZ", "LANG", "LC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
-    *("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHON_CPU_COUNT", "PYTHON_GIL"),
+    *("PYTHONMALLOC", "PYTHON_CPU_COUNT", "PYTHON_GIL"),
 )
-"""The prefixes of those that the C library, the linker or the interpreter reads by itself."""
+"""The prefixes of those that the C library, the linker or the interpreter reads by itself.
+
+PYTHONHASHSEED is not among them: tox draws one for each run, and nothing would ever be taken over.
+"""
 FLAGS = (
     *("optimize", "bytes_warning", "dev_mode", "utf8_mode", "isolated", "ignore_environment"),
     *("no_site", "no_user_site", "safe_path"),
