@@ -90,7 +90,7 @@ class Progress(threading.Thread):
         super().__init__(daemon=True)
         self.doing: dict[str, str] = {}
         self.state: State | None = None
-        self._began = time.time()
+        self._began = self._reported = time.time()
         self._lock = threading.Lock()
 
     def note(self, name: str, doing: str) -> None:
@@ -121,6 +121,17 @@ class Progress(threading.Thread):
         ended = sum(doing == "ended" for doing in self.doing.values())
         of = f"{ended} of {len([*self.state.envs.iter()])} environments have ended"
         return f"{minutes}:{seconds:02}  {'; '.join([*parts, of])}"
+
+    def wants_report(self) -> bool:
+        """Return whether `EVERY` seconds have passed since it was last wanted, or since the start.
+
+        Writing one takes seconds, which are most of a run in which nothing has changed.
+        """
+        with self._lock:
+            if time.time() - self._reported < EVERY:
+                return False
+            self._reported = time.time()
+            return True
 
     def far(self, name: str, folder: Path = Path(RECORDS)) -> str:
         """Return how far the commands of an environment are, by the journal of its record."""
@@ -226,7 +237,7 @@ def tox_before_run_commands(tox_env: ToxEnv) -> None:
 
 @impl
 def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[Outcome]) -> None:
-    """Renew the report after each environment, so that a long run shows what it has found.
+    """Renew the report as environments end, so that a long run shows what it has found.
 
     Beside other environments, tox prints nothing that an environment prints, unless it fails.
     """
@@ -235,6 +246,8 @@ def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[Outco
         return
     if SIDE_BY_SIDE and not exit_code:
         print(*(outcome.out.strip() for outcome in outcomes), sep="\n", flush=True)
+    if SIDE_BY_SIDE and not PROGRESS.wants_report():
+        return
     command = [Path(tox_env.conf["env_bin_dir"]) / "mha-conformance", "report", RECORDS, "--quiet"]
     command += ["--output", "reports/compatibility", "--run-file", f"{RECORDS}/run"]
     done = subprocess.run(

@@ -175,7 +175,12 @@ def test_a_line_of_progress_says_how_far_each_environment_is(monkeypatch, tmp_pa
     for module, names in STUBS.items():
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
     monkeypatch.setattr(sys, "argv", ["tox", "-e", "torch"])
-    progress = runpy.run_path(str(ROOT / "toxfile.py"))["PROGRESS"]
+    toxfile = runpy.run_path(str(ROOT / "toxfile.py"))
+    progress = toxfile["PROGRESS"]
+    # No report is written again at once, so that an unchanged run writes few.
+    assert not progress.wants_report()
+    progress._reported -= toxfile["EVERY"]
+    assert [progress.wants_report(), progress.wants_report()] == [True, False]
     progress.state = SimpleNamespace(envs=SimpleNamespace(iter=lambda: ["begin", "ours", "flax"]))
     progress.doing.update(begin="ended", ours="installing")
     assert progress.line() == "0:00  ours installing; 1 of 3 environments have ended"

@@ -583,7 +583,7 @@ def test_a_whole_record_does_not_stand_if_what_was_read_has_changed(whole, monke
 def test_a_whole_record_stands_without_cases_that_nobody_asked(whole, monkeypatch):
     more = find_cases("mask/shared/*")
     monkeypatch.setattr("conformance.running.merging.catalogue", lambda: more)
-    monkeypatch.setattr("conformance.running.merging.catalogue_hash", lambda: "then")
+    monkeypatch.setattr("conformance.running.merging.hash_of_catalogue", lambda: "then")
     header = read(whole).header
     for before, stands in (("then", True), ("before", False)):
         save(

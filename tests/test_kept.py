@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from conformance import definition
+from conformance import cases, definition
 from conformance.cases.catalogue import find_cases
 from conformance.definition.expectation import ROW_SUMS, expect
 from conformance.records import numbers
@@ -126,6 +126,50 @@ def test_a_changed_reference_is_computed_anew(
     assert computed == [problem] * (1 if change == "nothing" else 2)
 
 
+@pytest.fixture
+def hashed(monkeypatch):
+    """How often the hash of the catalogue was computed."""
+    times = []
+    monkeypatch.setattr(kept, "catalogue_hash", lambda: times.append(1) or "0123456789abcdef")
+    kept.hash_of_catalogue.cache_clear()
+    yield times
+    kept.hash_of_catalogue.cache_clear()
+    kept._code.cache_clear()
+
+
+def hash_anew():
+    kept.hash_of_catalogue.cache_clear()
+    kept._code.cache_clear()
+    return kept.hash_of_catalogue()
+
+
+def test_the_hash_of_the_catalogue_is_kept(folder, hashed):
+    assert hash_anew() == hash_anew() == "0123456789abcdef"
+    assert len(hashed) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff", b"0123456789abcdef", b"0123456789abcdee 1"])
+def test_a_damaged_hash_of_the_catalogue_is_computed_anew(folder, hashed, content):
+    hash_anew()
+    (file,) = folder.iterdir()
+    file.write_bytes(content)
+    assert hash_anew() == "0123456789abcdef"
+    assert len(hashed) == 2
+
+
+@pytest.mark.parametrize("name", ["catalogue.toml", "patterns.py", "attention.py"])
+def test_other_cases_are_hashed_anew(folder, hashed, monkeypatch, tmp_path_factory, name):
+    hash_anew()
+    for room in (cases, definition):
+        code = tmp_path_factory.mktemp("code")
+        shutil.copytree(room.__path__[0], code, dirs_exist_ok=True)
+        monkeypatch.setattr(room, "__path__", [str(code)])
+        if (code / name).exists():
+            (code / name).write_text((code / name).read_text() + "\n# More.\n")
+    hash_anew()
+    assert len(hashed) == 2
+
+
 def damage_end(path):
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
@@ -175,10 +219,11 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, monkeypatch, c
 
 
 def test_a_full_disk_leaves_no_half_file(folder, monkeypatch):
-    def full(tensors):
+    def full(file, target):
+        assert file.read_bytes()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kept.safetensors.numpy, "save", full)
+    monkeypatch.setattr(kept.Path, "replace", full)
     problem = problem_of("plain/no-mask/self")
     assert_same(kept.expectation(problem), expect(problem))
     assert not list(folder.iterdir())

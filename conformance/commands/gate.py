@@ -203,11 +203,11 @@ def _given(options: argparse.Namespace) -> Record:
     """
     import platform
 
-    from conformance.cases.catalogue import catalogue_hash
     from conformance.errors import BrokenRecord
     from conformance.records.findings import STORED
     from conformance.records.record import check_sealed, journal_path
     from conformance.reports.gate.judging import part_of
+    from conformance.running.kept import hash_of_catalogue
     from conformance.running.provenance import revisions, suite_code, suite_version
 
     if journal_path(options.from_record).exists():
@@ -232,7 +232,7 @@ def _given(options: argparse.Namespace) -> Record:
         fault = f"it is of suite {made.suite}, and this is {version}"
     elif not alike:
         fault = "it was made by other code of the suite"
-    elif made.catalogue != catalogue_hash():
+    elif made.catalogue != hash_of_catalogue():
         fault = "it is of a catalogue with other cases"
     elif others := sorted(name for name in asked if _hash(name) != asked[name]):
         fault = f"its case {others[0]} asks another question than that of this suite"

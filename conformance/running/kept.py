@@ -1,4 +1,4 @@
-"""Cache expectations on disk, because computing them takes most of the time of a run.
+"""Cache expectations and the catalogue's hash on disk, because they take most of a run's time.
 
 An expectation, which has the reference answer and its noise σ, depends on the problem, on code of
 the suite, mostly `conformance.definition`, and on NumPy. The file name contains hashes of these, so
@@ -29,7 +29,8 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from conformance import definition
+from conformance import cases, definition
+from conformance.cases.catalogue import catalogue_hash
 from conformance.definition.arithmetic import classes_of
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect
@@ -158,11 +159,31 @@ def user_folder() -> Path:
 
 
 @cache
-def _code() -> str:
-    """Return a hash of the code on which expectations depend, and of NumPy's version."""
+def hash_of_catalogue() -> str:
+    """Return `catalogue_hash()`, from the cache if possible, because it draws every input."""
+    folder = cache_folder()
+    if folder is None:
+        return catalogue_hash()
+    path = folder / f"{_code(cases)}-catalogue"
+    with suppress(OSError, ValueError):
+        kept, checksum = path.read_text("ascii").split()
+        if int(checksum) == zlib.crc32(kept.encode()):
+            return kept
+    with _unspoiled():
+        found = catalogue_hash()
+    _replace(path, f"{found} {zlib.crc32(found.encode())}".encode())
+    return found
+
+
+@cache
+def _code(*rooms: ModuleType) -> str:
+    """Return a hash of the code and tables on which expectations, and `rooms`, depend, and of
+    NumPy's version."""
     digest = hashlib.blake2b(np.__version__.encode(), digest_size=6)
-    for path in (*sorted(Path(definition.__path__[0]).glob("*.py")), Path(numbers.__file__)):
-        digest.update(path.read_bytes())
+    for room in (definition, *rooms):
+        for path in sorted(Path(room.__path__[0]).glob("*.*")):
+            digest.update(path.read_bytes())
+    digest.update(Path(numbers.__file__).read_bytes())
     return digest.hexdigest()
 
 
@@ -188,7 +209,7 @@ def _read(path: Path, problem: Problem, classes: Sequence[str]) -> Expectation |
 
 
 def _write(path: Path, found: Expectation) -> None:
-    """Write an expectation to a file atomically, ignoring failures."""
+    """Write an expectation to a file, ignoring failures."""
     # safetensors sorts by name, so the names begin with the index of the array.
     tensors: dict[str, np.ndarray] = {}
     for place, (name, array) in enumerate(found.arrays.items()):
@@ -199,13 +220,18 @@ def _write(path: Path, found: Expectation) -> None:
         exact = np.array_equal(narrow, sigmas)
         tensors[f"{place:02}|{name}{_NOISE}"] = narrow if exact else sigmas
     tensors["checksum"] = np.array([_checksum(tensors)], np.uint64)
+    _replace(path, safetensors.numpy.save(tensors))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file of the cache atomically, ignoring failures."""
     part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _make_room(path.parent, sum(tensor.nbytes for tensor in tensors.values()))
+        _make_room(path.parent, len(content))
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
             part = Path(file.name)
-            file.write(safetensors.numpy.save(tensors))
+            file.write(content)
         part.replace(path)
     except OSError:
         if part is not None:

@@ -27,7 +27,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from conformance.cases.case import describe_all
-from conformance.cases.catalogue import catalogue, catalogue_hash, every_case
+from conformance.cases.catalogue import catalogue, every_case
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.experiments import EXPERIMENTS, TOPICS
@@ -47,6 +47,7 @@ from conformance.records.record import (
     write,
 )
 from conformance.running import inputs
+from conformance.running.kept import hash_of_catalogue
 from conformance.running.provenance import (
     BASE_PACKAGES,
     CAUSES,
@@ -333,7 +334,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Re
         # A case with features is only in records of implementations that have these features.
         # No case of the catalogue may be new or different.
         known = header.cases.items() <= described.items()
-        if not known or then.catalogue != catalogue_hash():
+        if not known or then.catalogue != hash_of_catalogue():
             return None
     if len(previous.results) != header.planned:
         return None

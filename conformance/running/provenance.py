@@ -35,7 +35,7 @@ from conformance.adapter.function import Function
 from conformance.adapter.loading import registered
 from conformance.adapter.native import Layer
 from conformance.cases.case import describe_all
-from conformance.cases.catalogue import catalogue_hash, find_cases
+from conformance.cases.catalogue import find_cases
 from conformance.definition.arithmetic import classes_of
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import Unavailable
@@ -56,7 +56,7 @@ from conformance.records.header import (
     processor,
 )
 from conformance.requirements import REQUIREMENTS
-from conformance.running.kept import user_folder
+from conformance.running.kept import hash_of_catalogue, user_folder
 from conformance.running.session import Inquiry, Item, Row
 from conformance.text import message
 
@@ -153,7 +153,7 @@ def header_of(
         except Exception:  # `describe` records the reason
             continue
     provenance = Provenance(
-        catalogue=catalogue_hash(),
+        catalogue=hash_of_catalogue(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         run=new_run_id() if folder is None else run_id(folder),
         device=device,
