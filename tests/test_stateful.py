@@ -20,9 +20,11 @@ from conformance.adapter.base import EQUAL_BITS
 from conformance.adapters.ours.invariant import InvariantAttention
 from conformance.adapters.ours.positions import Cache, Rotary
 from conformance.errors import ConformanceError, ExitCode, Unsupported
-from conformance.records.findings import WRONG, CaseResult, Phrase
+from conformance.records.findings import BITS, WRONG, CaseResult, Phrase
 from conformance.records.record import read
-from conformance.stateful.checking import BITS, PROMISED, examine_stateful
+from conformance.running import isolation
+from conformance.running.isolation import Limits
+from conformance.stateful.checking import PROMISED, examine_stateful
 from conformance.stateful.layer import PROMISES, find_stateful
 from conformance.stateful.ways import SENTENCES, WAYS
 from conformance.words import tables
@@ -374,19 +376,22 @@ LOSSES = ("crashed", "timed-out")
 
 LOST = """
 import os, time
+from pathlib import Path
 
 from mutants.stateful import Kept
 
 
-class Lost(Kept):  # a StatefulLayer
+class Twice(Kept):
     def rollback(self, layer, count):
         os.abort()
 
-    def reorder(self, layer, rows):
-        time.sleep(10**6)
-
     def save(self, layer):
         os._exit(0)
+
+
+class Lost(Twice):  # a StatefulLayer
+    def reorder(self, layer, rows):
+        time.sleep(10**6)
 
     def feed_uncached(self, layer, tokens):
         self.kept = bytearray(2 * 10**9)
@@ -397,7 +402,59 @@ class Never(Kept):
     def feed(self, layer, tokens):
         while True:
             pass
+
+
+class Again(Kept):
+    def rollback(self, layer, count):
+        os.abort()
+
+    def feed(self, layer, tokens):
+        mark = Path(__file__).with_name("fed")
+        chunk = tokens.shape[1] == 17
+        if chunk and mark.exists() and mark.read_text() != str(os.getpid()):
+            os._exit(0)
+        if chunk:
+            mark.write_text(str(os.getpid()))
+        return super().feed(layer, tokens)
 """
+
+
+@pytest.fixture
+def walker(tmp_path):
+    """A function that returns the supervisor of a class in `LOST`."""
+    made = []
+
+    def walk(name, **limits):
+        (tmp_path / "lost.py").write_text(LOST)
+        made.append(isolation.Walker(f"{tmp_path}/lost.py:{name}", "cpu", Limits(**limits)))
+        return made[-1]
+
+    yield walk
+    for each in made:
+        each.close()
+
+
+def test_a_process_that_is_lost_when_ways_are_taken_again_costs_the_bits(walker):
+    ways = ["chunks-17", "after-rollback"]
+    results = list(walker("Again").results("float32", ways, str))
+    assert [result.case for result in results] == [*(f"stateful/{way}" for way in ways), BITS]
+    assert [result.verdict for result in results] == ["conforms", "crashed", "crashed"]
+
+
+@pytest.mark.parametrize(
+    ("ways", "verdicts"),
+    [
+        (["after-rollback", "restored"], ["crashed", "crashed", "not-run"]),
+        (
+            ["after-rollback", "rows-reordered", "restored"],
+            ["crashed", "conforms", "crashed", "unsupported"],
+        ),
+    ],
+)
+def test_deaths_in_a_row_are_counted(walker, ways, verdicts):
+    found = list(walker("Twice", deaths=2).results("float32", ways, str))
+    assert [result.case for result in found] == [*(f"stateful/{way}" for way in ways), BITS]
+    assert [result.verdict for result in found] == verdicts
 
 
 @pytest.mark.night

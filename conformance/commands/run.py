@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conformance.commands.terminal import Shown
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
-    from conformance.running.isolation import Walker
+    from conformance.running.isolation import Limits, Walker
     from conformance.running.isolation_child import Stated
     from conformance.stateful.checking import Stateful
     from conformance.stateful.layer import StatefulLayer
@@ -136,13 +136,20 @@ STATEFUL = ("dtype", "device", "isolate", "record", *LIMITS)
 """The options in `OPTIONS` that apply to a layer that keeps a state."""
 
 
+def _limits(options: argparse.Namespace) -> Limits:
+    """Return the limits of an isolated implementation's process."""
+    from conformance.running.run import limits_of
+
+    return limits_of(lambda name: getattr(options, name.strip("-").replace("-", "_")))
+
+
 def _stateful(options: argparse.Namespace) -> dict[str, StatefulLayer | Walker]:
     """Return the layers that keep a state, or their processes, by implementation; {} if none does.
 
     Raises:
         ConformanceError: if only some implementations are such layers, or if one cannot be loaded.
     """
-    from conformance.running.run import is_isolated, limits_of
+    from conformance.running.run import is_isolated
     from conformance.stateful.layer import find_stateful, may_be_stateful
 
     found: dict[str, StatefulLayer | Walker] = {}
@@ -151,8 +158,7 @@ def _stateful(options: argparse.Namespace) -> dict[str, StatefulLayer | Walker]:
         if is_isolated(spec, options.isolate, debugging=False):
             from conformance.running.isolation import Walker
 
-            limits = limits_of(lambda name: getattr(options, name.strip("-").replace("-", "_")))
-            walker = Walker(spec, options.device, limits)
+            walker = Walker(spec, options.device, _limits(options))
             if walker.stated is not None:
                 found[spec] = walker
         else:
@@ -238,11 +244,12 @@ def _record_stateful(
 
     from conformance.frameworks import framework
     from conformance.frameworks.base import package_versions
+    from conformance.records.findings import BITS
     from conformance.records.findings import STATEFUL as PREFIX
     from conformance.records.header import CaseInfo, Implementation
     from conformance.records.record import Record, save
     from conformance.running.provenance import adapter_digest, header_of
-    from conformance.stateful.checking import BITS, BITS_SENTENCE
+    from conformance.stateful.checking import BITS_SENTENCE
     from conformance.stateful.ways import SENTENCES, WAYS
 
     described: list[Implementation] = []
@@ -483,7 +490,7 @@ def _check_names(options: argparse.Namespace) -> None:
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
     from conformance.running import inputs
-    from conformance.running.run import exit_raises, is_isolated, limits_of
+    from conformance.running.run import exit_raises, is_isolated
 
     debugging = bool({"--pdb", "--trace"} & {*options.rest})
     for spec in options.implementation:
@@ -496,7 +503,6 @@ def _check_names(options: argparse.Namespace) -> None:
             continue
         from conformance.running.isolation import supervise
 
-        limits = limits_of(lambda name: getattr(options, name.strip("-").replace("-", "_")))
-        supervise(spec, options.device, limits).start()
+        supervise(spec, options.device, _limits(options)).start()
     for file in options.case_file:
         load_case(file)

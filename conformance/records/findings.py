@@ -114,6 +114,9 @@ STATEFUL = "stateful/"
 WHOLE = "whole"
 """The name of a text all at once, to which the ways of a layer that keeps a state are compared."""
 
+BITS = f"{STATEFUL}bits"
+"""The id that takes the place of a case id for findings on bits of such a layer."""
+
 PREFIX = "probe/"
 """The prefix of the id of an experiment, such as "probe/masks", which takes the place of a case
 id."""

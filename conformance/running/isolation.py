@@ -41,6 +41,7 @@ from conformance.definition.problem import Answer, Problem
 from conformance.errors import NotAnAdapter, Unavailable
 from conformance.experiments import Experiment, settled
 from conformance.records.findings import (
+    BITS,
     STATEFUL,
     WHOLE,
     CaseResult,
@@ -109,17 +110,60 @@ class Limits:
     deaths: int = 10
 
 
-class Supervisor:
-    """A supervisor that runs one implementation in a process, and replaces a process that died."""
+class _Keeper:
+    """An owner of the process of one implementation, which starts another when one is lost.
+
+    Attributes:
+        spec: the implementation, as on the command line.
+        device: the device.
+        limits: the limits of each process.
+    """
 
     def __init__(self, spec: str, device: str, limits: Limits) -> None:
         self.spec, self.device, self.limits = spec, device, limits
         self._process: Process | None = None
+        # How many processes were lost in a row.
         self._deaths = 0
+        atexit.register(self.close)
+
+    def _import(
+        self, kinds: Any, target: Callable[[Connection, Connection, str, str], None] = serve
+    ) -> Any:
+        """Start a process, and return its first message: one of `kinds`, or `Ended`."""
+        self._process = Process(self.spec, self.device, self.limits.memory, target)
+        return self._process.receive(self.limits.start, kinds | Ended, "to its import")
+
+    def _received(self, answer: Any) -> Any:
+        """Return the response unchanged, after discarding the process if the response is `Ended`.
+
+        Raises:
+            RuntimeError: the response reports an error of the suite.
+        """
+        if isinstance(answer, Mistaken):
+            raise RuntimeError(f"in the process of {self.spec}:\n{answer.traceback}")
+        if isinstance(answer, Ended):
+            self._clear()
+        return answer
+
+    def _clear(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._process = None
+
+    def close(self) -> None:
+        """Kill the process, with its process group if possible."""
+        self._clear()
+        atexit.unregister(self.close)
+
+
+class Supervisor(_Keeper):
+    """A supervisor that runs one implementation in a process, and replaces a process that died."""
+
+    def __init__(self, spec: str, device: str, limits: Limits) -> None:
+        super().__init__(spec, device, limits)
         self._ended: Ended | None = None
         # Whether the process was given inputs that may have spoiled its memory.
         self._exposed = False
-        atexit.register(self.close)
 
     def start(self) -> None:
         """Start a process and import the implementation in it, unless this was already tried.
@@ -141,8 +185,7 @@ class Supervisor:
         """
         if self._ended is not None or self._process is not None:
             return self._ended
-        self._process = Process(self.spec, self.device, self.limits.memory)
-        answer = self._process.receive(self.limits.start, Ready | Ended, "to its import")
+        answer = self._import(Ready)
         if isinstance(answer, Ready):
             return None
         self._clear()
@@ -275,8 +318,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Kill the process, with its process group if possible, and forget this supervisor."""
-        self._clear()
-        atexit.unregister(self.close)
+        super().close()
         _SUPERVISORS.pop(self.spec, None)
 
     def _examined(self, request: Examine, row: Row) -> Examined | Ended:
@@ -301,26 +343,12 @@ class Supervisor:
         assert isinstance(answer, Examined | Ended)
         return answer
 
-    def _received(self, answer: Any) -> Any:
-        """Return the response unchanged, after discarding the process if the response is `Ended`.
-
-        Raises:
-            RuntimeError: the response reports an error of the suite.
-        """
-        if isinstance(answer, Mistaken):
-            raise RuntimeError(f"in the process of {self.spec}:\n{answer.traceback}")
-        if isinstance(answer, Ended):
-            self._clear()
-        return answer
-
     def _clear(self) -> None:
-        if self._process is not None:
-            self._process.close()
-        self._process = None
+        super()._clear()
         self._exposed = False
 
 
-class Walker:
+class Walker(_Keeper):
     """A supervisor of a layer that keeps a state, which replaces a process that died.
 
     Attributes:
@@ -333,22 +361,17 @@ class Walker:
         Raises:
             NotAnAdapter: there is no such layer, or it cannot be imported or is invalid.
         """
-        self._spec, self._device, self._limits = spec, device, limits
-        self._process: Process | None = None
-        self._deaths = 0
-        atexit.register(self.close)
+        super().__init__(spec, device, limits)
         started = self._started()
         if isinstance(started, Ended):
             raise NotAnAdapter(_with_place(spec, started))
         self.stated = started
 
     def _started(self) -> Stated | Ended | None:
-        self.close()
-        self._process = Process(self._spec, self._device, self._limits.memory, serve_stateful)
-        answer = self._process.receive(self._limits.start, Ready | Stated | Ended, "to its import")
+        answer = self._import(Ready | Stated, serve_stateful)
         if isinstance(answer, Stated):
             return answer
-        self.close()
+        self._clear()
         return answer if isinstance(answer, Ended) else None
 
     def results(
@@ -366,51 +389,46 @@ class Walker:
             Unavailable: there is no such device.
         """
         left, done = list(ways), list[str]()
-        while self._deaths < self._limits.deaths:
-            lost: Any = None if self._process is not None else self._started()
+        while self._deaths < self.limits.deaths:
             doing = WHOLE
-            if not isinstance(lost, Ended):
+            answer: Any = self._started() if self._process is None else None
+            if not isinstance(answer, Ended):
                 assert self._process is not None
-                lost = self._process.ask(Walk(dtype, left, done), self._limits.item)
-            while not isinstance(lost, Ended):
-                if isinstance(lost, Walked):
-                    return
-                if isinstance(lost, Mistaken):
-                    raise RuntimeError(f"in the process of {self._spec}:\n{lost.traceback}")
-                if isinstance(lost, Began):
-                    doing = lost.way
+                answer = self._process.ask(Walk(dtype, left, done), self.limits.item)
+            while not isinstance(self._received(answer), Walked | Ended):
+                if isinstance(answer, Began):
+                    doing = answer.way
                     begins(f"{doing} {dtype}")
                 else:
-                    yield decode_line(lost.line)[0]
+                    self._deaths = 0
+                    yield decode_line(answer.line)[0]
                     if doing in left:
                         left.remove(doing)
                         done.append(doing)
                 assert self._process is not None
-                lost = self._process.receive(self._limits.item, Response)
-            self.close()
-            if lost.verdict == "unavailable":
-                raise (NotAnAdapter if lost.invalid else Unavailable)(lost.reason)
+                answer = self._process.receive(self.limits.item, Response)
+            if isinstance(answer, Walked):
+                return
+            if answer.verdict == "unavailable":
+                raise (NotAnAdapter if answer.invalid else Unavailable)(answer.reason)
             self._deaths += 1
-            yield self._without(doing, dtype, lost)
+            if doing in done:
+                # It was lost when ways were taken again.
+                yield self._without(BITS, dtype, answer)
+                return
+            yield self._without(f"{STATEFUL}{doing}", dtype, answer)
             if doing == WHOLE:
                 # Without the whole text, no way can be judged.
                 return
-            left = [way for way in left if way != doing]
-            done = [way for way in done if way != doing]
-        reason = f"not taken: its process was lost on {self._deaths} ways"
-        for way in left:
-            yield self._without(way, dtype, Ended("not-run", reason))
+            left.remove(doing)
+        reason = f"not taken: its process was lost on {self._deaths} ways in a row"
+        for case in (*(f"{STATEFUL}{way}" for way in left), BITS):
+            yield self._without(case, dtype, Ended("not-run", reason))
 
-    def _without(self, way: str, dtype: str, lost: Ended) -> CaseResult:
+    def _without(self, case: str, dtype: str, lost: Ended) -> CaseResult:
         assert self.stated is not None
-        item = item_id(self.stated.name, f"{STATEFUL}{way}", dtype, self._device, "default")
+        item = item_id(self.stated.name, case, dtype, self.device, "default")
         return without_outcome(item, lost.verdict, lost.reason)
-
-    def close(self) -> None:
-        """Kill the process, with its process group if possible."""
-        if self._process is not None:
-            self._process.close()
-        self._process = None
 
 
 def _with_place(spec: str, lost: Ended) -> str:

@@ -156,8 +156,9 @@ class Stated(msgspec.Struct, frozen=True, tag=True):
 class Walk(msgspec.Struct, frozen=True, tag=True):
     """A request to take a layer that keeps a state on ways, given by name, in one dtype.
 
-    The response is `Began` and `Checked` for each of them, then `Checked` with the result on bits,
-    for which it takes the ways `again` too, and then `Walked`. All journal lines are whole.
+    The response is `Began` and `Checked` for each of them, then `Began` for each of `again` that
+    it takes, then `Checked` with the result on bits, and then `Walked`. All journal lines are
+    whole.
     """
 
     dtype: str

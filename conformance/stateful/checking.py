@@ -32,6 +32,7 @@ from conformance.errors import (
 from conformance.frameworks import framework
 from conformance.records.findings import (
     BAD,
+    BITS,
     NOTHING,
     RUN,
     STATEFUL,
@@ -170,9 +171,6 @@ def _told(way: str, findings: Sequence[Finding]) -> str:
 
 SPOILING = ("stateful.runs", "stateful.causal")
 """The requirements without which the whole text is no measure: the cause is then that of all."""
-
-BITS = f"{STATEFUL}bits"
-"""The id that takes the place of a case for findings on bits."""
 
 BITS_SENTENCE = "What is promised has equal bits; −0 equals 0."
 
@@ -331,6 +329,7 @@ class _Examination:
         promised = {name for names in PROMISED.values() for name in names}
         for way in again:
             if way.name in promised:
+                self._begins(f"{way.name} {self._desk.dtype}")
                 self._taken_way(way)
         yield self._result(BITS, *(self._bits(relation) for relation in PROMISES))
 
