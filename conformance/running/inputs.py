@@ -27,6 +27,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -311,6 +312,7 @@ def _is_of_the_suite(file: str) -> bool:
     return file.startswith(_SUITE) and _SUITE_ADAPTERS not in file
 
 
+@lru_cache(maxsize=2**14)
 def _package(file: str) -> str:
     """Return the name of the installed package that a file belongs to, or ""."""
     parts = Path(file).parts
