@@ -214,6 +214,7 @@ def test_a_process_of_its_own_finds_the_same(supervisor):
     assert Session().inquire(asked)[0].findings == apart.findings
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [

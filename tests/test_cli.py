@@ -358,6 +358,7 @@ def test_one_line_for_what_is_not_there(tmp_path, arguments, code, told):
     assert done.stdout == ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -1690,6 +1690,7 @@ def layers_of_torch(*, wrong=-1, first=True, causal=True, scale=None, off=0):
     return torch.nn.Sequential(*theirs).eval(), torch.nn.Sequential(*ports)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_layer_of_torch_is_compared_with_its_port(first):
     torch = pytest.importorskip("torch")

@@ -208,7 +208,7 @@ def test_features_are_drawn_where_they_are_declared_only():
     assert not any(none)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
@@ -279,6 +279,7 @@ def test_lengths_that_features_exchange_stay_declared_ones():
         Kernel.geometry.check(shape)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["tiles of 128", "multiples"])
 def test_the_smallest_problem_has_declared_sizes(name):
     class Second(deviants.Long):

@@ -429,6 +429,7 @@ class PagedSink(Function):
         return output
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("defect", ["", "sink in each page", "third page lost"])
 def test_pages_are_examined_at_lengths_of_several_pages(defect):
     """At level core, which has hardly more than seven keys where every size is taken."""

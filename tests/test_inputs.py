@@ -183,7 +183,7 @@ def project(tmp_path, monkeypatch):
     return written
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("way", [*WAYS, *LATE])
 def test_a_change_is_noticed(way, project, capsys):
     code, place = (WAYS | LATE)[way]
@@ -197,7 +197,7 @@ def test_a_change_is_noticed(way, project, capsys):
     assert examined() == ["deviates"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("way", ABSENT)
 def test_what_was_absent_is_noticed_once_it_is_there(way, project, capsys):
     code, place = ABSENT[way]
@@ -280,7 +280,7 @@ STARTED = {
 USUAL = {"TZ": "UTC", "LC_ALL": "C.UTF-8"}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("way", STARTED)
 def test_what_python_is_started_with_is_noticed(way, project, capsys):
     """No code reads it: the compiler, the interpreter or the C library does, before or in C."""

@@ -103,10 +103,19 @@ def judged(boxes, source, framework="numpy", **more):
     return judge.judge_source("candidate.py", source, "attention")
 
 
-EVERY = pytest.mark.parametrize("cheat", SOME, ids=lambda cheat: cheat.name)
+# Those compile, or import what takes long to import.
+SLOW = ("traces-the-library-on-import", "calls-the-library-of-another-format")
+EVERY = pytest.mark.parametrize(
+    "cheat",
+    [
+        pytest.param(cheat, marks=[pytest.mark.night] if cheat.name in SLOW else [])
+        for cheat in SOME
+    ],
+    ids=lambda cheat: cheat.name,
+)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @EVERY
 def test_a_cheat_gets_nothing(boxes, cheat):
     task = dataclasses.replace(TASK, gradients=cheat.gradients)
@@ -124,7 +133,7 @@ def remembered():
     return defaultdict(lambda: Memory(256))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("token", TOKENS)
 @EVERY
 def test_an_honest_twin_gets_what_it_deserves(boxes, remembered, cheat, token):
@@ -466,7 +475,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_can_be_called_is_a_candidate(boxes, form):
     pytest.importorskip("torch")
@@ -562,7 +571,7 @@ def built(folder):
     return repr(base64.b64encode((folder / "own.so").read_bytes()))
 
 
-@pytest.mark.parametrize("own", ["tiles", "c", "compiled"])
+@pytest.mark.parametrize("own", ["tiles", "c", pytest.param("compiled", marks=pytest.mark.night)])
 def test_own_work_is_no_cheat(boxes, tmp_path, own):
     source = {
         "tiles": lambda: TORCH + TILED,
@@ -663,6 +672,7 @@ def test_what_root_lacks_is_said(monkeypatch, capsys, tmp_path):
     assert sandbox.AS_ROOT in capsys.readouterr().err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_candidate_that_ends_what_would_end_it_is_ended(tmp_path, name):
     pid = tmp_path / "pid"

@@ -113,6 +113,7 @@ def test_what_the_adapter_itself_stumbles_over_is_not_refused():
 # Layouts in every order of axes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "layout",
     [

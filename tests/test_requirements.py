@@ -185,7 +185,7 @@ def inquired(adapter, experiments=EXPERIMENTS) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("requirement", sorted(KILLED_BY_EXPERIMENT))
 def test_an_experiment_kills_the_mutant_of_a_requirement_that_no_case_serves(requirement):
     of_the_zoo, name = KILLED_BY_EXPERIMENT[requirement]

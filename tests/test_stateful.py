@@ -490,6 +490,7 @@ def test_a_layer_that_never_answers_is_left(tmp_path, capsys):
     assert "whole" in printed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

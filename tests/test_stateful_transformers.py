@@ -489,6 +489,7 @@ def test_a_record_of_a_part_says_how_to_run_it_again(file, capsys):
     assert cli.main(again.split()[1:]) == ExitCode.DEVIATES
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "module", "told"),
     [

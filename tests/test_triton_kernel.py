@@ -39,6 +39,7 @@ def plain(query, key, value, causal, window, softcap, sinks):
     return context, logits.logsumexp(-1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("causal", "window", "softcap", "sunk"),
     [

@@ -81,7 +81,7 @@ def findings(adapter, case_id, dtype="float32"):
 # As the suite asks.
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @each
 def test_it_computes_the_definition(name):
     adapter = load(name)
