@@ -194,11 +194,8 @@ SOME = [
 @pytest.mark.parametrize(
     ("name", "modes", "cases"),
     [
-        ("ours", "train", SOME),
-        ("torch-mha", "train eval", SOME[:8]),
-        ("torch-sdpa", "", SOME[:8]),
-        ("torch-sdpa-math", "", SOME[:3]),
-        ("docs/examples/torch_features.py:windowed_attention", "", SOME),
+        ("ours", "train", SOME[:6]),
+        ("torch-mha", "train eval", SOME[:4]),
     ],
 )
 def test_verdicts_are_those_of_the_cpu(name, modes, cases):
@@ -208,6 +205,11 @@ def test_verdicts_are_those_of_the_cpu(name, modes, cases):
 @pytest.mark.parametrize(
     ("name", "modes", "cases"),
     [
+        ("ours", "train", SOME[6:]),
+        ("torch-mha", "train eval", SOME[4:8]),
+        ("torch-sdpa", "", SOME[:8]),
+        ("torch-sdpa-math", "", SOME[:3]),
+        ("docs/examples/torch_features.py:windowed_attention", "", SOME),
         # Nested tensors of a tensor that stands for another are none.
         ("torch-encoder-layer", "train fast-path", SOME[:3]),
         *((f"tutorial-{number}", "", SOME[:4]) for number in (1, 2, 3, 4, 5)),
