@@ -706,13 +706,13 @@ def test_scaled_frequencies_are_read_off(name):
     for subject, value in found.items():
         if subject.startswith("attention factor"):
             assert value == factors.get(name.removeprefix("factor ").removeprefix("on "), value)
-            assert (value == "on cosine and sine") == (name not in list(SCALES)[4:7])
+            assert (value == "factor on cosine and sine") == (name not in list(SCALES)[4:7])
             continue
-        right = frequencies.get(name, "as told")
+        right = frequencies.get(name, "as the configuration says")
         if name == "of the longest" and "dynamic" in subject:
             right = "of the longest text, whatever the length"
         if name == "not truncated" and subject.endswith("YaRN"):
             right = "of a ramp whose ends are not rounded"
         if name == "all divided" and "linear" in subject:
-            right = "as told"
+            right = "as the configuration says"
         assert value == right, subject

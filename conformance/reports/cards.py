@@ -600,7 +600,11 @@ FAMILIES = (
     Family("Sinks", frozenset({"sinks"}), seen=(taking("sinks.units"),)),
     Family("ALiBi", frozenset({"alibi"}), seen=(taking("alibi.bias", lengths=[_FEWER]),)),
     Family("Rotary", frozenset({"rotary"}), seen=(taking("rotary.turns", size=["rotary.all"]),)),
-    Family("Rotary, scaled", frozenset({"rotary scaling"})),
+    Family(
+        "Rotary, scaled",
+        frozenset({"rotary scaling"}),
+        seen=(taking("rotary-scaling.frequencies"), taking("rotary-scaling.factor")),
+    ),
     Family("Query/key norm", frozenset({"query/key norm"})),
     Family(
         "Lengths",

@@ -402,8 +402,8 @@ def _convention(site: Site, name: str) -> str:
         heads = ("Seen", "How many", "Implementations")
         text += f"## Who does what\n\n{_table(heads, summary)}\n\n"
     heads = ("Implementation", "Argument", "Seen", "Since")
-    if not any(row[1] != "·" for row in rows):
-        heads, rows = (heads[0], *heads[2:]), [(row[0], *row[2:]) for row in rows]
+    columns = [column for column in zip(heads, *rows, strict=True) if {*column[1:]} != {"·"}]
+    heads, *rows = zip(*columns, strict=True)
     text += f"## One by one, and since when\n\n{_table(heads, rows)}\n"
     known = _known(site, lambda own: name in own["about"])
     if known:
