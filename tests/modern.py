@@ -187,11 +187,29 @@ def _tables(problem: Problem, side: str):
     stands = problem.position_of_queries if side == "query" else problem.position_of_keys
     exponents = torch.arange(0, size, 2, dtype=kind) / size
     frequencies = 1.0 / (torch.tensor(problem.rotary.base, dtype=kind) ** exponents)
-    if problem.rotary_scaling is not None:
+    if problem.rotary_scaling is not None and problem.rotary_scaling.rope_type != "default":
         frequencies = _scaled(problem, problem.rotary_scaling, frequencies, exponents)
     factor = 1.0 if problem.rotary_scaling is None else problem.rotary_scaling.gain
     angle = torch.tensor(stands).to(kind)[:, None, :, None] * frequencies
+    if problem.axes is not None:
+        # An outer product for each axis, of which sections are then put together, as in Qwen2-VL.
+        stands = torch.tensor(getattr(problem.axes, side)).to(kind)
+        every = stands[:, None, :, :, None] * frequencies
+        angle = _put_together(every, problem.rotary_scaling)
     return torch.cos(angle) * factor, torch.sin(angle) * factor
+
+
+def _put_together(every: torch.Tensor, scaling) -> torch.Tensor:
+    """The angle of each pair `[batch 1 length pair]`, of those of all axes, the axis before it."""
+    time, height, width = every.unbind(dim=-2)
+    sections = scaling.mrope_section
+    if not scaling.mrope_interleaved:
+        parts = (axis.split(sections, dim=-1)[at] for at, axis in enumerate((time, height, width)))
+        return torch.cat([*parts], dim=-1)
+    found = time.clone()
+    for at, axis in ((1, height), (2, width)):
+        found[..., at : 3 * sections[at] : 3] = axis[..., at : 3 * sections[at] : 3]
+    return found
 
 
 def _scaled(problem: Problem, scaling, frequencies, exponents):

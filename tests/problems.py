@@ -8,6 +8,7 @@ gradients, so that one of them can be perturbed or differentiated.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cache
 from itertools import product
@@ -26,7 +27,7 @@ from conformance.definition.problem import (
     Shape,
     Weights,
 )
-from conformance.definition.rotary import RotaryScaling
+from conformance.definition.rotary import RotaryAxes, RotaryScaling
 
 SIZES = {
     "batch": 2,
@@ -163,6 +164,30 @@ def _scaled(rope_type, **numbers):
     return fields
 
 
+def _axes(sections, interleaved=None, **scaling):
+    """Positions on three axes for the first numbers of `sections` that there are pairs for."""
+
+    def fields(shape, random):
+        of = np.repeat(range(3), sections)[: shape.head_size // 2]
+        told = scaling or {"rope_type": "default"}
+        made = RotaryScaling(
+            mrope_section=tuple(np.bincount(of, minlength=3).tolist()),
+            mrope_interleaved=interleaved,
+            **told,
+        )
+        rotary = Rotary(size=2 * len(of), base=50.0)
+        if not made.fits(rotary.size):
+            made = dataclasses.replace(made, mrope_interleaved=None)
+        query, key = (
+            random.integers(0, 9, (shape.batch, length, 3))
+            for length in (shape.query_length, shape.key_length)
+        )
+        axes = RotaryAxes(query=query, key=key)
+        return {"rotary": rotary, "rotary_scaling": made, "axes": axes}
+
+    return fields
+
+
 _TRAINED_ON_3 = {"factor": 4.0, "original_max_position_embeddings": 3}
 SCALED = {
     "linear": _scaled("linear", factor=3.0),
@@ -184,8 +209,11 @@ SCALED = {
         attention_factor=1.5,
     ),
     "llama3": _scaled("llama3", **_TRAINED_ON_3, low_freq_factor=0.05, high_freq_factor=0.4),
+    "mrope": _axes((1, 1, 1)),
+    "mrope, interleaved": _axes((2, 1, 0), interleaved=True),
+    "mrope, dynamic": _axes((1, 0, 2), rope_type="dynamic", **_TRAINED_ON_3),
 }
-"""Rotary embeddings with scaled frequencies, as `MODERN`."""
+"""Rotary embeddings with scaled frequencies or several axes, as `MODERN`."""
 
 MODERN = {
     "norm": _norm,
@@ -326,6 +354,17 @@ def position_of(problem: Problem, side: str, entry: int, token: int) -> int:
     return before + keys - queries
 
 
+def place_of(problem: Problem, side: str, entry: int, token: int, pair: int) -> int:
+    """By what a pair of a token is rotated: its position, or that on the axis of the pair."""
+    if problem.axes is None:
+        return position_of(problem, side, entry, token)
+    time, height, width = problem.rotary_scaling.mrope_section
+    axis = 0 if pair < time else 1 if pair < time + height else 2
+    if problem.rotary_scaling.mrope_interleaved:
+        axis = pair % 3 if pair < 3 * (time, height, width)[pair % 3] else 0
+    return int(getattr(problem.axes, side)[entry, token, axis])
+
+
 def line_of(problem: Problem, entry: int, query: int) -> list[int]:
     """A query, its parent, the parent of that, and so on."""
     line = [query]
@@ -418,8 +457,9 @@ def by_loops(problem: Problem, leaf: dict, number=float, functions=math):
             root = functions.sqrt(square + number(problem.norm.epsilon))
             found = [x * g / root for x, g in zip(found, leaf[f"norm.{name}"], strict=True)]
         if problem.rotary is not None:
-            size, stands = problem.rotary.size, position_of(problem, name, entry, position)
+            size = problem.rotary.size
             for pair in range(size // 2):
+                stands = place_of(problem, name, entry, position, pair)
                 i, j = pair, pair + size // 2
                 if problem.rotary.pairs == "interleaved":
                     i, j = 2 * pair, 2 * pair + 1
@@ -477,12 +517,14 @@ def turns(problem: Problem, pair: int, number=float, functions=math):
     """The angle per position of a pair, and what multiplies its cosine and sine."""
     size, base = problem.rotary.size, number(problem.rotary.base)
     rate, scaling = base ** (-number(2 * pair) / size), problem.rotary_scaling
-    if scaling is None:
+    if scaling is None or scaling.rope_type == "default":
         return rate, number(1)
     factor, before = number(scaling.factor), scaling.original_max_position_embeddings
     sides = (("query", problem.shape.query_length), ("key", problem.shape.key_length))
     length = 1 + max(
         position_of(problem, side, entry, token)
+        if problem.axes is None
+        else int(getattr(problem.axes, side)[entry, token].max())
         for side, tokens in sides
         for entry, token in product(range(problem.shape.batch), range(tokens))
     )
@@ -541,7 +583,7 @@ def angles(problem: Problem, side: str) -> np.ndarray:
     size, length = problem.rotary.size, getattr(problem.shape, f"{side}_length")
     found = np.zeros((problem.shape.batch, length, size // 2))
     for entry, token, pair in np.ndindex(found.shape):
-        stands = position_of(problem, side, entry, token)
+        stands = place_of(problem, side, entry, token, pair)
         found[entry, token, pair] = stands * turns(problem, pair)[0]
     return found
 

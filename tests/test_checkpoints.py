@@ -17,7 +17,7 @@ from conformance.cli import main
 from conformance.definition.comparison import compare
 from conformance.definition.expectation import expect, solve
 from conformance.definition.problem import Norm, Problem, Rotary, Shape, Weights
-from conformance.errors import ExitCode, Untranslatable
+from conformance.errors import ExitCode, Untranslatable, WrongTensors
 from conformance.porting.checkpoints import completed, rotation, window_of
 from conformance.porting.conversion import convert, convert_file
 
@@ -411,6 +411,48 @@ def test_what_configurations_leave_out(name):
     told = [(window_of(theirs, at), rotation(theirs, at)) for at in range(len(layers))]
     assert [(window, it.base, it.scaling) for window, it in told] == layers
     assert {key: theirs[key] for key in others} == others
+
+
+VISION = {
+    "qwen2_vl": (
+        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
+        ("mrope", "default", None),
+    ),
+    "qwen2_5_vl": (
+        {"rope_scaling": {"type": "yarn", "mrope_section": [2, 3, 3], "factor": 4.0,
+                          "original_max_position_embeddings": 32768}},
+        ("yarn with mrope", "yarn", None),
+    ),
+    "qwen3_vl": (
+        {"text_config": {"model_type": "qwen3_vl_text", "rope_scaling": {
+            "rope_type": "default", "mrope_section": [4, 2, 2]}}},
+        ("mrope", "default", True),
+    ),
+}  # fmt: skip
+"""How files of models with images tell sections, and what is read: kind, scaling, interleaved."""
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_sections_of_axes_are_read_from_configurations(name):
+    config, (kind, scaling, interleaved) = VISION[name]
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e6}
+    found = rotation(completed({"model_type": name, **sizes, **config}), 0)
+    assert (found.base, found.scaling) == (1e6, kind)
+    assert (found.scaled.rope_type, found.scaled.mrope_interleaved) == (scaling, interleaved)
+    assert sum(found.scaled.mrope_section) == 8
+    wrong = completed({"model_type": name, **sizes, "hidden_size": 128, **config})
+    with pytest.raises(WrongTensors, match=r"^config.json, rope_parameters: .*8 pairs together"):
+        rotation(wrong, 0)
+
+
+def test_a_kind_of_layer_without_a_rotation_of_its_own():
+    """None is that of layers that do not turn; a kind that is not named is an error."""
+    turns = {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}}
+    config = {"layer_types": ["sliding_attention", "full_attention", "other"], "rope_theta": 5e5}
+    config["rope_parameters"] = turns
+    assert [rotation(config, layer).base for layer in (0, 1)] == [1e4, None]
+    with pytest.raises(WrongTensors, match="layer 2 is of the kind other; name it there"):
+        rotation(config, 2)
 
 
 def test_what_both_ways_of_attending_are_called(tmp_path, capsys):

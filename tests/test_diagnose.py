@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
@@ -41,6 +42,7 @@ from conformance.errors import (
     ExitCode,
     UnknownName,
     WrongShape,
+    WrongTensors,
 )
 
 # An attention that has nothing of the suite, in float32
@@ -2204,3 +2206,183 @@ def test_no_file_is_no_folder(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["diagnose", ""])
     assert "it is empty; name a dump, or a folder" in capsys.readouterr().err
+
+
+# Positions on several axes
+
+MROPE_Q, MROPE_K, MROPE_V = drawn(size=16)
+PLACES = np.stack(
+    [
+        np.sort(np.random.default_rng(11).integers(0, 9, (2, 12))),
+        *np.random.default_rng(12).integers(0, 9, (2, 2, 12)),
+    ]
+)
+"""Positions of time, height and width, `[3 batch length]`, which differ everywhere."""
+
+
+def on_axes(axis, rates=None, places=PLACES, second=None, of_keys=None):
+    """The output with the angle of each pair from its axis; `second` is that of its other half."""
+
+    def turn(x, places):
+        at = np.moveaxis(places, 0, -1)
+        speed = 100.0 ** (-np.arange(8) / 8) if rates is None else rates
+        one, other = (at[..., np.array(of)][:, None] * speed for of in (axis, second or axis))
+        first, last = x[..., :8], x[..., 8:]
+        turned = (
+            first * np.cos(one) - last * np.sin(one),
+            last * np.cos(other) + first * np.sin(other),
+        )
+        return np.concatenate(turned, axis=-1).astype(np.float32)
+
+    keys = places if of_keys is None else of_keys
+    return attention(turn(MROPE_Q, places), turn(MROPE_K, keys), MROPE_V, causal=0)
+
+
+def asked_on_axes(output, sections=(2, 3, 3), interleaved=None, **more):
+    scaling = {"mrope_section": list(sections)}
+    if interleaved is not None:
+        scaling["mrope_interleaved"] = interleaved
+    rotary = {"base": 100.0, "scaling": scaling}
+    told = {"causal": True, "rotary": rotary, "positions": PLACES, "layout": "b h n d", **more}
+    return diagnose(MROPE_Q, MROPE_K, MROPE_V, output, **told)
+
+
+SIDE_BY_SIDE, IN_TURN = [0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2, 0, 1, 2, 0, 0]
+TEXT = np.broadcast_to(np.arange(12), (3, 2, 12))
+WRONG_AXES = {
+    "mrope.not-applied": ("of", on_axes(SIDE_BY_SIDE, places=TEXT)),
+    "mrope.one-axis": ("time", on_axes([0] * 8)),
+    "mrope.axes-exchanged": ("width, height and time", on_axes([2, 2, 1, 1, 1, 0, 0, 0])),
+    "mrope.sections-exchanged": ("3, 2 and 3", on_axes([0, 0, 0, 1, 1, 2, 2, 2])),
+    "mrope.interleaved": ("interleaved", on_axes([0, 1, 2, 0, 1, 2, 0, 1])),
+    "mrope.frequencies-begin-again": (
+        "begin again",
+        on_axes(SIDE_BY_SIDE, 100.0 ** (-np.array([0, 1, 0, 1, 2, 0, 1, 2]) / 8)),
+    ),
+    "mrope.sections-of-components": (
+        "components",
+        on_axes([0, 0, 0, 0, 1, 1, 1, 1], second=[1, 1, 2, 2, 2, 2, 2, 2]),
+    ),
+    "mrope.first-half-only": ("first component", on_axes(SIDE_BY_SIDE, second=[0] * 8)),
+    "mrope.not-applied-to": ("the key rotated by one", on_axes(SIDE_BY_SIDE, of_keys=TEXT)),
+}
+
+
+@pytest.mark.parametrize("cause", WRONG_AXES)
+def test_axes_that_are_taken_wrongly_are_told(cause):
+    said, output = WRONG_AXES[cause]
+    found = asked_on_axes(output)
+    assert [it.id for it in found.causes] == [cause], str(found)
+    assert said in str(found)
+
+
+def test_sections_side_by_side_are_told_from_interleaved_ones():
+    for axis, interleaved in ((SIDE_BY_SIDE, None), (IN_TURN, True)):
+        sections = (2, 3, 3) if interleaved is None else (4, 2, 2)
+        found = asked_on_axes(on_axes(axis), sections, interleaved)
+        assert found.verdict == "noise", str(found)
+    found = asked_on_axes(on_axes([0, 0, 0, 0, 1, 1, 2, 2]), (4, 2, 2), interleaved=True)
+    assert [it.id for it in found.causes] == ["mrope.side-by-side"], str(found)
+
+
+@pytest.mark.parametrize("model", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
+def test_layers_of_transformers_turn_by_the_axes_that_their_configurations_tell(model):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", minversion="5")
+    sections = [4, 2, 2] if model == "qwen3_vl" else [2, 3, 3]
+    config = transformers.AutoConfig.for_model(
+        f"{model}_text",
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0, "mrope_section": sections},
+    )
+    if model == "glm4v":
+        config.rope_parameters["partial_rotary_factor"] = 1.0
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    kind = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VLText", "glm4v": "Glm4vText"}[model]
+    tables = getattr(module, f"{kind}RotaryEmbedding")(config)
+    q, k, v = map(torch.from_numpy, (MROPE_Q, MROPE_K, MROPE_V))
+    q, k = module.apply_rotary_pos_emb(q, k, *tables(q, torch.from_numpy(PLACES)))
+    output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    told = {"causal": True, "positions": PLACES, "layout": "b h n d", "config": config.to_dict()}
+    if model == "glm4v":
+        # Neighbours form a pair, which no configuration says.
+        told["rotary"] = {
+            "base": 100.0,
+            "pairs": "interleaved",
+            "scaling": config.rope_parameters,
+        }
+    found = diagnose(MROPE_Q, MROPE_K, MROPE_V, output.numpy(), **told)
+    assert found.verdict == "noise", str(found)
+    assert "reading.rotated" not in [it.id for it in found.assumed]
+
+
+def test_positions_of_a_text_may_stand_before_those_on_axes():
+    """Four rows, of which the first is that of causal masks and windows, as transformers have."""
+    output = on_axes(SIDE_BY_SIDE)
+    rows = np.concatenate([TEXT[:1] + 5, PLACES])
+    assert asked_on_axes(output, positions=rows).verdict == "noise"
+    assert asked_on_axes(output, positions={"query": PLACES, "key": PLACES}).verdict == "noise"
+    assert asked_on_axes(output, positions=rows[:, :, ::-1]).verdict == "deviates"
+
+
+def test_a_text_turns_by_sections_as_without():
+    """Where all rows are equal, and where they are left out."""
+    output = on_axes([0] * 8, places=TEXT)
+    for positions in (None, TEXT):
+        assert asked_on_axes(output, positions=positions).verdict == "noise"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sections": (2, 3, 2)}, r"mrope_section is \[2, 3, 2\], 7 pairs together; 8 are rotated"),
+        ({"sections": (4, 4)}, r"mrope_section is \[4, 4\]; it is three numbers of pairs, of time"),
+        ({"sections": (2.0, 3, 3)}, "it is three numbers of pairs"),
+        ({"interleaved": True}, "height and width have at most a third of the pairs each"),
+        ({"rotary": {"base": 100.0}}, "positions on 3 axes need the numbers of pairs"),
+        ({"positions": PLACES[:2]}, r"positions has shape \[2, 2, 12\], wanted \[batch, 12\], or"),
+        ({"positions": (PLACES, TEXT[0])}, "different numbers of axes"),
+    ],
+)
+def test_sections_that_do_not_fit_are_an_error_of_one_line(changes, message):
+    with pytest.raises((WrongShape, BadArrays), match=message) as error:
+        asked_on_axes(MROPE_Q, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_the_rotation_of_another_kind_of_layer_is_named():
+    """Gemma 3 turns by another base where it has a window, and scales only the other."""
+    config = {
+        "model_type": "gemma3_text",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        },
+    }
+    rates = 1e4 ** (-np.arange(8) / 8), 1e6 ** (-np.arange(8) / 8) / 8
+    for layer, other in ((0, 1), (1, 0)):
+        for of, expected in ((layer, "noise"), (other, "deviates")):
+            output = on_axes([0] * 8, rates[of], 3 * TEXT)
+            found = diagnose(
+                *(MROPE_Q, MROPE_K, MROPE_V, output),
+                config=config,
+                layer=layer,
+                layout="b h n d",
+                causal=True,
+                positions=3 * TEXT[0],
+            )
+            assert found.verdict == expected, str(found)
+        assert [it.id for it in found.causes] == ["rotary.of-other-layers"], str(found)
+    wrong = {**config, "layer_types": ["chunked_attention"]}
+    message = "for sliding_attention, full_attention, and layer 0 is of the kind chunked_attention"
+    with pytest.raises(WrongTensors, match=message):
+        diagnose(MROPE_Q, MROPE_K, MROPE_V, MROPE_V, config=wrong)

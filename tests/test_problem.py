@@ -386,7 +386,7 @@ def test_every_field_of_a_feature_is_that_of_one_entry():
     assert {name: getattr(plain, name) for name in fields} == dict(ABSENT)
     for entry in FEATURES:
         assert set(entry.trained) <= set(entry.arrays)
-        assert all(set(axes) <= {*SIZES, "bias"} for axes in entry.arrays.values())
+        assert all(set(axes) <= {*SIZES, "bias", "position_axes"} for axes in entry.arrays.values())
 
 
 @pytest.mark.parametrize("entry", FEATURES, ids=lambda entry: entry.name)

@@ -263,7 +263,9 @@ def diagnose(
         key_lengths: the number of keys of each batch entry that are no padding.
         segments: ids of packed sequences, `[batch length]`; a pair if they differ for queries and
             keys.
-        positions: positions, in the same form.
+        positions: positions, in the same form. If pairs turn by sections of time, height and width
+            (`mrope_section` in "scaling"), they are `[3 batch length]`, or `[4 batch length]` with
+            those of the text first, by which masks go.
         chunk: the number of positions of a block, such as of Llama 4: tokens see each other only in
             the same block, counted from position 0.
         spans: of each key, `[batch key]`, the number of its bidirectional span, such as an image or

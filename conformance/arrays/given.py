@@ -31,7 +31,7 @@ from conformance.definition.problem import (
     Shape,
     Weights,
 )
-from conformance.definition.rotary import RotaryScaling
+from conformance.definition.rotary import POSITION_AXES, RotaryAxes, RotaryScaling
 from conformance.errors import BadArrays, UnknownName, WrongShape
 from conformance.frameworks import BRIDGES, framework
 from conformance.records.findings import Phrase
@@ -582,11 +582,38 @@ def _features(given: Given, shape: Shape) -> dict[str, Any]:
         read = []
         for side, length in zip(sides, (shape.query_length, shape.key_length), strict=True):
             values = _whole(name, side)
-            if values.shape[-1:] != (length,):
-                raise BadArrays(f"{name} has shape {list(values.shape)}, wanted [batch, {length}]")
-            read.append(np.broadcast_to(values, (shape.batch, length)).copy())
-        found[name] = kind(query=read[0], key=read[1])
+            rows = values.shape[:-2] if name == "positions" else ()
+            if values.shape[-1:] != (length,) or rows not in ((), (3,), (4,)):
+                raise BadArrays(
+                    f"{name} has shape {list(values.shape)}, wanted [batch, {length}]"
+                    + (f", or [3, batch, {length}] for several axes" if rows else "")
+                )
+            read.append(np.broadcast_to(values, (*rows, shape.batch, length)).copy())
+        query, key = read
+        if query.ndim != key.ndim:
+            raise BadArrays(f"{name} of queries and of keys have different numbers of axes")
+        if query.ndim == 3:
+            if math.prod(shape.logits) > MOST_LOGITS:
+                raise BadArrays(
+                    f"positions on several axes are judged beside up to {MOST_LOGITS:,} attention "
+                    "weights; pass fewer heads, batch entries or queries"
+                )
+            found |= _of_axes(query, key)
+            continue
+        found[name] = kind(query=query, key=key)
     return found
+
+
+def _of_axes(query: IntArray, key: IntArray) -> dict[str, Any]:
+    """Return what positions `[3 or 4, batch, length]` are: those of a text first, then of axes."""
+    found: dict[str, Any] = {}
+    query, key = (np.moveaxis(side, 0, -1) for side in (query, key))
+    if query.shape[-1] > len(POSITION_AXES):
+        found["positions"] = Positions(query=query[..., 0], key=key[..., 0])
+    of_query, of_key = (
+        np.ascontiguousarray(side[..., -len(POSITION_AXES) :]) for side in (query, key)
+    )
+    return {**found, "axes": RotaryAxes(query=of_query, key=of_key)}
 
 
 def _spread(name: str, array: Any, sizes: list[int]) -> Any:

@@ -6,6 +6,7 @@ feature. Defects that appear when queries are passed in chunks, beside a cache, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,10 +34,18 @@ from conformance.definition.problem import (
     Window,
     within,
 )
-from conformance.definition.rotary import RotaryScaling, Scaled, length_of
+from conformance.definition.rotary import (
+    POSITION_AXES,
+    RotaryAxes,
+    RotaryScaling,
+    Scaled,
+    length_of,
+)
 from conformance.records.findings import Phrase
 
 USUAL_BASE = 10000.0
+BASE_OF_WHOLE, FACTOR_OF_WHOLE = 1e6, 8.0
+"""The base and the linear factor of Gemma 3's layers without a window; others are usual."""
 USUAL_EPSILON = 1e-6
 USUAL_CAPS = (20.0, 30.0, 50.0)
 MOST_SPLITS = 8
@@ -66,8 +75,11 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         yield from _norm(maker)
     if problem.rotary is not None:
         yield from _rotary(maker)
-        if problem.rotary_scaling is not None:
-            yield from _scaling(maker, problem.rotary, problem.rotary_scaling)
+        scaling = problem.rotary_scaling
+        if scaling is not None and problem.axes is not None:
+            yield from _axes(maker, problem.rotary, scaling, problem.axes)
+        if scaling is not None and scaling.rope_type != "default":
+            yield from _scaling(maker, problem.rotary, scaling)
     for side in ("key", "query"):
         lengths = getattr(problem, f"{side}_lengths")
         if lengths is not None:
@@ -109,8 +121,13 @@ def rotated_at(change: Change, *sides: str) -> Change:
     changed = sides or ("query", "key")
 
     def rotated(a: Stages, side: str, x: Array) -> Array:
-        positions = a.positions(side)
-        return a.turned(x, a.angles(change(positions) if side in changed else positions))
+        positions = a.places(side)
+        if side in changed:
+            # Each axis of several has positions of its own, and all are changed alike.
+            axes = positions[..., None] if positions.ndim == 2 else positions
+            positions = np.stack([change(it) for it in np.moveaxis(axes, -1, 0)], axis=-1)
+            positions = positions[..., 0] if a.problem.axes is None else positions
+        return a.turned(x, a.angles(positions))
 
     return rotated
 
@@ -574,6 +591,15 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         yield _asked(maker, "rotary.pairs", pairs, rotary=replace(rotary, pairs=other))
     yield _asked(maker, "rotary.usual-base", rotary=replace(rotary, base=USUAL_BASE))
     scaling = problem.rotary_scaling
+    base, factor = (BASE_OF_WHOLE, FACTOR_OF_WHOLE) if scaling is None else (USUAL_BASE, 1.0)
+    if problem.axes is None and base != rotary.base:
+        # A layer with a window that is taken for one without, or the other way round.
+        fields = {
+            "rotary": replace(rotary, base=base),
+            "rotary_scaling": RotaryScaling(rope_type="linear", factor=factor),
+        }
+        of_others: About = {"base": base, "factor": factor}
+        yield _asked(maker, "rotary.of-other-layers", of_others, **fields)
     for other_size in dict.fromkeys((size // 2 * 2, rotary.size // 2)):
         fits = scaling is None or scaling.fits(other_size)
         if other_size not in (0, rotary.size) and other_size % 2 == 0 and fits:
@@ -607,7 +633,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     for side in ("key", "query"):
 
         def exchanged(a: Stages, other: str, x: Array, side: str = side) -> Array:
-            angles = a.angles(a.positions(other))
+            angles = a.angles(a.places(other))
             return a.turned(x, np.pi / 2 - angles if other == side else angles)
 
         yield maker.staged("rotary.sine-for-cosine", {"of": side}, rotated=exchanged)
@@ -629,7 +655,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
                 Stages.rotated(a, s, np.roll(x, -step, axis=-1)), step, axis=-1
             ),
         )
-        if rotary.pairs == "halves" and size % 2 == 0:
+        if rotary.pairs == "halves" and size % 2 == 0 and problem.axes is None:
             # The halves of the whole head, of which only the first angles are not 0.
             of_head = replace(rotary, size=size)
             angles = np.zeros(size // 2)
@@ -641,7 +667,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
 
     def back(a: Stages, side: str, x: Array) -> Array:
         sign = -1 if side == "key" else 1
-        return a.turned(x, sign * a.angles(a.positions(side)))
+        return a.turned(x, sign * a.angles(a.places(side)))
 
     yield maker.staged("rotary.keys-turned-back", rotated=back)
     if shape.value_head_size == size:
@@ -679,6 +705,71 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         )
 
 
+def _axes(
+    maker: Maker, rotary: Rotary, scaling: RotaryScaling, axes: RotaryAxes
+) -> Iterator[Hypothesis]:
+    """Yield causes of pairs that turn by positions on another axis than theirs."""
+    sections, pairs = scaling.mrope_section or (), np.arange(rotary.size // 2)
+    axis = scaling.axis_of_pairs()
+
+    def by(cause: str, axis_of_pairs: IntArray, about: About = NO_MORE) -> Hypothesis:
+        return maker.staged(
+            cause, about, angles=lambda a, p: (p[..., axis_of_pairs] * a.frequencies())[:, None]
+        )
+
+    yield maker.asked("mrope.not-applied", axes=None)
+    for number, name in enumerate(POSITION_AXES):
+        yield by("mrope.one-axis", 0 * axis + number, {"axis": name})
+    for order in list(itertools.permutations(range(len(POSITION_AXES))))[1:]:
+        names: About = {"order": [POSITION_AXES[it] for it in order]}
+        yield by("mrope.axes-exchanged", np.array(order)[axis], names)
+    for moved in dict.fromkeys(itertools.permutations(sections)):
+        other = replace(scaling, mrope_section=moved)
+        if moved != sections and other.fits(rotary.size):
+            yield by("mrope.sections-exchanged", other.axis_of_pairs(), {"sections": [*moved]})
+    flipped = replace(scaling, mrope_interleaved=not scaling.mrope_interleaved)
+    as_read = "mrope.side-by-side" if scaling.mrope_interleaved else "mrope.interleaved"
+    yield by(as_read, flipped.axis_of_pairs())
+    if not scaling.mrope_interleaved:
+        starts = np.cumsum([0, *sections])[axis]
+        again = rotary.base ** (-(pairs - starts) / len(pairs))
+        yield maker.staged("mrope.frequencies-begin-again", frequencies=lambda a: again)
+        for cause, components in (
+            ("mrope.sections-of-components", np.repeat(np.arange(3), 2 * np.array(sections))),
+            ("mrope.first-half-only", np.concatenate([axis, 0 * axis])),
+        ):
+            yield maker.staged(cause, rotated=_by_components(axes, components, rotary.pairs))
+    for side in ("key", "query"):
+        yield maker.staged(
+            "mrope.not-applied-to",
+            {"of": side},
+            rotated=lambda a, s, x, side=side: a.turned(
+                x, a.angles(a.positions(s) if s == side else a.places(s))
+            ),
+        )
+
+
+def _by_components(axes: RotaryAxes, axis: IntArray, pairs: Pairs) -> Change:
+    """Return a rotary stage in which each component, not each pair, has an axis, `[component]`.
+
+    Both components of a pair are then rotated by angles of their own.
+    """
+    half = len(axis) // 2
+    first, second = axis[:half], axis[half:]
+    at_second = np.arange(len(axis)) >= half
+    if pairs == "interleaved":
+        first, second, at_second = axis[::2], axis[1::2], np.arange(len(axis)) % 2 == 1
+
+    def rotated(a: Stages, side: str, x: Array) -> Array:
+        places, rates = getattr(axes, side), a.frequencies()
+        one, other = (a.turned(x, (places[..., of] * rates)[:, None]) for of in (first, second))
+        taken = np.zeros(x.shape[-1], np.bool_)
+        taken[: len(axis)] = at_second
+        return np.where(taken, other, one)
+
+    return rotated
+
+
 def _scaling(maker: Maker, rotary: Rotary, scaling: RotaryScaling) -> Iterator[Hypothesis]:
     """Yield causes of wrong frequencies where they are scaled, and of wrong attention factors."""
     size, factor, kind = rotary.size, scaling.factor or 1.0, scaling.rope_type
@@ -707,7 +798,7 @@ def _scaling(maker: Maker, rotary: Rotary, scaling: RotaryScaling) -> Iterator[H
                 "scaling.not-applied-to",
                 {"of": side},
                 rotated=lambda a, s, x, side=side: a.turned(
-                    x, a.positions(s)[:, None, :, None] * (plain if s == side else right)
+                    x, a.angles(a.places(s)) * (plain / right if s == side else 1.0)
                 ),
             )
     yield turning("scaling.on-base", (factor * rotary.base) ** (-np.arange(0.0, size, 2.0) / size))

@@ -228,6 +228,14 @@ class Stages:
         problem = self.problem
         return problem.position_of_queries if side == "query" else problem.position_of_keys
 
+    def places(self, side: str) -> IntArray:
+        """Return what queries or keys are rotated by: positions, or `[b length axis]` of several.
+
+        `side` is "query" or "key".
+        """
+        axes = self.problem.axes
+        return self.positions(side) if axes is None else getattr(axes, side)
+
     def prepared(self, side: str, heads: Array) -> Array:
         """Return query or key heads after the norm and rotary embedding, if there are any."""
         return self.rotated(side, self.normed(side, heads))
@@ -254,7 +262,7 @@ class Stages:
     def rotated(self, side: str, heads: Array) -> Array:
         """Return heads rotated by the positions of their tokens, if there is a rotary embedding."""
         rotary = self.problem.rotary
-        return heads if rotary is None else self.turned(heads, self.angles(self.positions(side)))
+        return heads if rotary is None else self.turned(heads, self.angles(self.places(side)))
 
     def frequencies(self) -> Array:
         """Return the rotary frequencies: the angle per position of each pair of components."""
@@ -265,7 +273,10 @@ class Stages:
         return turning(self.problem)[1]
 
     def angles(self, positions: Array | IntArray) -> Array:
-        """Return the angles `[b 1 length pair]` at positions `[b length]`."""
+        """Return the angles `[b 1 length pair]` at positions `[b length]` or `[b length axis]`."""
+        scaling = self.problem.rotary_scaling
+        if positions.ndim == 3 and scaling is not None:
+            return (positions[..., scaling.axis_of_pairs()] * self.frequencies())[:, None]
         return positions[:, None, :, None] * self.frequencies()
 
     def turned(self, heads: Array, angles: Array) -> Array:
@@ -443,7 +454,7 @@ class Stages:
 
     def d_rotated(self, side: str, gradient: Array) -> Array:
         """Return the gradient of heads before the rotation, given that of the rotated heads."""
-        return self.turned(gradient, -self.angles(self.positions(side)))
+        return self.turned(gradient, -self.angles(self.places(side)))
 
     def d_gain(self, side: str, gradient: Array) -> Array:
         """Return the gradient of the weight of a norm `[d]`, given that of the normed heads."""

@@ -37,7 +37,14 @@ import numpy as np
 
 from conformance.definition.arithmetic import Exact
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.rotary import RotaryScaling, Scaled, length_of, turning
+from conformance.definition.rotary import (
+    POSITION_AXES,
+    RotaryAxes,
+    RotaryScaling,
+    Scaled,
+    length_of,
+    turning,
+)
 from conformance.errors import WrongShape
 from conformance.text import plural, some
 
@@ -503,7 +510,8 @@ class _RotaryEntry(FeatureEntry):
         rotary = problem.rotary
         assert rotary is not None
         scaling = problem.rotary_scaling
-        more = "" if scaling is None else f", scaled as {scaling.rope_type}"
+        plain = scaling is None or scaling.rope_type == "default"
+        more = "" if scaling is None or plain else f", scaled as {scaling.rope_type}"
         yield (
             f"rotary positions, {rotary.size} components, {rotary.pairs}, "
             f"base {rotary.base:g}{more}"
@@ -517,9 +525,14 @@ class _RotaryEntry(FeatureEntry):
         rotary, scaling = problem.rotary, problem.rotary_scaling
         assert rotary is not None
         sides = (problem.position_of_queries, problem.position_of_keys)
+        axis = np.zeros(rotary.size // 2, np.int64)
+        if problem.axes is not None and scaling is not None:
+            # The position of each token on the axis of each pair, `[batch length pair]`.
+            axis = scaling.axis_of_pairs()
+            sides = (problem.axes.query[..., axis], problem.axes.key[..., axis])
         positions = np.unique(np.concatenate([side.ravel() for side in sides]))
         how = None
-        if scaling is not None:
+        if scaling is not None and scaling.rope_type != "default":
             how = scaling.scaled(rotary.size, rotary.base, length_of(problem))
         base = rotary.base if how is None else how.base
         exponents = hold.lift(-math.log(base) * np.arange(0, rotary.size, 2) / rotary.size)
@@ -540,7 +553,9 @@ class _RotaryEntry(FeatureEntry):
 
         def of(tokens: IntArray) -> tuple[Array, Array]:
             index = np.searchsorted(positions, tokens)
-            cosines, sines = (table[..., index, :][..., None, :, :] for table in (cosine, sine))
+            # With several axes, each pair has a position of its own.
+            at: Any = (index, slice(None)) if index.ndim == 2 else (index, np.arange(len(axis)))
+            cosines, sines = (table[..., *at][..., None, :, :] for table in (cosine, sine))
             return cosines, sines
 
         return of(sides[0]), of(sides[1])
@@ -573,7 +588,13 @@ class _RotaryEntry(FeatureEntry):
         return _of_size(problem, min(problem.rotary.size, shape.head_size // 2 * 2))
 
     def code(self, problem: Problem) -> list[str]:
-        return ["    q, k = turned(q, at_query), turned(k, at_key)"]
+        if problem.axes is None or problem.rotary_scaling is None:
+            return ["    q, k = turned(q, at_query), turned(k, at_key)"]
+        axis = problem.rotary_scaling.axis_of_pairs().tolist()
+        query, key = (
+            f"np.array({of.tolist()})[..., {axis}]" for of in (problem.axes.query, problem.axes.key)
+        )
+        return [f"    q, k = turned(q, {query}), turned(k, {key})"]
 
     def code_before(self, problem: Problem) -> list[str]:
         rotary = problem.rotary
@@ -588,11 +609,12 @@ class _RotaryEntry(FeatureEntry):
             rates = f"np.array({scaled.tolist()!r})"
             gain = "" if factor == 1 else f"{factor!r} * "
             kind = f", scaled as {problem.rotary_scaling.rope_type}"
+        at = "at[:, None, :, None]" if problem.axes is None else "at[:, None]"
         pairs = f"np.stack([a * c - b * s, b * c + a * s], axis={axis})"
         text = [
             f"def turned(x, at):  # rotary embedding{kind}",
             f"    a, b = x[..., {one}], x[..., {other}]",
-            f"    c, s = ({gain}f(at[:, None, :, None] * {rates}) for f in (np.cos, np.sin))",
+            f"    c, s = ({gain}f({at} * {rates}) for f in (np.cos, np.sin))",
         ]
         if rotary.size == problem.shape.head_size:
             return [*text, f"    return {pairs}.reshape(x.shape)"]
@@ -966,6 +988,41 @@ def depths(problem: Problem) -> tuple[IntArray, IntArray]:
     return cached[:, :1] + depth, cached + np.where(inside, of_keys, keys)
 
 
+class _AxesEntry(FeatureEntry):
+    name = "axes"
+    step = OF_HEADS + 1
+    absent = MappingProxyType({"axes": None})
+    arrays = MappingProxyType(
+        {
+            "axes.query": ("batch", "query_length", "position_axes"),
+            "axes.key": ("batch", "key_length", "position_axes"),
+        }
+    )
+    whole = True
+    value = RotaryAxes
+
+    def fields(self, problem: Problem) -> dict[str, Any]:
+        """Return the field that holds it; without a rotation, nothing turns by any position."""
+        return super().fields(problem) if problem.rotary is not None else {}
+
+    def parts(self, problem: Problem) -> tuple[str, ...]:
+        """Return what no adapter without positions of its own can express."""
+        return ("positions", "rotary scaling")
+
+    def check(self, problem: Problem) -> None:
+        if problem.rotary_scaling is None or problem.rotary_scaling.mrope_section is None:
+            raise WrongShape(
+                f"positions on {len(POSITION_AXES)} axes need the numbers of pairs that turn by "
+                'each; say them in rotary={"scaling": {"mrope_section": [...]}}'
+            )
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        assert problem.rotary_scaling is not None
+        sections = [*map(str, problem.rotary_scaling.mrope_section or ())]
+        how = "interleaved" if problem.rotary_scaling.mrope_interleaved else "side by side"
+        yield f"positions on {len(sections)} axes for {some(sections, 3)} pairs, {how}"
+
+
 def _listed(values: Array | IntArray | None) -> str:
     return some([f"{value:.3g}" for value in ([] if values is None else values)], 8)
 
@@ -983,6 +1040,7 @@ FEATURES: tuple[FeatureEntry, ...] = (
     _ChunkEntry(),
     _SpansEntry(),
     _TreeEntry(),
+    _AxesEntry(),
 )
 """All features, in the order of the fields of `Problem`."""
 

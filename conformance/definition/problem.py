@@ -49,6 +49,8 @@ from conformance.definition.features import Rotary as Rotary
 from conformance.definition.features import Segments as Segments
 from conformance.definition.features import Window as Window
 from conformance.definition.features import within as within
+from conformance.definition.rotary import POSITION_AXES
+from conformance.definition.rotary import RotaryAxes as RotaryAxes
 from conformance.definition.rotary import RotaryScaling as RotaryScaling
 from conformance.errors import WrongShape
 
@@ -192,6 +194,11 @@ class Shape:
         return 1.0 / math.sqrt(self.head_size) if self.score == "scaled-dot" else 1.0
 
     @property
+    def position_axes(self) -> int:
+        """The number of axes on which tokens have positions, if they have more than one."""
+        return len(POSITION_AXES)
+
+    @property
     def logits(self) -> tuple[int, int, int, int]:
         """The shape of the logits, `[batch heads query key]`."""
         return (self.batch, self.heads, self.query_length, self.key_length)
@@ -325,6 +332,9 @@ class Problem:
             query from which each descends, or -1 if it follows the cached keys. The last keys are
             these queries, as with "bottom-right". A query sees, of these, itself and its ancestors,
             and stands one position after its parent.
+        axes: the positions by which pairs turn if `rotary_scaling` has sections of several axes,
+            such as of images and videos; None if they turn by the positions of tokens, which all
+            else follows in any case.
 
     Raises:
         WrongShape: if an array does not fit the shape, or a number of a feature is out of range.
@@ -358,6 +368,7 @@ class Problem:
     chunk: int | None = None
     spans: IntArray | None = None
     tree: IntArray | None = None
+    axes: RotaryAxes | None = None
 
     def __post_init__(self) -> None:
         for name, wanted in self.shape.input_shapes().items():

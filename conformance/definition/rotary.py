@@ -18,6 +18,12 @@ where s_t is the share that is left as it is, and d_t divides the rest:
     llama3     s falls from 1 to 0 between two         `apply_scaling` of
                wavelengths                             github.com/meta-llama/llama-models
 
+Beside any of these, or alone, pairs may turn by positions on several axes (mrope, Wang et al. 2024,
+arXiv:2409.12191, section 2.1): `mrope_section` counts the pairs of time, height and width. Pair t
+turns by p_a f_t, where p_a is the token's position on the axis a of the pair. Sections lie side by
+side, or are interleaved (Qwen3-VL, arXiv:2511.21631): pair t belongs to axis a = t mod 3 as long as
+t < 3 · section a, and to time beyond.
+
 What authors leave to the program is as in transformers, by which models are published: a length is
 the last position of any token plus 1, and YaRN's ramp over no pair at all is 0.001 wide.
 """
@@ -32,13 +38,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import Array, IntArray
 from conformance.errors import WrongShape
 
 if TYPE_CHECKING:
     from conformance.definition.problem import Problem
 
 ScalingKind = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
+
+POSITION_AXES = ("time", "height", "width")
+"""The axes on which tokens of images and videos have positions, in the order of `mrope_section`."""
 
 _LENGTH = "original_max_position_embeddings"
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -59,8 +68,20 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "longrope": ("attention_factor",),
 }
+_SECTIONS = ("mrope_section", "mrope_interleaved")
 _AT_LEAST_1 = ("factor", _LENGTH)
 _ORDERED = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RotaryAxes:
+    """Positions on the axes of `POSITION_AXES`, by which pairs turn; masks do not follow them.
+
+    `query` is `[batch query 3]`, `key` is `[batch key 3]`.
+    """
+
+    query: IntArray
+    key: IntArray
 
 
 @dataclass(frozen=True)
@@ -108,9 +129,12 @@ class RotaryScaling:
         attention_factor: what multiplies cosine and sine; None for what the kind of scaling says.
         short_factor, long_factor: for longrope, the divisor of each pair up to the original length
             and beyond it.
+        mrope_section: how many pairs turn by the position on each axis of `POSITION_AXES`; None if
+            all turn by the one position that a token has.
+        mrope_interleaved: whether these pairs take turns; if not, those of an axis are neighbours.
     """
 
-    rope_type: ScalingKind
+    rope_type: ScalingKind | Literal["default"]
     factor: float | None = None
     original_max_position_embeddings: int | None = None
     low_freq_factor: float | None = None
@@ -123,6 +147,8 @@ class RotaryScaling:
     attention_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
+    mrope_section: tuple[int, ...] | None = None
+    mrope_interleaved: bool | None = None
 
     def __repr__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -133,6 +159,7 @@ class RotaryScaling:
     def of(cls, parameters: Mapping[str, Any]) -> RotaryScaling | None:
         """Return the scaling in an entry such as `rope_parameters`; None if nothing is scaled.
 
+        Sections of several axes count as a scaling, of the kind "default" if there is no other.
         The base and the part of a head that is rotated, which such an entry has too, are ignored.
 
         Raises:
@@ -141,17 +168,19 @@ class RotaryScaling:
         given: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in parameters.items()
         }
-        kind = given.pop("rope_type", given.pop("type", "default"))
+        kind: Any = given.pop("rope_type", given.pop("type", "default"))
         for name in ("type", "rope_theta", "partial_rotary_factor"):
             given.pop(name, None)
-        if kind == "default":
+        kind = "default" if kind == "mrope" else kind
+        if kind == "default" and given.get("mrope_section") is None:
             return None
         names = {field.name for field in dataclasses.fields(cls)}
         for name in given:
             if name not in names:
                 raise WrongShape(f"rotary_scaling has no {name}")
         scaling = cls(rope_type=kind, **given)
-        pairs = len(scaling.short_factor or scaling.long_factor or (1, 1))
+        listed = scaling.short_factor or scaling.long_factor
+        pairs = len(listed) if listed else sum(scaling.mrope_section or (2,))
         scaling.check(2 * pairs)
         return scaling
 
@@ -173,26 +202,33 @@ class RotaryScaling:
 
     def fitted(self, size: int) -> RotaryScaling | None:
         """Return the same for fewer rotated components; None if nothing like it is possible."""
-        if self.short_factor is None or self.long_factor is None:
-            return self if self.fits(size) else None
-        short, long = (factors[: size // 2] for factors in (self.short_factor, self.long_factor))
-        return dataclasses.replace(self, short_factor=short, long_factor=long)
+        fewer: dict[str, Any] = {}
+        if self.short_factor is not None and self.long_factor is not None:
+            fewer["short_factor"] = self.short_factor[: size // 2]
+            fewer["long_factor"] = self.long_factor[: size // 2]
+        if self.mrope_section is not None:
+            of = np.bincount(self.axis_of_pairs()[: size // 2], minlength=len(POSITION_AXES))
+            fewer["mrope_section"] = tuple(of.tolist())
+        made = dataclasses.replace(self, **fewer)
+        return made if made.fits(size) else None
 
     def _wrong(self, size: int) -> str:
         """Return what is wrong, as the rest of a sentence about "rotary_scaling", or ""."""
         kind = self.rope_type
-        if kind not in get_args(ScalingKind):
+        if kind not in ("default", *get_args(ScalingKind)):
             known = ", ".join(map(repr, get_args(ScalingKind)))
             return f".rope_type is {kind!r}; say one of {known}"
+        if self.mrope_section is not None and (why := self._wrong_sections(size)):
+            return why
         told = self.parameters()
-        needed = ("rope_type", *_NEEDED[kind])
+        needed = ("rope_type", *_NEEDED.get(kind, ("mrope_section",)))
         for name in needed:
             if name not in told:
                 return f" of {kind} lacks {name}"
         for name, value in told.items():
-            if name not in (*needed, *_ALLOWED.get(kind, ())):
+            if name not in (*needed, *_ALLOWED.get(kind, ()), *_SECTIONS):
                 return f" of {kind} takes no {name}"
-            if name in ("rope_type", "truncate"):
+            if name in ("rope_type", "truncate", *_SECTIONS):
                 continue
             least = 1 if name in _AT_LEAST_1 else 0
             for number in value if isinstance(value, list) else [value]:
@@ -209,6 +245,32 @@ class RotaryScaling:
         if kind == "dynamic" and size < 4:
             return " of dynamic needs two pairs: the first is never scaled"
         return ""
+
+    def _wrong_sections(self, size: int) -> str:
+        """Return what is wrong with `mrope_section`, as the rest of a sentence, or ""."""
+        sections = self.mrope_section or ()
+        said = f".mrope_section is {list(sections)}"
+        if len(sections) != len(POSITION_AXES) or any(
+            not isinstance(it, int) or isinstance(it, bool) or it < 0 for it in sections
+        ):
+            return f"{said}; it is three numbers of pairs, of {', '.join(POSITION_AXES)}"
+        if sum(sections) != size // 2:
+            return f"{said}, {sum(sections)} pairs together; {size // 2} are rotated"
+        last = max(axis + 3 * (sections[axis] - 1) for axis in (1, 2))
+        if self.mrope_interleaved and last >= size // 2:
+            return f"{said}; interleaved, height and width have at most a third of the pairs each"
+        return ""
+
+    def axis_of_pairs(self) -> IntArray:
+        """Return the index in `POSITION_AXES` of the axis by which each pair turns, `[pair]`."""
+        sections = self.mrope_section
+        assert sections is not None
+        if not self.mrope_interleaved:
+            return np.repeat(np.arange(len(POSITION_AXES)), sections)
+        found = np.zeros(sum(sections), np.int64)
+        for axis in (1, 2):
+            found[axis : 3 * sections[axis] : 3] = axis
+        return found
 
     @property
     def fast(self) -> float:
@@ -276,7 +338,7 @@ def turning(problem: Problem) -> tuple[Array, float]:
     """Return the angle per position of each pair of a rotated problem, and the attention factor."""
     rotary, scaling = problem.rotary, problem.rotary_scaling
     assert rotary is not None
-    if scaling is None:
+    if scaling is None or scaling.rope_type == "default":
         return float(rotary.base) ** (-np.arange(0.0, rotary.size, 2.0) / rotary.size), 1.0
     how = scaling.scaled(rotary.size, rotary.base, length_of(problem))
     return how.frequencies(), scaling.gain
@@ -285,4 +347,6 @@ def turning(problem: Problem) -> tuple[Array, float]:
 def length_of(problem: Problem) -> int:
     """Return the last position of any token of the problem plus 1, on which scalings depend."""
     sides = (problem.position_of_queries, problem.position_of_keys)
+    if problem.axes is not None:
+        sides = (problem.axes.query, problem.axes.key)
     return max(int(side.max(initial=0)) for side in sides) + 1

@@ -370,7 +370,7 @@ def meaning_of(
     turned, window = rotation(config, attention.layer), window_of(config, attention.layer)
     told = []
     if turned.scaling:
-        told.append(f"frequencies of rotary embeddings are scaled: {turned.scaling}")
+        told.append(f"rotary embeddings are of the kind {turned.scaling}")
     if config.get("use_bidirectional_attention"):
         told.append("no causal mask")
         # The number counts the keys on both sides.
@@ -427,12 +427,25 @@ class Rotation:
 
 
 def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
-    """Return what a configuration says of the rotary embedding of a layer."""
+    """Return what a configuration says of the rotary embedding of a layer.
+
+    Raises:
+        WrongTensors: if it tells rotations by kinds of layers, and none for this layer's, or if
+            its sections of several axes do not add up.
+    """
     kind = _kind(config, layer)
     turns = config.get("rope_parameters") or config.get("rope_scaling") or {}
     turns = turns if isinstance(turns, Mapping) else {}
-    if isinstance(turns.get(kind), Mapping):
-        turns = turns[kind]
+    by_kind = [name for name, told in turns.items() if isinstance(told, Mapping)]
+    if by_kind:
+        kind = kind or FULL
+        if kind not in turns:
+            raise WrongTensors(
+                f"config.json has rope_parameters for {', '.join(by_kind)}, and layer {layer} is "
+                f"of the kind {kind}; name it there, or correct layer_types"
+            )
+        # None stands for layers without a rotation.
+        turns = turns[kind] or {"rope_theta": None}
     elif kind == SLIDING and "rope_local_base_freq" in config:
         # A base of their own, and frequencies that are never scaled.
         turns = {"rope_theta": config["rope_local_base_freq"]}
@@ -440,12 +453,38 @@ def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
     part = turns.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     size = None
     if part is not None and part != 1:
-        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        size = int(head * part)
-    scaling = turns.get("rope_type", turns.get("type", "default"))
-    if scaling in ("default", None):
+        size = int((_head_size(config) or 0) * part)
+    scaling = turns.get("rope_type", turns.get("type")) or "default"
+    if turns.get("mrope_section") is not None:
+        return _of_axes(config, Rotation(base, size, scaling), turns)
+    if scaling == "default":
         return Rotation(base, size, "")
     return Rotation(base, size, scaling, _scaling(config, turns, scaling))
+
+
+def _of_axes(config: Mapping[str, Any], found: Rotation, turns: Mapping[str, Any]) -> Rotation:
+    """Return the rotation by positions on several axes; raise `WrongTensors` if it is none."""
+    plain = found.scaling in ("default", "mrope")
+    if "qwen3" in str(config.get("model_type")):
+        # Published files say so, but the layers of transformers do not read it.
+        turns = {"mrope_interleaved": True, **turns}
+    try:
+        made = RotaryScaling.of(turns) if plain else _scaling(config, turns, found.scaling)
+        size = found.size or _head_size(config)
+        if made is not None and size is not None:
+            made.check(size)
+    except (WrongShape, TypeError) as error:
+        raise WrongTensors(f"config.json, rope_parameters: {error}") from error
+    how = "mrope" if plain else f"{found.scaling} with mrope"
+    return replace(found, scaling=how, scaled=made)
+
+
+def _head_size(config: Mapping[str, Any]) -> int | None:
+    """Return the number of components of a head, or None if a configuration does not tell it."""
+    size = config.get("head_dim")
+    if size is None and "hidden_size" in config and "num_attention_heads" in config:
+        size = config["hidden_size"] // config["num_attention_heads"]
+    return size
 
 
 def _scaling(
@@ -465,9 +504,10 @@ def _scaling(
         return None
 
 
+FULL = "full_attention"
 SLIDING = "sliding_attention"
 CHUNKED = "chunked_attention"
-"""The kinds of layers that have a window, or blocks, as configurations name them."""
+"""The kinds of layers that see all keys, have a window, or blocks, as configurations name them."""
 
 
 def window_of(config: Mapping[str, Any], layer: int) -> int | None:
@@ -489,7 +529,7 @@ def _kind(config: Mapping[str, Any], layer: int) -> str:
     """Return the kind of a layer: `layer_types`, or how older files of each model say it."""
     model, kinds = config.get("model_type"), config.get("layer_types") or ()
     if model in ("qwen2", "qwen3") and not config.get("use_sliding_window"):
-        return "full_attention"
+        return FULL
     if layer < len(kinds):
         return str(kinds[layer])
     slides = (
