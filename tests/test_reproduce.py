@@ -49,6 +49,7 @@ NEEDS = {
     "kerashub": ("keras_hub",),
     "flax": ("flax", "jax"),
     "ring": ("ring_attention_pytorch",),
+    "rotary": ("rotary_embedding_torch",),
     "x": ("x_transformers",),
 }
 
