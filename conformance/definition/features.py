@@ -1013,7 +1013,8 @@ class _AxesEntry(FeatureEntry):
         if problem.rotary_scaling is None or problem.rotary_scaling.mrope_section is None:
             raise WrongShape(
                 f"positions on {len(POSITION_AXES)} axes need the numbers of pairs that turn by "
-                'each; say them in rotary={"scaling": {"mrope_section": [...]}}'
+                'each; say them in rotary={"scaling": {"mrope_section": [...]}}, or pass the '
+                "configuration of the model"
             )
 
     def facts(self, problem: Problem) -> Iterator[str]:

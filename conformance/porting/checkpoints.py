@@ -466,7 +466,7 @@ def _of_axes(config: Mapping[str, Any], found: Rotation, turns: Mapping[str, Any
     """Return the rotation by positions on several axes; raise `WrongTensors` if it is none."""
     plain = found.scaling in ("default", "mrope")
     if "qwen3" in str(config.get("model_type")):
-        # Published files say so, but the layers of transformers do not read it.
+        # Its files say so, and where one does not, the layers of transformers do it all the same.
         turns = {"mrope_interleaved": True, **turns}
     try:
         made = RotaryScaling.of(turns) if plain else _scaling(config, turns, found.scaling)
