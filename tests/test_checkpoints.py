@@ -445,6 +445,13 @@ def test_sections_of_axes_are_read_from_configurations(name):
         rotation(wrong, 0)
 
 
+@pytest.mark.parametrize("model", ["ernie4_5_vl_moe_text", "hunyuan_vl_text"])
+def test_sections_that_mean_something_else_are_not_read(model):
+    turns = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [22, 22, 20]}
+    found = rotation({"model_type": model, "head_dim": 128, "rope_parameters": turns}, 0)
+    assert (found.base, found.scaling, found.scaled) == (1e4, "mrope", None)
+
+
 def test_a_kind_of_layer_without_a_rotation_of_its_own():
     """None is that of layers that do not turn; a kind that is not named is an error."""
     turns = {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}}

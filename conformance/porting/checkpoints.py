@@ -464,8 +464,11 @@ def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
 
 def _of_axes(config: Mapping[str, Any], found: Rotation, turns: Mapping[str, Any]) -> Rotation:
     """Return the rotation by positions on several axes; raise `WrongTensors` if it is none."""
-    plain = found.scaling in ("default", "mrope")
-    if "qwen3" in str(config.get("model_type")):
+    plain, model = found.scaling in ("default", "mrope"), str(config.get("model_type", ""))
+    how = "mrope" if plain else f"{found.scaling} with mrope"
+    if not model.startswith(_SECTIONED):
+        return replace(found, scaling=how)
+    if "qwen3" in model:
         # Its files say so, and where one does not, the layers of transformers do it all the same.
         turns = {"mrope_interleaved": True, **turns}
     try:
@@ -475,8 +478,14 @@ def _of_axes(config: Mapping[str, Any], found: Rotation, turns: Mapping[str, Any
             made.check(size)
     except (WrongShape, TypeError) as error:
         raise WrongTensors(f"config.json, rope_parameters: {error}") from error
-    how = "mrope" if plain else f"{found.scaling} with mrope"
     return replace(found, scaling=how, scaled=made)
+
+
+_SECTIONED = ("qwen", "glm", "paddleocr")
+"""How the kinds of models begin whose sections mean what `RotaryScaling` says.
+
+Those of Ernie are in another order, and those of HunYuan count components.
+"""
 
 
 def _head_size(config: Mapping[str, Any]) -> int | None:
