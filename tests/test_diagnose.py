@@ -2307,13 +2307,6 @@ def test_layers_of_transformers_turn_by_the_axes_that_their_configurations_tell(
     q, k = module.apply_rotary_pos_emb(q, k, *tables(q, torch.from_numpy(PLACES)))
     output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     told = {"causal": True, "positions": PLACES, "layout": "b h n d", "config": config.to_dict()}
-    if model == "glm4v":
-        # Neighbours form a pair, which no configuration says.
-        told["rotary"] = {
-            "base": 100.0,
-            "pairs": "interleaved",
-            "scaling": config.rope_parameters,
-        }
     found = diagnose(MROPE_Q, MROPE_K, MROPE_V, output.numpy(), **told)
     assert found.verdict == "noise", str(found)
     assert "reading.rotated" not in [it.id for it in found.assumed]

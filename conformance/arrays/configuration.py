@@ -19,7 +19,10 @@ from conformance.porting.checkpoints import (
 )
 from conformance.records.findings import Argument, Phrase
 
-INTERLEAVED = ("codegen", "cohere", "cohere2", "ernie4_5", "glm", "glm4", "gptj", "llama4_text")
+INTERLEAVED = (
+    *("codegen", "cohere", "cohere2", "ernie4_5", "glm", "glm4", "glm4v", "glm4v_text"),
+    *("glm_ocr", "glm_ocr_text", "gptj", "llama4_text"),
+)
 """Kinds of models whose rotary embeddings turn neighbouring components; others turn halves."""
 
 NORMED = ("gemma3", "gemma3_text", "olmo2", "olmo3", "qwen3", "qwen3_moe", "qwen3_next")
