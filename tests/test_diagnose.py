@@ -2379,3 +2379,42 @@ def test_the_rotation_of_another_kind_of_layer_is_named():
     message = "for sliding_attention, full_attention, and layer 0 is of the kind chunked_attention"
     with pytest.raises(WrongTensors, match=message):
         diagnose(MROPE_Q, MROPE_K, MROPE_V, MROPE_V, config=wrong)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_layers_of_transformers_turn_as_their_kind_says(older):
+    """Rotations by kinds of layers, as transformers 5 writes them and as files of Gemma 3 do."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers", minversion="5")
+    from transformers import Gemma3TextConfig
+    from transformers.models.gemma3.modeling_gemma3 import (
+        Gemma3RotaryEmbedding,
+        apply_rotary_pos_emb,
+    )
+
+    kinds = ["sliding_attention", "full_attention"]
+    whole = {"rope_type": "linear", "factor": 8.0}
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    turns = {"rope_local_base_freq": 1e4, "rope_theta": 1e6, "rope_scaling": whole}
+    config = Gemma3TextConfig(
+        **sizes, query_pre_attn_scalar=16, num_hidden_layers=2, layer_types=kinds, **turns
+    )
+    told = config.to_dict()
+    if older:
+        del told["rope_parameters"]
+        told |= turns
+    q, k, v = map(torch.from_numpy, (MROPE_Q, MROPE_K, MROPE_V))
+    places = 50 * torch.arange(12)[None]
+    tables = Gemma3RotaryEmbedding(config)
+    for kind in kinds:
+        turned = apply_rotary_pos_emb(q, k, *tables(q, places, kind))
+        output = torch.nn.functional.scaled_dot_product_attention(*turned, v, is_causal=True)
+        for layer, own in enumerate(kinds):
+            found = diagnose(
+                *(MROPE_Q, MROPE_K, MROPE_V, output.numpy()),
+                **{"config": told, "layer": layer, "positions": places.numpy()},
+                layout="b h n d",
+            )
+            assert (found.verdict == "noise") == (kind == own), str(found)
+            causes = [] if kind == own else ["rotary.of-other-layers"]
+            assert [it.id for it in found.causes] == causes, str(found)
