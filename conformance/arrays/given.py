@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -113,9 +113,30 @@ def _of_tensor(name: str, tensor: Tensor) -> Numbers:
     raise BadArrays(f"{name} is {tensor.dtype}; convert it to float32 before it is saved")
 
 
+_PLAIN = {
+    name: entry
+    for entry in FEATURES
+    if entry.value is None
+    for name in (*entry.files, *entry.options)
+    if name in entry.absent and name != "window"
+}
+"""The features that are given as the one array or number that `Problem` has, by its field."""
+
+_Plain: Any = make_dataclass(
+    "_Plain",
+    [(name, Any, None) for name in _PLAIN],
+    frozen=True,
+    eq=False,
+    kw_only=True,
+)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Given:
-    """All that was passed, before it is known what it means; see `conformance.diagnose`."""
+class Given(_Plain):  # type: ignore[misc]
+    """All that was passed, before it is known what it means; see `conformance.diagnose`.
+
+    What is told of a feature has the name of its field of `Problem`.
+    """
 
     query: Any
     key: Any
@@ -127,18 +148,10 @@ class Given:
     causal: bool | Causal | None = None
     scale: float | None = None
     window: int | tuple[int | None, int | None] | None = None
-    soft_cap: float | None = None
-    sinks: Any = None
-    slopes: Any = None
     rotary: Rotary | Mapping[str, Any] | None = None
     norm: Norm | Mapping[str, Any] | None = None
-    query_lengths: Any = None
-    key_lengths: Any = None
     segments: Any = None
     positions: Any = None
-    chunk: int | None = None
-    spans: Any = None
-    tree: Any = None
     weights: Any = None
     log_sum_exp: Any = None
     gradients: Mapping[str, Any] | None = None
@@ -405,9 +418,7 @@ def problems(
         },
         "dtype": dtype,
         "scale": given.scale,
-        "soft_cap": given.soft_cap,
         "window": _window(given.window),
-        "chunk": given.chunk,
         **_features(given, shape),
     }
     for name, array in inputs.items():
@@ -533,12 +544,12 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 
 def _features(given: Given, shape: Shape) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for entry in FEATURES:
-        for name in entry.files if entry.value is None else ():
-            array, axes = getattr(given, name), entry.arrays[name]
-            if array is not None:
-                values = _whole(name, array) if entry.whole else _floats(name, array).values
-                found[name] = _spread(name, values, [getattr(shape, axis) for axis in axes])
+    for name, entry in _PLAIN.items():
+        told = getattr(given, name)
+        if told is not None and name in entry.arrays:
+            values = _whole(name, told) if entry.whole else _floats(name, told).values
+            told = _spread(name, values, [getattr(shape, axis) for axis in entry.arrays[name]])
+        found[name] = told
     if given.rotary is not None:
         options = given.rotary
         if not isinstance(options, Rotary):
