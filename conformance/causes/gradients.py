@@ -595,7 +595,8 @@ def _without_features(maker: Maker) -> Iterator[Hypothesis]:
         if entry.step >= OF_LOGITS and entry.name != "positions" and entry.fields(problem):
             plain = Stages(problem.replace(**entry.absent))
             maker.share(plain)
-            cause = f"backward.weights-without-{entry.name.removeprefix('soft ')}"
+            name = entry.name.removeprefix("soft ").replace(" ", "-")
+            cause = f"backward.weights-without-{name}"
             yield from _recomputed(maker, cause, lambda a, weights=plain.weights: weights)
 
 
