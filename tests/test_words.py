@@ -15,7 +15,7 @@ import pytest
 
 from conformance.records.findings import NOTHING, Phrase
 from conformance.records.record import read
-from conformance.words import advice, causes, say, tables, worded, wordings
+from conformance.words import TABLES, advice, causes, say, tables, worded, wordings
 
 PUBLISHED = Path(__file__).parent.parent / "reports" / "published" / "records"
 RECORDS = sorted(PUBLISHED.glob("*.json.gz"))
@@ -48,6 +48,12 @@ def ids(phrase: Phrase) -> Iterator[str]:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Phrase):
                 yield from ids(part)
+
+
+def test_an_id_has_one_wording():
+    """Phrases are looked up in one table after the other."""
+    names = [name for table in TABLES for name in tables()[table]]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_all_that_published_records_say_has_a_wording():
