@@ -1295,6 +1295,7 @@ _add(
 _add(
     "alibi-slopes-in-bfloat16",
     "keeps the slopes in bfloat16",
+    case="window-causal-with-alibi/self",
     slopes=lambda a: (
         None
         if (slopes := Featured.slopes(a)) is None
