@@ -144,6 +144,13 @@ def _tree(shape, random):
     return {"tree": np.stack([np.maximum(parents - entry, -1) for entry in range(shape.batch)])}
 
 
+def _global_tokens(shape, random):
+    """One in each entry, another one in each."""
+    del random
+    at = 1 + 2 * np.arange(shape.batch)[:, None]
+    return {"global_tokens": 1 * (np.arange(shape.key_length) == at % shape.key_length)}
+
+
 def _positions(shape, random):
     """Near 250, where bfloat16 has no consecutive integers any more, and in no order."""
     query = 250 + random.integers(0, shape.key_length, (shape.batch, shape.query_length))
@@ -234,6 +241,8 @@ MODERN = {
     "chunk": lambda *_: {"chunk": 3},
     "spans": _spans,
     "tree": _tree,
+    "dilation": lambda *_: {"dilation": 2},
+    "global tokens": _global_tokens,
 }
 """Features of problems, as functions of a shape and a generator that return fields."""
 
@@ -287,6 +296,14 @@ FEATURES |= {name: {"modern": (name,), "head_size": 7, "kv_heads": 2} for name i
 FEATURES["tree and rotary"] = {"modern": ("tree", "rotary"), **WIDE}
 FEATURES["tree, more queries"] = {"modern": ("tree", "slopes"), **MORE_QUERIES, **WIDE}
 FEATURES["causal spans"] = {"modern": ("spans", "bottom-right"), **WIDE}
+FEATURES["global tokens of Longformer"] = {
+    "modern": ("window", "dilation", "global tokens"),
+    **WIDE,
+}
+FEATURES["global tokens in chunks"] = {
+    "modern": ("chunk", "global tokens", "bottom-right"),
+    **WIDE,
+}
 FEATURES["modern, all at once"] = {
     "modern": tuple(name for name in MODERN if name != "interleaved"),
     "attn_bias": (1, 4, 3, 5),
@@ -373,15 +390,15 @@ def line_of(problem: Problem, entry: int, query: int) -> list[int]:
     return line
 
 
-def span_of(problem: Problem, entry: int, query: int) -> int:
-    """The span of the key that stands where the query stands, in its sequence; 0 for none."""
+def told_of(problem: Problem, of_keys, entry: int, query: int) -> int:
+    """What is told of the key that stands where the query stands, in its sequence; 0 for none."""
     for key in range(problem.shape.key_length):
         if member(problem, "key", entry, key) == member(
             problem, "query", entry, query
         ) and position_of(problem, "key", entry, key) == position_of(
             problem, "query", entry, query
         ):
-            return int(problem.spans[entry, key])
+            return int(of_keys[entry, key])
     return 0
 
 
@@ -394,17 +411,21 @@ def may_attend(problem: Problem, entry: int, head: int, query: int, key: int) ->
     stands, there = (
         position_of(problem, side, entry, token) for side, token in (("query", query), ("key", key))
     )
-    before, after = problem.window
     if problem.causal is not None and there > stands:
-        own = 0 if problem.spans is None else span_of(problem, entry, query)
+        own = 0 if problem.spans is None else told_of(problem, problem.spans, entry, query)
         if own == 0 or own != problem.spans[entry, key]:
             return False
-    if before is not None and there < stands - before:
-        return False
-    if after is not None and there > stands + after:
-        return False
-    if problem.chunk is not None and there // problem.chunk != stands // problem.chunk:
-        return False
+    tokens = problem.global_tokens
+    if tokens is None or not (tokens[entry, key] or told_of(problem, tokens, entry, query)):
+        before, after = problem.window
+        if before is not None and there < stands - before:
+            return False
+        if after is not None and there > stands + after:
+            return False
+        if problem.dilation is not None and (stands - there) % problem.dilation:
+            return False
+        if problem.chunk is not None and there // problem.chunk != stands // problem.chunk:
+            return False
     if problem.tree is not None:
         cached = length_of(problem, "key", entry) - length_of(problem, "query", entry)
         if key >= cached and key - cached not in line_of(problem, entry, query):

@@ -20,6 +20,7 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, every_case
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect, solve
+from conformance.definition.features import FEATURES
 from conformance.definition.geometry import Grid
 from conformance.definition.problem import Positions, Problem
 from conformance.definition.rotary import RotaryScaling, length_of
@@ -167,9 +168,10 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
     for side, count in enumerate(problem.window):
         if count is not None:
             name = f"window {('before', 'after')[side]}"
+            step = problem.dilation or 1
             for how, other in (
                 ("left out", None),
-                ("one more", count + 1),
+                ("one more", count + step),
                 ("one less", count - 1),
             ):
                 if other != -1:
@@ -182,6 +184,23 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
             ("one less", problem.chunk - 1),
         ):
             yield "chunk", how, problem.replace(chunk=size)
+    if problem.dilation is not None:
+        for how, dilation in (
+            ("left out", None),
+            ("one more", problem.dilation + 1),
+            ("one less", problem.dilation - 1),
+        ):
+            yield "dilation", how, problem.replace(dilation=dilation)
+    if problem.global_tokens is not None:
+        tokens = problem.global_tokens
+        yield "global tokens", "left out", problem.replace(global_tokens=None)
+        for how, other in (
+            ("one less", np.where(tokens.cumsum(axis=1) > 1, 0, tokens)),
+            ("for all", np.ones_like(tokens)),
+            *rolls(tokens),
+        ):
+            if not np.array_equal(other, tokens):
+                yield "global tokens", how, problem.replace(global_tokens=other)
     if problem.spans is not None:
         yield from spoilt_spans(problem, problem.spans)
     if problem.tree is not None:
@@ -282,6 +301,21 @@ def spoilt_scaling(problem: Problem, scaling: RotaryScaling) -> Iterator[Spoilt]
             given = tuple(other) if isinstance(other, list) else other
             changed = dataclasses.replace(scaling, **{name: given})
             yield f"rotary {name}", "replaced", problem.replace(rotary_scaling=changed)
+
+
+@pytest.mark.parametrize("entry", FEATURES, ids=lambda entry: entry.name)
+def test_every_feature_is_spoilt(entry):
+    """A feature that `spoilt_features` does not know would bind without being looked at."""
+    problem = next(
+        case.problem("float32") for case in CASES if entry.name in case.problem("float32").features
+    )
+    spoilt_fields = {
+        name
+        for _, _, wrong in spoilt_features(problem)
+        for name in entry.fields(problem)
+        if getattr(wrong, name) is not getattr(problem, name)
+    }
+    assert spoilt_fields == entry.fields(problem).keys()
 
 
 def movement(expectation: Expectation, problem: Problem) -> dict[str, float]:

@@ -536,7 +536,29 @@ def in_chunks(size, offset=0, queries=12, keys=12):
     return (at // size == past // size) & (past <= at)
 
 
+def in_window(window, dilation=1, tokens=None, *, rows=True, columns=True, still=False):
+    """What a query sees: keys in steps of a dilation, and to and from global tokens all of them."""
+    far = np.arange(12) - np.arange(12)[:, None]
+    seen = (abs(far) <= window) & (far % dilation == 0)
+    if tokens is None:
+        return seen
+    of_global = (tokens[:, :, None] > 0) & rows | (tokens[:, None] > 0) & columns
+    if still:
+        of_global = of_global & (abs(far) <= window)
+    return (seen | of_global)[:, None]
+
+
+GLOBAL = np.zeros((2, 12), int)
+GLOBAL[0, [0, 7]] = GLOBAL[1, 4] = 1
+
 STRUCTURES = {
+    "dilation": of(*(Q, K, V, attention(Q, K, V, mask=in_window(6, 3))), dilation=3, window=(6, 6)),
+    "global_tokens": of(
+        *(Q, K, V, attention(Q, K, V, mask=in_window(6, 3, GLOBAL))),
+        dilation=3,
+        window=(6, 6),
+        global_tokens=GLOBAL,
+    ),
     "chunk": of(Q, K, V, attention(Q, K, V, mask=in_chunks(5)), chunk=5, causal=True),
     "chunk of last queries": of(
         *(LQ, LK, LV, attention(LQ, LK, LV, mask=in_chunks(5, 7, 5))),
@@ -595,6 +617,42 @@ WRONG_STRUCTURES = {
             mask=(np.arange(5)[:, None] // 5 == np.arange(-7, 5) // 5) & np.tri(5, 12, 7, bool),
         ),
     ),
+    "dilation.not-applied": ("dilation", attention(Q, K, V, mask=in_window(6))),
+    "dilation.of": ("dilation", attention(Q, K, V, mask=in_window(6, 4))),
+    "dilation.window-divided": ("dilation", attention(Q, K, V, mask=in_window(2, 3))),
+    "dilation.from-block": (
+        "dilation",
+        attention(
+            *(Q, K, V),
+            mask=in_window(6) & ((np.arange(12) - np.arange(12)[:, None] // 4 * 4) % 3 == 0),
+        ),
+    ),
+    "global.not-applied": ("global_tokens", attention(Q, K, V, mask=in_window(6, 3))),
+    "global.rows-only": (
+        "global_tokens",
+        attention(Q, K, V, mask=in_window(6, 3, GLOBAL, columns=False)),
+    ),
+    "global.columns-only": (
+        "global_tokens",
+        attention(Q, K, V, mask=in_window(6, 3, GLOBAL, rows=False)),
+    ),
+    "global.limited-by-window": (
+        "global_tokens",
+        attention(Q, K, V, mask=in_window(6, 3, GLOBAL, still=True)),
+    ),
+    "global.of-first-entry": (
+        "global_tokens",
+        attention(Q, K, V, mask=in_window(6, 3, GLOBAL[:1])),
+    ),
+    "global.counted-twice": (
+        "global_tokens",
+        attention(
+            *(Q, K, V),
+            mask=in_window(6, 3, GLOBAL),
+            bias=np.where(in_window(6, 3) & (GLOBAL == 0)[:, None, :, None], np.log(2), 0)
+            * GLOBAL[:, None, None],
+        ),
+    ),
     "spans.not-applied": ("spans", attention(Q, K, V, causal=0)),
     "spans.of-any-id": ("spans", attention(Q, K, V, mask=in_spans(1 * (SPANS > 0)))),
     "spans.of-first-entry": ("spans", attention(Q, K, V, mask=in_spans(SPANS[:1]))),
@@ -612,7 +670,10 @@ def test_a_structure_that_is_applied_wrongly_is_told(cause):
 
 
 @pytest.mark.usefixtures("short_is_long")
-@pytest.mark.parametrize("cause", ["chunk.not-applied", "spans.not-applied"])
+@pytest.mark.parametrize(
+    "cause",
+    ["chunk.not-applied", "spans.not-applied", "dilation.not-applied", "global.columns-only"],
+)
 def test_a_structure_of_a_long_output_is_told(cause):
     right, output = WRONG_STRUCTURES[cause]
     told = {**STRUCTURES[right], "output": output, "layout": "batch heads length head"}
@@ -629,6 +690,9 @@ def test_a_structure_of_a_long_output_is_told(cause):
         ({"tree": np.array([1, 0, 1, 2, 3])}, "tree has shape [5], wanted [2, 12]"),
         ({"tree": np.arange(12)}, "a parent that is no earlier query"),
         ({"chunk": 0}, "chunk is 0; it is at least 1"),
+        ({"dilation": 0}, "dilation is 0; it is at least 1, and None means no dilation"),
+        ({"global_tokens": 2 * GLOBAL}, "holds 2; 1 is a global token, and 0 is another one"),
+        ({"global_tokens": GLOBAL[:, :5]}, "global_tokens has shape [2, 5], wanted [2, 12]"),
     ],
 )
 def test_a_structure_that_does_not_fit_is_an_error_of_one_line(told, message):
@@ -636,13 +700,37 @@ def test_a_structure_that_does_not_fit_is_an_error_of_one_line(told, message):
         diagnose(**HONEST["plain"], **told)
 
 
+def test_global_tokens_may_be_booleans():
+    told = {**STRUCTURES["global_tokens"], "global_tokens": GLOBAL > 0}
+    assert diagnose(**told).verdict == "noise"
+
+
 def test_structures_are_read_from_files(tmp_path):
-    for name, renamed in (("spans", "span_ids"), ("tree", "parents"), ("chunk", "chunk")):
+    for name, renamed in (
+        ("spans", "span_ids"),
+        ("tree", "parents"),
+        ("chunk", "chunk"),
+        ("dilation", "dilation"),
+        ("global_tokens", "global_attention_mask"),
+    ):
         content = dict(STRUCTURES[name])
         causal = content.pop("causal", None)
         content[renamed] = content.pop(name)
+        if "window" in content:
+            content["window"] = "6,6"
         found = answered(tmp_path, **content, **({"causal": "bottom-right"} if causal else {}))
         assert found.verdict == "noise", str(found)
+
+
+def test_a_dilation_is_told_on_the_command_line(tmp_path, capsys):
+    dump = {name: STRUCTURES["dilation"][name] for name in ("query", "key", "value", "output")}
+    np.savez(tmp_path / "dump.npz", **dump)
+    layout = ["--layout", "batch heads length head"]
+    told = ["diagnose", str(tmp_path / "dump.npz"), "--window", "6,6", *layout]
+    assert main([*told, "--dilation", "3"]) == ExitCode.OK
+    assert main(told) == ExitCode.DEVIATES
+    assert main([*told, "--dilation", "0"]) == ExitCode.USAGE
+    assert "dilation is 0; it is at least 1" in capsys.readouterr().err
 
 
 def test_two_readings_of_a_mask_that_fit_are_told():

@@ -215,6 +215,8 @@ def test_features_are_drawn_where_they_are_declared_only():
         ("window-one-key-less-before", "window"),
         ("chunk-one-more", "chunk"),
         ("spans-ignored", "spans"),
+        ("dilation-ignored", "dilation"),
+        ("global-rows-only", "global tokens"),
         ("tree-with-siblings", "tree"),
         ("cap-on-unscaled", "soft cap"),
         ("sink-twice", "sinks"),

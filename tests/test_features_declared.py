@@ -23,6 +23,7 @@ from conformance import (
     Layer,
     Lengths,
     MaskArgument,
+    Packed,
     Parameter,
     PositionIds,
     RotaryBase,
@@ -38,7 +39,7 @@ from conformance import (
     examine,
 )
 from conformance.adapter.arguments import MaskTable
-from conformance.adapter.features import parts_of
+from conformance.adapter.features import MASKABLE, parts_of
 from conformance.cases.catalogue import case_of, catalogue, find_cases, posed
 from conformance.definition.problem import Norm, Positions, Rotary, Segments
 from conformance.definition.rotary import RotaryScaling
@@ -56,6 +57,12 @@ BOTH = MaskArgument("mask", FULL, true="attends", number="added")
         (lambda: Window("w", form="left"), "w: form='left'; say one of 'left right', 'own and"),
         (lambda: Window("w", none=5), "w: none=5; say -1, 0 or None"),
         (lambda: Window("w", alignment="end"), "w: alignment='end'; say 'top-left' or"),
+        (lambda: Window("w", counts="keys"), "w: counts='keys'; say one of 'positions', 'steps'"),
+        (lambda: Window("w", dtype="float32"), "w: dtype='float32'; say one of 'int32', "),
+        (
+            lambda: MaskTable(features=(Window("w", dilation="d"), SoftCap("d"))),
+            "two declarations have an argument 'd'",
+        ),
         (lambda: Chunk("c", none=-1), "c: none=-1; say one of None, 0"),
         (lambda: Spans("s", "types"), "s: form='types'; say one of 'ids', 'runs', 'prefix'"),
         (lambda: Spans("s", none=1), "s: none=1; say one of 0, -1"),
@@ -156,6 +163,86 @@ def test_a_window_that_looks_ahead_by_nothing_is_causal():
         f"mask=bool[{FULL}], causal",
         "w=(2, 0)",
     ]
+
+
+DILATED = {"dilation": "d", "alignment": "top-left"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "window", "dilation", "passed"),
+    [
+        (Window("w", **DILATED), (4, 2), 2, {"w": (4, 2), "d": 2}),
+        (Window("w", **DILATED), (None, None), 2, {"w": (-1, -1), "d": 2}),
+        (Window("w", **DILATED, counts="steps"), (4, 2), 2, {"w": (2, 1), "d": 2}),
+        # One position more shows no key more.
+        (Window("w", **DILATED, counts="steps"), (5, None), 2, {"w": (2, -1), "d": 2}),
+        (Window("w", "each side", **DILATED, counts="steps"), (4, 4), 2, {"w": 2, "d": 2}),
+        (Window("w", "each side", **DILATED, counts="steps"), (5, 4), 2, {"w": 2, "d": 2}),
+        (Window("w", "each side", **DILATED), (5, 4), 2, None),
+        (Window("w", "each side", **DILATED), (None, None), 2, None),
+    ],
+)
+def test_a_window_beside_a_dilation(declared, window, dilation, passed):
+    problem = ask(SQUARE).replace(window=window, dilation=dilation)
+    table = MaskTable((ATTENDS,), features=(declared,))
+    given = table.spell(problem).arguments
+    assert given == passed if passed else given.keys() == {"mask"}
+    # With the dilation in a mask, the window counts positions, whatever it does beside one.
+    alone = MaskTable((ATTENDS,), features=(replace(declared, dilation=""),))
+    if window != (None, None) and declared.form == "left right":
+        wanted = tuple(-1 if side is None else side for side in window)
+        assert alone.spell(problem).arguments["w"] == wanted
+
+
+TOKENS = np.array([[0, 1, 0, 0], [0, 0, 0, 1]])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_global_tokens_come_with_the_window(dtype):
+    problem = ask(SQUARE, causal="top-left").replace(window=(1, None), global_tokens=TOKENS)
+    declared = Window("w", alignment="top-left", global_tokens="g", dtype=dtype)
+    table = MaskTable((ATTENDS,), CausalFlag("causal"), (declared,))
+    given = table.spell(problem).arguments
+    assert given.keys() == {"w", "g", "causal"}
+    assert given["g"].dtype == dtype
+    assert given["g"].tolist() == TOKENS.astype(dtype).tolist()
+    # A window that includes the causal mask would not hide later keys from global tokens.
+    assert not any(
+        spelling.arguments.get("w") == (1, 0) and "mask" not in spelling.arguments
+        for spelling in table.spellings(problem)
+    )
+
+
+@pytest.mark.parametrize("limit", [{"window": (1, 1)}, {"chunk": 2}])
+def test_what_would_hide_keys_from_global_tokens_is_not_passed_beside_them(limit):
+    problem = ask(SQUARE).replace(**limit, global_tokens=TOKENS)
+    limits = Window("w", dilation="d"), Chunk("c", alignment="top-left")
+    assert MaskTable((ATTENDS,), features=limits).spell(problem).arguments.keys() == {"mask"}
+    with pytest.raises(Unsupported, match=r"^no global tokens$"):
+        MaskTable(features=limits).spell(problem)
+    known = Window("w", dilation="d", global_tokens="g"), limits[1]
+    given = MaskTable((ATTENDS,), features=known).spell(problem).arguments
+    assert given.keys() == ({"w", "g"} if "window" in limit else {"w", "g", "c"})
+
+
+def test_global_tokens_are_queries_at_the_indices_of_such_keys():
+    """Positions that are told, or begin again in segments, are not where they are looked for."""
+    at = np.array([[0, 1, 2, 3], [1, 0, 2, 3]])
+    declared = Window("w", alignment="top-left", global_tokens="g")
+    table = MaskTable((ATTENDS,), features=(declared, PositionIds("p", "r", of=("window",))))
+    problem = ask(SQUARE).replace(window=(1, 1), global_tokens=np.array([[0, 1, 0, 0]] * 2))
+    straight = problem.replace(positions=Positions(query=at[:1].repeat(2, 0), key=at))
+    turned = problem.replace(positions=Positions(query=at, key=at))
+    assert table.spell(turned).arguments.keys() == {"w", "g", "p", "r"}
+    assert table.spell(straight).arguments.keys() == {"mask"}
+
+
+def test_packed_tokens_are_not_passed_beside_global_ones():
+    problem = ask((2, 3, 4, 4)).replace(window=(1, 1), global_tokens=TOKENS)
+    packed = Packed("q_at", "k_at", only=True)
+    declared = Window("w", alignment="top-left", global_tokens="g")
+    with pytest.raises(Unsupported):
+        MaskTable(features=(declared, packed)).spell(problem)
 
 
 @pytest.mark.parametrize("declared", ["top-left", "bottom-right", None])
@@ -366,6 +453,8 @@ def test_norms_of_heads():
 FEATURES = {
     "window": {"window": (1, 1)},
     "chunk": {"chunk": 3},
+    "dilation": {"dilation": 2},
+    "global tokens": {"global_tokens": np.array([[0, 1, 0, 0]] * 2), "window": (1, 1)},
     "spans": {"spans": np.array([[0, 2, 2, 0]] * 2), "causal": "top-left"},
     "tree": {"tree": np.array([[-1, 0, 0, 2]] * 2)},
     "soft cap": {"soft_cap": 5.0},
@@ -385,7 +474,7 @@ def test_what_is_not_declared_is_named(name):
     with pytest.raises(Unsupported, match=f"^no {name}$"):
         MaskTable().spell(problem)
     masked = MaskTable((ATTENDS,))
-    if name in ("window", "chunk", "spans", "tree", "query lengths", "key lengths", "segments"):
+    if name in MASKABLE and name != "alibi":
         assert masked.spell(problem).arguments.keys() == {"mask"}
         return
     with pytest.raises(Unsupported, match=f"^no {name}$"):
@@ -859,6 +948,7 @@ def test_an_adapter_that_translates_problems_itself_names_what_it_knows():
 
 ALIGNMENTS = (None, "top-left", "bottom-right")
 PAIRS = ("halves", "interleaved")
+BESIDE = {"dilation": "dilation"}
 FORMS = {
     **{
         f"Window {form} {aligned} {'under a flag' if flag else ''}": (
@@ -867,6 +957,14 @@ FORMS = {
         for form in ("left right", "own and before", "before", "each side")
         for aligned in ALIGNMENTS
         for flag in (False, True)
+    },
+    **{
+        f"Window dilated in {counts}, {tokens or 'no'} global tokens, {aligned}": (
+            Window("window", "left right", alignment=aligned, counts=counts, **BESIDE | tokens),
+        )
+        for aligned in ALIGNMENTS
+        for counts in ("positions", "steps")
+        for tokens in ({}, {"global_tokens": "tokens"})
     },
     "SoftCap": (SoftCap("cap"),),
     **{

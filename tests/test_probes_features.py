@@ -30,7 +30,7 @@ from conformance import (
     attention_function,
 )
 from conformance.definition.rotary import RotaryScaling
-from conformance.experiments import EXPERIMENTS
+from conformance.experiments import EXPERIMENTS, experiment
 from conformance.words import say
 
 
@@ -186,6 +186,175 @@ def test_chunks_that_are_ignored_show_every_key():
     adapter = fake(lambda found, chunk: found, masks=(), features=(feature,))
     assert set(values(adapter, "chunks").values()) == {"every key"}
     assert not any(entry.agrees for entry in entries(adapter, "chunks").values())
+
+
+def dilated(rule=lambda far, step, index: far % step == 0, *, reach=lambda w, step: w, end=False):
+    """A window of which a rule leaves some keys; its argument may count steps."""
+
+    def logits(found, window, dilation=1):
+        far = distances(found, end=end)
+        near = np.abs(far) <= reach(window, dilation)
+        index = np.arange(found.shape[-1])
+        return np.where(near & rule(far, dilation, index), found, -np.inf)
+
+    return logits
+
+
+def of_dilation(logits, **declared):
+    feature = Window("window", "each side", **{"alignment": "top-left"} | declared)
+    return fake(logits, masks=(), features=(feature,))
+
+
+STEP_2, STEP_3 = (f"dilation={n} beside window={n}, equal lengths" for n in (2, 3))
+
+
+@pytest.mark.parametrize("steps", [True, False])
+@pytest.mark.parametrize("declared", ["steps", "positions"])
+def test_a_window_beside_a_dilation_counts_steps_or_positions(declared, steps):
+    logits = dilated(reach=lambda w, step: w * step if steps else w)
+    found = entries(of_dilation(logits, dilation="dilation", counts=declared), "dilation")
+    told = f"in a window of {'steps' if steps else 'positions'}"
+    for subject in (STEP_2, STEP_3):
+        assert say(found[subject].value) == f"keys whose distance is a multiple of it, {told}"
+        assert found[subject].agrees == (declared == ("steps" if steps else "positions"))
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("declared", ["top-left", "bottom-right"])
+def test_a_dilation_is_counted_from_the_position(declared, end):
+    adapter = of_dilation(dilated(end=end), dilation="dilation", alignment=declared)
+    entry = entries(adapter, "dilation")[STEP_2.replace("equal lengths", "fewer queries than keys")]
+    told = "bottom-right" if end else "top-left"
+    assert say(entry.value).endswith(told)
+    assert entry.agrees == (told == declared)
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (lambda far, step, index: far == far, "the keys between, too"),
+        (lambda far, step, index: index % step == 0, "keys whose index is a multiple of it"),
+        (lambda far, step, index: far % (step + 1) == 0, "as many keys as it says are skipped"),
+        (
+            lambda far, step, index: (far % step == 0) | (far > 0),
+            "keys whose distance is a multiple of it, and all after the query",
+        ),
+        (
+            lambda far, step, index: (far % step == 0) & (far != 0),
+            "keys whose distance is a multiple of it, but for the own key",
+        ),
+        (lambda far, step, index: far % step != 0, "keys whose distance is no multiple of it"),
+    ],
+)
+def test_a_dilation_may_mean_something_else(rule, told):
+    entry = entries(of_dilation(dilated(rule), dilation="dilation"), "dilation")[STEP_3]
+    assert say(entry.value) == f"{told}, in a window of positions"
+    assert not entry.agrees
+
+
+def test_a_window_without_a_dilation_is_not_asked_for_one():
+    adapter = of_dilation(dilated())
+    assert not experiment("dilation").modes(adapter)
+    assert experiment("dilation").modes(of_dilation(dilated(), dilation="dilation"))
+
+
+def global_tokens(
+    see=lambda near, on, rows, columns, own: (near & on) | rows | columns, *, end=False
+):
+    """A window beside which tokens see and are seen in some way."""
+
+    def logits(found, window, tokens=None, dilation=1):
+        far = distances(found, end=end)
+        near, on = np.abs(far) <= window, far % dilation == 0
+        if tokens is None:
+            return np.where(near & on, found, -np.inf)
+        own = (far == 0)[None]
+        rows = (own & (tokens != 0)[:, None]).any(axis=2, keepdims=True)
+        seen = see(near, on, rows, (tokens != 0)[:, None], own)
+        return np.where(seen[:, None], found, -np.inf)
+
+    return logits
+
+
+BOTH = {"dilation": "dilation", "global_tokens": "tokens"}
+TOKENS, TOKENS_DILATED = (
+    f"tokens beside window={told}, equal lengths" for told in ("1", "2, dilation=2")
+)
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_global_tokens_see_every_key_and_are_seen_by_every_query(end):
+    where = {"alignment": "bottom-right" if end else "top-left"}
+    for dtype in ("int32", "bool"):
+        adapter = of_dilation(global_tokens(end=end), **BOTH, **where, dtype=dtype)
+        found = {n: it for n, it in entries(adapter, "dilation").items() if n.startswith("tokens")}
+        assert len(found) == 4
+        assert all(entry.agrees for entry in found.values())
+        assert say(found[TOKENS].value) == "global tokens see every key, and every query sees them"
+
+
+@pytest.mark.parametrize(
+    ("see", "told", "subject"),
+    [
+        (
+            lambda near, on, rows, columns, own: (near & on) | rows,
+            "global tokens see every key, and no other query sees them from afar",
+            TOKENS,
+        ),
+        (
+            lambda near, on, rows, columns, own: (near & on) | columns,
+            "every query sees global tokens, which see what others see",
+            TOKENS,
+        ),
+        (
+            lambda near, on, rows, columns, own: near & on & (own | ~own) & (rows | ~rows),
+            "global tokens are like others",
+            TOKENS,
+        ),
+        (
+            lambda near, on, rows, columns, own: own | rows | columns,
+            "every query sees global tokens and itself only",
+            TOKENS,
+        ),
+        (
+            lambda near, on, rows, columns, own: (near & on) | (rows | columns)[:1],
+            "the global tokens of the first entry are those of all",
+            TOKENS,
+        ),
+        (
+            lambda near, on, rows, columns, own: near & (on | rows | columns),
+            "the window holds for global tokens, too",
+            TOKENS_DILATED,
+        ),
+        (
+            lambda near, on, rows, columns, own: on & (near | rows | columns),
+            "the dilation holds for global tokens, too",
+            TOKENS_DILATED,
+        ),
+        (
+            lambda near, on, rows, columns, own: near | rows | columns,
+            "there is no dilation beside global tokens",
+            TOKENS_DILATED,
+        ),
+    ],
+)
+def test_global_tokens_may_be_something_else(see, told, subject):
+    entry = entries(of_dilation(global_tokens(see), **BOTH), "dilation")[subject]
+    assert say(entry.value) == told
+    assert not entry.agrees
+
+
+def test_a_window_of_which_the_causal_flag_is_needed_is_causal_beside_global_tokens():
+    def logits(found, window, tokens=None, is_causal=False):
+        far = distances(found)
+        whole = global_tokens()(found, window, tokens)
+        return np.where((far <= 0) | (not is_causal), whole, -np.inf)
+
+    feature = Window("window", "before", 0, "top-left", needs_causal=True, global_tokens="tokens")
+    flag = CausalFlag("is_causal", "top-left")
+    found = entries(fake(logits, masks=(), features=(feature,), causal_flag=flag), "dilation")
+    assert len(found) == 2
+    assert found[TOKENS].agrees
 
 
 def runs(ids):

@@ -365,6 +365,8 @@ def test_features_are_listed_in_the_order_of_the_definition():
         "chunk": ("chunk",),
         "spans": ("spans",),
         "tree": ("tree",),
+        "dilation": ("dilation",),
+        "global tokens": ("global tokens",),
         "left window": ("window",),
         "lengths": ("lengths",),
         "segments": ("segments",),
@@ -374,7 +376,8 @@ def test_features_are_listed_in_the_order_of_the_definition():
     }
     every = make(modern=tuple(MODERN), head_size=5).features
     order = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "segments")
-    assert every == (*order, "positions", "chunk", "spans", "tree", "sinks")
+    rest = ("positions", "chunk", "spans", "tree", "dilation", "global tokens", "sinks")
+    assert every == (*order, *rest)
     assert make(modern=("window",)).replace(window=(0, None)).features == ("window",)
 
 
@@ -427,6 +430,7 @@ def test_every_number_of_a_feature_is_in_the_digest():
         {"window": (2, 1)},
         {"soft_cap": 0.7},
         {"chunk": 4},
+        {"dilation": 3},
         {"rotary": dataclasses.replace(rotary, base=51.0)},
         {"rotary": dataclasses.replace(rotary, pairs="interleaved")},
         {"rotary_scaling": dataclasses.replace(problem.rotary_scaling, factor=4.5)},
@@ -438,7 +442,7 @@ def test_every_number_of_a_feature_is_in_the_digest():
         changed = np.where(array == array.max(), array - 1, array)
         value = dataclasses.replace(getattr(problem, field), **{part: changed}) if part else changed
         changes.append({field: value})
-    assert len(changes) == 8 + 12
+    assert len(changes) == 9 + 13
     digests = {problem.replace(**change).digest() for change in ({}, *changes)}
     assert len(digests) == 1 + len(changes)
     assert make().digest() == "609a9e0774670853b7418aae8b93304e"

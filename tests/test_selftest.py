@@ -70,6 +70,8 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
     assert len({mutant.did for mutant in MUTANTS}) == len(MUTANTS)
     assert set(CHAPTERS) == {
         "forward",
+        "dilation",
+        "global",
         "serving",
         "masks",
         "causal",

@@ -22,9 +22,16 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import numpy as np
 
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.features import ancestors, drafted, within_spans
+from conformance.definition.features import (
+    LIMITING,
+    ancestors,
+    drafted,
+    global_queries,
+    within_spans,
+)
 from conformance.definition.geometry import Fixed
 from conformance.definition.problem import NO_WINDOW, Causal, Norm, Pairs, Problem, Rotary, Shape
+from conformance.definition.problem import Window as Limits
 from conformance.definition.rotary import ScalingKind, turning
 from conformance.errors import WrongDeclaration
 
@@ -42,7 +49,7 @@ Value = np.ndarray | Static
 
 MASKABLE = (
     *("key lengths", "query lengths", "segments", "tree"),
-    *("spans", "window", "chunk", "alibi"),
+    *("spans", "global tokens", "dilation", "window", "chunk", "alibi"),
 )
 """The parts of a problem that a mask or an additive bias can express."""
 PARTS = (
@@ -131,7 +138,8 @@ class Said:
         is None, positions count the tokens of each entry, aligned at the start or at the end. Pairs
         of a query and a key that the problem's lengths or segments keep apart do not matter.
 
-        The causal mask of a problem with spans is one only for arguments that express the spans.
+        The causal mask of a problem with spans is one only for arguments that express the spans,
+        and a window, a dilation or chunks beside global tokens for those that express the latter.
 
         Args:
             problem: the problem.
@@ -140,6 +148,9 @@ class Said:
                 if it rejects such a call.
         """
         if part == "causal" and problem.spans is not None and "spans" not in self.parts:
+            return False
+        limited = part in LIMITING and "global tokens" not in self.parts
+        if limited and problem.global_tokens is not None:
             return False
         if part in self.placed:
             return True
@@ -220,6 +231,7 @@ class Feature:
 
 
 WindowForm = Literal["left right", "own and before", "before", "each side"]
+WindowCounts = Literal["positions", "steps"]
 
 
 @dataclass(frozen=True)
@@ -237,6 +249,14 @@ class Window(Feature):
         alignment: how queries are aligned with keys if their lengths differ; None if the
             implementation rejects such a call.
         needs_causal: whether the argument takes effect only if the causal flag is set too.
+        dilation: the name of an argument for the dilation of the window: a query sees only keys
+            whose distance is a multiple of it; "" if there is none.
+        counts: what the numbers of a window count beside a dilation: "positions", or "steps" of the
+            dilation, so that the window reaches as many times as far.
+        global_tokens: the name of an argument `[batch key]`, 1 for tokens from which neither the
+            window nor its dilation, nor an argument for chunks, hides a key, and which these
+            hide from no query; "" if there is none.
+        dtype: the dtype that this array must have: an integer dtype, or "bool".
     """
 
     name: str
@@ -244,29 +264,77 @@ class Window(Feature):
     none: int | None = -1
     alignment: Causal | None = None
     needs_causal: bool = False
-    says: ClassVar[tuple[str, ...]] = ("window",)
+    dilation: str = ""
+    counts: WindowCounts = "positions"
+    global_tokens: str = ""
+    dtype: str = "int32"
+    named_by: ClassVar[tuple[str, ...]] = ("name", "dilation", "global_tokens")
+
+    @property
+    def says(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The window, and its dilation and global tokens if there are arguments for them."""
+        dilation = ("dilation",) if self.dilation else ()
+        return ("window", *dilation, *(("global tokens",) if self.global_tokens else ()))
 
     def __post_init__(self) -> None:
-        check_choices(self.name, form=(self.form, get_args(WindowForm)))
+        check_choices(
+            self.name,
+            form=(self.form, get_args(WindowForm)),
+            counts=(self.counts, get_args(WindowCounts)),
+            dtype=(self.dtype, (*WHOLE, "bool")),
+        )
         check_alignment(self.name, self.alignment)
         if self.none not in (-1, 0, None):
             raise WrongDeclaration(f"{self.name}: none={self.none!r}; say -1, 0 or None")
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         causal = problem.causal is not None and "causal" not in said.parts
-        if not said.agrees(problem, "window", self.alignment) or (self.needs_causal and not causal):
+        if self.needs_causal and not causal:
             return
         # Beside spans, the causal mask does not hide all keys after the query's own position.
         causal = causal and problem.spans is None
-        value = self.value(problem.window, causal=causal)
-        if value is not None:
-            done = said.saying("window", **{self.name: value})
-            yield replace(done, needs_flag=done.needs_flag or self.needs_causal)
-        before, after = problem.window
-        if causal and not self.needs_causal and self.form == "left right" and after != 0:
-            value = self.value((before, 0), causal=True)
+        tokens = problem.global_tokens
+        if tokens is not None:
+            if not self.global_tokens or not self._finds(problem, tokens, said):
+                return
+            native = tokens.astype(self.dtype)
+            said = said.saying("global tokens", **{self.global_tokens: native})
+        if not said.agrees(problem, "window", self.alignment):
+            return
+        for begun, window in self._dilated(problem, said):
+            value = self.value(window, causal=causal)
             if value is not None:
-                yield said.saying("window", "causal", **{self.name: value})
+                done = begun.saying("window", **{self.name: value})
+                yield replace(done, needs_flag=done.needs_flag or self.needs_causal)
+            before, after = window
+            includes = self.form == "left right" and tokens is None
+            if causal and not self.needs_causal and includes and after != 0:
+                value = self.value((before, 0), causal=True)
+                if value is not None:
+                    yield begun.saying("window", "causal", **{self.name: value})
+
+    def _finds(self, problem: Problem, tokens: np.ndarray, said: Said) -> bool:
+        """Return whether the implementation finds the queries that are global tokens.
+
+        It takes the number of a query from the key at its index, which the alignment moves.
+        """
+        ahead = said.ahead(problem, self.alignment)
+        if ahead is None or said.handing is not None:
+            return False
+        found = np.where(ahead == 0, tokens[:, None], 0).sum(axis=2)
+        return not np.any(problem.used()[0] & (found != global_queries(problem)))
+
+    def _dilated(self, problem: Problem, said: Said) -> Iterator[tuple[Said, Limits]]:
+        """Yield `said` with a dilation, if there is one to express, and as it is.
+
+        Each comes with the window in what the argument counts then.
+        """
+        step = problem.dilation
+        if step is not None and self.dilation:
+            unit = step if self.counts == "steps" else 1
+            before, after = (None if side is None else side // unit for side in problem.window)
+            yield said.saying("dilation", **{self.dilation: int(step)}), (before, after)
+        yield said, problem.window
 
     def limits(self, value: Any, *, causal: bool) -> tuple[int | None, int | None] | None:
         """Return how many keys before and after its own position a query sees with this value.

@@ -224,6 +224,8 @@ def diagnose(
     chunk: int | None = None,
     spans: Any = None,
     tree: Any = None,
+    dilation: int | None = None,
+    global_tokens: Any = None,
     weights: Any = None,
     log_sum_exp: Any = None,
     gradients: Mapping[str, Any] | None = None,
@@ -272,6 +274,10 @@ def diagnose(
             a prefix, or 0: beside a causal mask, a query sees the later keys of its span.
         tree: of each query, `[batch query]`, the index of its parent in a tree of drafted tokens,
             or -1 for those that follow the cached keys.
+        dilation: a query sees only keys whose distance is a multiple of it. `window` beside it
+            counts positions: one of 3 steps on each side of a dilation of 2 is (6, 6).
+        global_tokens: of each key, `[batch key]`, 1 for global tokens, from which and to which no
+            window, dilation or chunk hides anything, and 0 for others.
         weights: the attention weights, `[batch heads query key]`, if they were returned.
         log_sum_exp: `[batch heads query]`, if it was returned.
         gradients: those of "query", "key" and "value", and that of the "output" they come from.

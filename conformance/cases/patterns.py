@@ -620,6 +620,36 @@ def chunk(shape: Shape, causal: Causal | None, random: np.random.Generator) -> F
     return {"chunk": max(3, shape.key_length // 3 + 1)}
 
 
+def dilation(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a dilation of 2, of 5 for many keys, or of 3 where queries stand an even step later.
+
+    With 2, those queries would see the same keys if their positions were counted from 0.
+    """
+    later = shape.key_length - shape.query_length
+    usual = 5 if shape.key_length > 50 else 2
+    return {"dilation": usual if later == 0 or later % usual else usual + 1}
+
+
+def window_of_steps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window that shows, beside `dilation`, two keys before the query's own and one after.
+
+    It shows one key before where three would not fit. Beside a causal mask, it has no limit after.
+    """
+    step = dilation(shape, causal, random)["dilation"]
+    before = 2 * step if 3 * step < shape.key_length else step
+    return {"window": (before, None if causal else step)}
+
+
+def global_tokens(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return two global tokens in every second entry, one of them the first, and one in the others.
+
+    The second stands in the middle of the keys, and that of the other entries one key later.
+    """
+    entries, keys = np.arange(shape.batch)[:, None] % 2, np.arange(shape.key_length)
+    first = (keys == 0) & (entries == 0)
+    return {"global_tokens": 1 * (first | (keys == shape.key_length // 2 + 1 + entries))}
+
+
 def spans_two(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return two spans of at least two keys with a key between them.
 

@@ -1,4 +1,4 @@
-"""Known defects in windows, spans, trees, caps, sinks, ALiBi, rotary positions, norms, lengths.
+"""Known defects in masks that have a structure, caps, sinks, ALiBi, rotary positions and norms.
 
 With most of these defects, an implementation interprets a convention differently, or ignores a
 feature. Defects that appear when queries are passed in chunks, beside a cache, are here too.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from fractions import Fraction
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothe
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
 from conformance.definition.features import (
+    LIMITING,
     ancestors,
     drafted,
+    global_queries,
     span_of_queries,
+    to_or_from,
     within_chunks,
     within_spans,
 )
@@ -63,6 +67,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         yield from _window(maker, problem.window)
     if problem.chunk is not None:
         yield from _chunk(maker, problem.chunk)
+    if problem.dilation is not None:
+        yield from _dilation(maker, problem.dilation)
+    if problem.global_tokens is not None:
+        yield from _global_tokens(maker, problem.global_tokens)
     if problem.spans is not None and problem.causal is not None:
         yield from _spans(maker, problem.spans)
     if problem.soft_cap is not None:
@@ -195,6 +203,10 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
 def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
     problem, (before, after) = maker.problem, window
     distance, base = problem.distances(), _without(problem, "window")
+
+    def seen(window: Window, distance: IntArray) -> BoolArray:
+        return problem.relaxed("window", within(window, distance))
+
     yield maker.asked("window.not-applied", window=NO_WINDOW)
     if before is not None:
         if before > 0:
@@ -218,16 +230,16 @@ def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
         yield _asked(maker, "window.symmetric", window=(before, before))
     if problem.causal is not None:
         bare = _without(problem, "window", "causal")
-        yield maker.masked("window.in-place-of-causal", bare & within(window, distance))
+        yield maker.masked("window.in-place-of-causal", bare & seen(window, distance))
         if before is not None:
-            both = bare & within((before, before), distance)
+            both = bare & seen((before, before), distance)
             yield maker.masked("window.symmetric-although-causal", both)
-    yield maker.masked("window.without-own-key", base & within(window, distance) & (distance != 0))
+    yield maker.masked("window.without-own-key", base & seen(window, distance) & (distance != 0))
     if problem.segments is not None:
-        yield maker.masked("window.over-segments", base & within(window, _counted(maker, 0)))
+        yield maker.masked("window.over-segments", base & seen(window, _counted(maker, 0)))
     more = problem.shape.key_length - maker.queries
     for alignment, offset in (("top-left", 0), ("bottom-right", more)):
-        counted = within(window, _counted(maker, offset))
+        counted = seen(window, _counted(maker, offset))
         if not np.array_equal(base & counted, maker.right.allowed):
             yield maker.masked("window.aligned", base & counted, {"alignment": alignment})
 
@@ -238,7 +250,7 @@ def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
     p, r = problem.position_of_queries, problem.position_of_keys
     for size in TILES:
         blocks = (r[:, None] // size - p[:, :, None] // size)[:, None] * size
-        in_blocks = base & within(window, blocks)
+        in_blocks = base & problem.relaxed("window", within(window, blocks))
         if not np.array_equal(in_blocks, maker.right.allowed):
             yield maker.masked("window.in-blocks", in_blocks, {"size": size})
 
@@ -261,9 +273,91 @@ def _chunk(maker: Maker, size: int) -> Iterator[Hypothesis]:
         "chunk.with-one-before": within_chunks(size, p, r) | within_chunks(size, p - size, r),
     }
     for cause, seen in again.items():
-        allowed = base & seen[:, None]
+        allowed = base & problem.relaxed("chunk", seen[:, None])
         if not np.array_equal(allowed, maker.right.allowed):
             yield maker.masked(cause, allowed)
+
+
+def _dilation(maker: Maker, step: int) -> Iterator[Hypothesis]:
+    """Yield hypotheses about a dilation, and about the window beside it."""
+    problem, base = maker.problem, _without(maker.problem, "dilation")
+    distance, before, after = problem.distances(), *problem.window
+    yield maker.asked("dilation.not-applied", dilation=None)
+    for other in (step - 1, step + 1, 2 * step):
+        if other > 0:
+            yield _asked(maker, "dilation.of", {"dilation": other}, dilation=other)
+    for cause, factor in (("in-steps", Fraction(step)), ("divided", Fraction(1, step))):
+        other_window = tuple(None if n is None else int(n * factor) for n in (before, after))
+        if other_window != problem.window:
+            yield _asked(maker, f"dilation.window-{cause}", window=other_window)
+    on = distance % step == 0
+    first = problem.position_of_keys[:, None, None] % step == 0
+    seen: list[tuple[str, About, BoolArray]] = [
+        ("dilation.from-first-key", NO_MORE, first),
+        ("dilation.of-rows", NO_MORE, _counted(maker, 0) % step == 0),
+        ("dilation.only-before", NO_MORE, on | (distance > 0)),
+        ("dilation.only-after", NO_MORE, on | (distance < 0)),
+        ("dilation.without-own-key", NO_MORE, on & (distance != 0)),
+        ("dilation.of-the-others", NO_MORE, ~on | (distance == 0)),
+    ]
+    for by in range(1, step):
+        seen.append(("dilation.shifted", {"by": by}, (distance - by) % step == 0))
+    for size in dict.fromkeys((*CHUNKS, *TILES)):
+        of_block = distance + (maker.rows % size)[:, None]
+        seen.append(("dilation.from-block", {"size": size}, of_block % step == 0))
+    for cause, about, each in seen:
+        allowed = base & problem.relaxed("dilation", each)
+        if not np.array_equal(allowed, maker.right.allowed):
+            yield maker.masked(cause, allowed, about)
+
+
+def _global_tokens(maker: Maker, tokens: IntArray) -> Iterator[Hypothesis]:
+    problem, shape = maker.problem, maker.problem.shape
+    yield maker.asked("global.not-applied", global_tokens=None)
+    count, index = tokens.sum(axis=1, keepdims=True), np.arange(shape.key_length)
+    others = {
+        "global.of-first-entry": np.broadcast_to(tokens[:1], tokens.shape),
+        "global.of-every-entry": np.broadcast_to(tokens.max(axis=0), tokens.shape),
+        "global.padded-with-first": np.where((index == 0) & (count < count.max()), 1, tokens),
+        "global.first-only": np.where(tokens.cumsum(axis=1) > 1, 0, tokens),
+        "global.as-prefix": 1 * (index < count),
+    }
+    for cause, other in others.items():
+        if not np.array_equal(other, tokens):
+            yield _asked(maker, cause, global_tokens=other)
+    limits = {n: r for n, r in problem.replace(global_tokens=None).rules() if n in LIMITING}
+    base, rows = _without(problem, *limits), np.minimum(maker.rows, shape.key_length - 1)
+    of_queries, nobody = global_queries(problem), np.zeros_like(tokens)
+    of_rows = np.where(maker.rows < shape.key_length, tokens[:, rows], 0)
+    own = problem.distances() == 0
+
+    def seen(queries: IntArray, keys: IntArray, *still: str) -> BoolArray:
+        """Return what is visible if the rules in `still` limit global tokens too."""
+        of_global = to_or_from(queries, keys)[:, None]
+        allowed = base
+        for name, limit in limits.items():
+            allowed = allowed & (limit if name in still else limit | of_global)
+        return allowed
+
+    masks = {
+        "global.rows-only": seen(of_queries, nobody),
+        "global.columns-only": seen(0 * of_queries, tokens),
+        "global.of-rows": seen(of_rows, tokens),
+        "global.in-place-of-window": base & (own | to_or_from(of_queries, tokens)[:, None]),
+        **{f"global.limited-by-{name}": seen(of_queries, tokens, name) for name in limits},
+    }
+    every, of_global = dict(problem.rules()), to_or_from(of_queries, tokens)[:, None]
+    held = {"causal": "causal", "key lengths": "lengths", "segments": "segments"}
+    for rule, name in held.items():
+        if rule in every:
+            masks[f"global.beyond-{name}"] = _without(problem, rule) & (every[rule] | of_global)
+    for cause, allowed in masks.items():
+        if not np.array_equal(allowed, maker.right.allowed):
+            yield maker.masked(cause, allowed)
+    near = reduce(np.logical_and, limits.values(), base) & (tokens != 0)[:, None, None]
+    twice = np.log(2.0) * (near & (of_queries == 0)[:, None, :, None])
+    if twice.any():
+        yield maker.staged("global.counted-twice", sloped=lambda a, s: Stages.sloped(a, s) + twice)
 
 
 def _spans(maker: Maker, ids: IntArray) -> Iterator[Hypothesis]:

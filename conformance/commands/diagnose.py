@@ -59,6 +59,9 @@ def add_parser(commands: Commands) -> None:
     diagnose.add_argument(
         "--chunk", type=int, help="positions of a block; tokens see each other in the same block"
     )
+    diagnose.add_argument(
+        "--dilation", type=int, help="a query sees only keys whose distance is a multiple of it"
+    )
     diagnose.add_argument("--soft-cap", type=float, help="cap of the logits")
     diagnose.add_argument(
         "--mask-true",

@@ -254,12 +254,13 @@ class FeatureEntry:
         """
         yield from ()
 
-    def relaxed(self, problem: Problem, causal: BoolArray) -> BoolArray:
-        """Return the causal mask `[1 or batch, 1, query, key]` with the keys that the feature adds.
+    def relaxed(self, problem: Problem, name: str, rule: BoolArray) -> BoolArray:
+        """Return a rule with the pairs of a query and a key that the feature adds to it.
 
-        `causal` is the mask without the feature.
+        `name` is the name of the rule, such as "causal", and `rule` its array without the feature,
+        which broadcasts to the shape of the logits.
         """
-        return causal
+        return rule
 
     # The search for failures, and the scripts that reproduce them
 
@@ -862,9 +863,10 @@ class _SpansEntry(FeatureEntry):
         count = sum(len(np.unique(ids[ids > 0])) for ids in problem.spans)
         yield plural(count, "bidirectional span")
 
-    def relaxed(self, problem: Problem, causal: BoolArray) -> BoolArray:
-        assert problem.spans is not None
-        return causal | within_spans(span_of_queries(problem), problem.spans)[:, None]
+    def relaxed(self, problem: Problem, name: str, rule: BoolArray) -> BoolArray:
+        if name != "causal" or problem.spans is None:
+            return rule
+        return rule | within_spans(span_of_queries(problem), problem.spans)[:, None]
 
     def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
         if problem.spans is not None and problem.spans.max(initial=0) > 1:
@@ -873,18 +875,24 @@ class _SpansEntry(FeatureEntry):
 
 
 def span_of_queries(problem: Problem) -> IntArray:
-    """Return the id of the span of each query, `[batch query]`; 0 if it is in no span.
-
-    It is that of the first key of the same segment with the query's position.
-    """
+    """Return the id of the span of each query, `[batch query]`; 0 if it is in no span."""
     assert problem.spans is not None
+    return of_own_keys(problem, problem.spans)
+
+
+def of_own_keys(problem: Problem, of_keys: IntArray) -> IntArray:
+    """Return what `of_keys`, `[batch key]`, says of the key of each query, `[batch query]`.
+
+    The key of a query is the first one of the same segment with the query's position. The result is
+    0 if there is none.
+    """
     own = problem.position_of_queries[:, :, None] == problem.position_of_keys[:, None]
     if problem.segments is not None:
         own = own & (problem.segments.query[:, :, None] == problem.segments.key[:, None])
     if not own.size:
-        return np.zeros(own.shape[:2], problem.spans.dtype)
-    ids = np.take_along_axis(problem.spans, own.argmax(axis=2), axis=1)
-    return np.where(own.any(axis=2), ids, 0)
+        return np.zeros(own.shape[:2], of_keys.dtype)
+    found = np.take_along_axis(of_keys, own.argmax(axis=2), axis=1)
+    return np.where(own.any(axis=2), found, 0)
 
 
 def within_spans(queries: IntArray, keys: IntArray) -> BoolArray:
@@ -1024,6 +1032,78 @@ class _AxesEntry(FeatureEntry):
         yield f"positions on {len(sections)} axes for {some(sections, 3)} pairs, {how}"
 
 
+class _DilationEntry(FeatureEntry):
+    name = "dilation"
+    step = OF_RULES
+    absent = MappingProxyType({"dilation": None})
+    numbers = MappingProxyType({"dilation": int | None})
+    drawn = ("dilation",)
+    options = MappingProxyType({"dilation": int})
+
+    def check(self, problem: Problem) -> None:
+        assert problem.dilation is not None
+        if problem.dilation < 1:
+            raise WrongShape(
+                f"dilation is {problem.dilation}; it is at least 1, and None means no dilation"
+            )
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        yield f"dilation of {problem.dilation}"
+
+    def rules(self, problem: Problem) -> Iterator[tuple[str, BoolArray]]:
+        yield "dilation", problem.distances() % (problem.dilation or 1) == 0
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        yield from ({"dilation": less} for less in _fewer(problem.dilation) if less)
+
+
+LIMITING = ("window", "dilation", "chunk")
+"""The rules that do not limit global tokens."""
+
+
+class _GlobalTokensEntry(FeatureEntry):
+    name = "global tokens"
+    step = OF_RULES
+    absent = MappingProxyType({"global_tokens": None})
+    arrays = MappingProxyType({"global_tokens": ("batch", "key_length")})
+    files = MappingProxyType({"global_tokens": "global_attention_mask"})
+    whole = True
+    drawn = ("global_tokens",)
+
+    def check(self, problem: Problem) -> None:
+        assert problem.global_tokens is not None
+        strange = set(np.unique(problem.global_tokens).tolist()) - {0, 1}
+        if strange:
+            raise WrongShape(
+                f"global_tokens holds {min(strange)}; 1 is a global token, and 0 is another one"
+            )
+
+    def facts(self, problem: Problem) -> Iterator[str]:
+        assert problem.global_tokens is not None
+        yield plural(int(problem.global_tokens.sum()), "global token")
+
+    def relaxed(self, problem: Problem, name: str, rule: BoolArray) -> BoolArray:
+        if name not in LIMITING or problem.global_tokens is None:
+            return rule
+        return rule | to_or_from(global_queries(problem), problem.global_tokens)[:, None]
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        tokens = problem.global_tokens
+        if tokens is not None and (tokens.sum(axis=1) > 1).any():
+            yield {"global_tokens": np.where(tokens.cumsum(axis=1) > 1, 0, tokens)}
+
+
+def global_queries(problem: Problem) -> IntArray:
+    """Return `[batch query]`, 1 for global tokens and 0 for others."""
+    assert problem.global_tokens is not None
+    return of_own_keys(problem, problem.global_tokens)
+
+
+def to_or_from(queries: IntArray, keys: IntArray) -> BoolArray:
+    """Return `[... query key]`, True where the number of the query or that of the key is not 0."""
+    return np.asarray((queries[..., :, None] != 0) | (keys[..., None, :] != 0))
+
+
 def _listed(values: Array | IntArray | None) -> str:
     return some([f"{value:.3g}" for value in ([] if values is None else values)], 8)
 
@@ -1042,6 +1122,8 @@ FEATURES: tuple[FeatureEntry, ...] = (
     _SpansEntry(),
     _TreeEntry(),
     _AxesEntry(),
+    _DilationEntry(),
+    _GlobalTokensEntry(),
 )
 """All features, in the order of the fields of `Problem`."""
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -335,6 +336,12 @@ class Problem:
         axes: the positions by which pairs turn if `rotary_scaling` has sections of several axes,
             such as of images and videos; None if they turn by the positions of tokens, which all
             else follows in any case.
+        dilation: a query sees only keys whose position is a multiple of this number before or after
+            its own; None if it sees the keys between, too. A window beside it still counts
+            positions, not steps of the dilation.
+        global_tokens: `[batch key]`, 1 for global tokens and 0 for others. A query is one if the
+            key at its position is. The window, the dilation and the chunks hide no key from such a
+            query, and no such key from any query. All other rules still hold.
 
     Raises:
         WrongShape: if an array does not fit the shape, or a number of a feature is out of range.
@@ -369,6 +376,8 @@ class Problem:
     spans: IntArray | None = None
     tree: IntArray | None = None
     axes: RotaryAxes | None = None
+    dilation: int | None = None
+    global_tokens: IntArray | None = None
 
     def __post_init__(self) -> None:
         for name, wanted in self.shape.input_shapes().items():
@@ -497,17 +506,24 @@ class Problem:
     def rules(self) -> Iterator[tuple[str, BoolArray]]:
         """Yield, for each rule besides the mask, its name and an array, True where it allows a key.
 
-        The rules are "causal", "window", "query lengths", "key lengths", "segments", "chunk" and
-        "tree", as far as the problem has them. Spans belong to "causal", to which they add keys.
-        Each array broadcasts to the shape of the logits.
+        The rules are "causal", "window", "query lengths", "key lengths", "segments", "chunk",
+        "tree" and "dilation", as far as the problem has them. Spans belong to "causal", to which
+        they add keys, and global tokens to "window", "dilation" and "chunk". Each array broadcasts
+        to the shape of the logits.
         """
-        if self.causal is not None:
-            seen = self.distances() <= 0
-            for entry in self.entries:
-                seen = entry.relaxed(self, seen)
-            yield "causal", seen
+        causal = [] if self.causal is None else [("causal", self.distances() <= 0)]
+        own = (rule for entry in self.entries for rule in entry.rules(self))
+        for name, seen in itertools.chain(causal, own):
+            yield name, self.relaxed(name, seen)
+
+    def relaxed(self, name: str, rule: BoolArray) -> BoolArray:
+        """Return an array of the rule `name` with the pairs that features add to such a rule.
+
+        Only spans and global tokens add any. Both arrays broadcast to the shape of the logits.
+        """
         for entry in self.entries:
-            yield from entry.rules(self)
+            rule = entry.relaxed(self, name, rule)
+        return rule
 
     def distances(self) -> IntArray:
         """Return each key's position minus each query's, `[1 or batch, 1, query, key]`."""

@@ -84,7 +84,7 @@ ABOUT = {
     "Returned weights": r"^weights\.|returned-weights",
     "Returned log-sum-exp": r"log-sum-exp",
     "Log-sum-exp without a key": r"log-sum-exp",
-    "Window": r"window",
+    "Window": r"window|^feature/(dilation|global-tokens)|^probe/dilation",
     "Soft cap": r"soft-cap",
     "Sinks": r"sink",
     "ALiBi": r"alibi",

@@ -190,7 +190,12 @@ class Featureful(Contestant):
         super().__init__(name, type(kind.__name__, (kind,), {"end": end}), alignment)
         every = ("rotary", "alibi", "window", "chunk", "causal")
         self.features = (
-            Window("window", alignment=alignment),
+            Window(
+                "window",
+                alignment=alignment,
+                dilation="dilation",
+                global_tokens="global_tokens",
+            ),
             Chunk("chunk", alignment=alignment),
             Spans("spans", alignment=alignment),
             Tree("tree"),

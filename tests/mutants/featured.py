@@ -1,7 +1,8 @@
 """The attention of the mutants with what kernels have today, in stages that a mutant replaces.
 
-A window, a soft cap, sinks, ALiBi, rotary positions, query/key norm, lengths, segments and a cache,
-forward and backward. Whatever a call does not name is not there, and the rest is `Attention`.
+A window, a dilation, global tokens, a soft cap, sinks, ALiBi, rotary positions, query/key norm,
+lengths, segments and a cache, forward and backward. Whatever a call does not name is not there, and
+the rest is `Attention`.
 
 Besides the two paths of that attention there is a third: with the option "cached", the keys before
 the queries are stored in a buffer that is longer than they are, and the queries come in chunks that
@@ -335,9 +336,12 @@ class Featured(Attention):
     def visible(self) -> Iterator[Array]:
         yield from super().visible()
         if self.argument("window") is not None:
-            yield self.in_window(self.distance())
+            yield self.or_global("window", self.in_window(self.distance()))
+        if self.argument("dilation") is not None:
+            yield self.or_global("dilation", self.in_steps(self.distance()))
         if self.argument("chunk") is not None:
-            yield self.in_chunk(self.query_positions(), self.key_positions())
+            seen = self.in_chunk(self.query_positions(), self.key_positions())
+            yield self.or_global("chunk", seen)
         if self.argument("tree") is not None:
             yield self.in_tree()
         if self.argument("key_lengths") is not None:
@@ -365,9 +369,13 @@ class Featured(Attention):
 
     def spans_at(self, positions: Array) -> Array:
         """The spans of the keys at some positions, `[b q]`; 0 where there is no key."""
+        return self.told_at(self.key_spans(), positions)
+
+    def told_at(self, of_keys: Array, positions: Array) -> Array:
+        """What is told of the keys at some positions, `[b q]`; 0 where there is no key."""
         there = (positions >= 0) & (positions < self.keys)
         at = np.clip(positions, 0, self.keys - 1)
-        return np.where(there, np.take_along_axis(self.key_spans(), at, axis=1), 0)
+        return np.where(there, np.take_along_axis(of_keys, at, axis=1), 0)
 
     def in_span(self, queries: Array, keys: Array) -> Array:
         """Whether a query and a key are in the same span, `[b q k]`."""
@@ -384,6 +392,29 @@ class Featured(Attention):
         if before >= 0:
             seen &= distance >= -before
         return seen & (distance <= after) if after >= 0 else seen
+
+    def dilation(self) -> int:
+        """How many positions are between keys that are seen, the last included."""
+        return self.argument("dilation")
+
+    def in_steps(self, distance: Array) -> Array:
+        return distance % self.dilation() == 0
+
+    def or_global(self, rule: str, seen: Array) -> Array:
+        """What a rule shows, and what it cannot hide: to and from global tokens, `[b 1 q k]`."""
+        if self.argument("global_tokens") is None:
+            return seen
+        rows, columns = self.global_queries(), self.global_keys()
+        return seen | rows[:, None, :, None] | columns[:, None, None]
+
+    def global_keys(self) -> Array:
+        """Which keys are global, `[b k]`."""
+        return self.argument("global_tokens") > 0
+
+    def global_queries(self) -> Array:
+        """Which queries are, `[b q]`: those at the indices of such keys, wherever they stand."""
+        own = self.index("query") + (self.before_queries() if self.at_end() else 0)
+        return self.told_at(self.global_keys(), own) > 0
 
     def chunk_size(self) -> int:
         return self.argument("chunk")
@@ -514,7 +545,9 @@ class Featured(Attention):
         ragged = ("key_lengths", "query_lengths", "query_segments", "query_positions")
         aligned = self.at_end() and self.given.causal
         aligned = aligned and self.kind() not in ("dynamic", "longrope")
-        return aligned and all(self.argument(n) is None for n in (*ragged, "spans", "tree"))
+        return aligned and all(
+            self.argument(n) is None for n in (*ragged, "spans", "tree", "global_tokens")
+        )
 
     def dialogue(self) -> Array:
         """The context where the first keys were stored before, and queries come in chunks."""

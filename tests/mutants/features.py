@@ -130,6 +130,33 @@ def _weights_without(*names: str) -> Callable[[Featured], Array]:
     return weights_again
 
 
+def _less(count: int) -> int:
+    return count - 1
+
+
+def _more(count: int) -> int:
+    return count + 1
+
+
+def _wider(change: Callable[[int, int], int]) -> Callable[..., Any]:
+    """The sides of a window beside a dilation, each changed by it; no limit stays none."""
+
+    def window(a: Featured) -> tuple[int, int]:
+        before, after = Featured.window(a)
+        step = a.argument("dilation")
+        if step is None:
+            return before, after
+        return tuple(side if side < 0 else change(side, step) for side in (before, after))
+
+    return window
+
+
+def _padded_with_first(keys: Array) -> Array:
+    """Global tokens, and the first one where an entry has fewer than another."""
+    count = keys.sum(axis=1, keepdims=True)
+    return keys | ((np.arange(keys.shape[1]) == 0) & (count < count.max()))
+
+
 # Chunks.
 
 _add = _chapter("chunk", "chunk-causal/self")
@@ -190,6 +217,251 @@ _add(
     "drops the chunks beside sinks",
     case="chunk-with-sinks/gqa",
     chunk_size=_beside("chunk_size", _has("sinks"), lambda a: 2**20),
+)
+
+# Dilation.
+
+_add = _chapter("dilation", "dilation/self")
+
+
+def _dilation(change: Callable[[int], int]) -> Callable[..., Any]:
+    return lambda a: change(Featured.dilation(a))
+
+
+_add("dilation-ignored", "accepts a dilation and drops it", dilation=lambda a: 1)
+_add(
+    "dilation-one-less",
+    "takes the dilation for one more than the distance of two keys",
+    case="dilation/tiles",
+    dilation=_dilation(_less),
+)
+_add(
+    "dilation-one-more",
+    "skips as many keys as the dilation says",
+    case="dilation/tiles",
+    dilation=_dilation(_more),
+)
+_add(
+    "dilation-from-first-key",
+    "shows every query the same keys, counted from the first",
+    in_steps=lambda a, d: (a.key_positions() % a.dilation() == 0)[:, None, None],
+)
+_add(
+    "dilation-from-block",
+    "counts the distances of four queries from the first of them",
+    case="dilation/tiles",
+    in_steps=lambda a, d: Featured.in_steps(a, d + np.arange(d.shape[2])[:, None] % 4),
+)
+_add(
+    "dilation-of-rows",
+    "counts the dilation from the row of a query, not from its position",
+    case="dilation-after-history/gqa",
+    in_steps=lambda a, d: Featured.in_steps(a, np.arange(a.keys) - np.arange(a.queries)[:, None]),
+)
+_add(
+    "dilation-only-before",
+    "skips keys before the query only",
+    in_steps=lambda a, d: Featured.in_steps(a, d) | (d > 0),
+)
+_add(
+    "dilation-without-own-key",
+    "begins with the first key beyond the own one",
+    case="dilation-without-window/cross",
+    in_steps=lambda a, d: Featured.in_steps(a, d) & (d != 0),
+)
+_add(
+    "dilation-shifted",
+    "begins one key beside the own one",
+    in_steps=lambda a, d: Featured.in_steps(a, d - 1),
+)
+_add(
+    "dilation-shows-the-others",
+    "shows the keys that it should skip",
+    in_steps=lambda a, d: ~Featured.in_steps(a, d) | (d == 0),
+)
+_add(
+    "dilation-with-window-in-steps",
+    "counts the window in steps: sees as many times as far as the dilation says",
+    case="dilation/tiles",
+    window=_wider(lambda side, step: side * step),
+)
+_add(
+    "dilation-with-window-divided",
+    "takes a window of positions for one of steps, and divides it again",
+    case="dilation/tiles",
+    window=_wider(lambda side, step: side // step),
+)
+_add(
+    "dilation-in-place-of-window",
+    "drops the window beside a dilation",
+    window=_wider(lambda side, step: -1),
+)
+_add(
+    "dilation-in-place-of-causal",
+    "leaves the causal mask out beside a dilation",
+    case="dilation-causal/self",
+    triangle=_beside("triangle", _has("dilation"), lambda a: np.ones((1, 1, 1, 1), bool)),
+)
+_add(
+    "dilation-only-in-forward",
+    "makes the weights again without the dilation",
+    *BACKWARD,
+    weights_again=_weights_without("dilation"),
+)
+_add(
+    "dilation-dropped-beside-sinks",
+    "drops the dilation beside sinks",
+    case="dilation-with-sinks/gqa",
+    dilation=_beside("dilation", _has("sinks"), lambda a: 1),
+)
+
+# Global tokens.
+
+_add = _chapter("global", "global-tokens/self")
+
+
+def _some(of: Callable[[Featured], Array]) -> Any:
+    """What a rule shows, and only a part of what it cannot hide."""
+    return _beside("or_global", _has("global_tokens"), lambda a, rule, seen: seen | of(a))
+
+
+def _not_for(*rules: str) -> Callable[..., Any]:
+    """Rules that hold for global tokens too."""
+
+    def or_global(a: Featured, rule: str, seen: Array) -> Array:
+        return seen if rule in rules else Featured.or_global(a, rule, seen)
+
+    return or_global
+
+
+def _beyond(stage: str) -> Callable[..., Any]:
+    """A rule that does not hold for global tokens, although it should."""
+
+    def changed(a: Featured, *given: Any) -> Array:
+        return Featured.or_global(a, stage, getattr(Featured, stage)(a, *given))
+
+    return changed
+
+
+def _tokens(change: Callable[[Array], Array]) -> Callable[..., Any]:
+    return lambda a: change(Featured.global_keys(a))
+
+
+def _counted_twice(a: Featured, logits: Array) -> Array:
+    """Logits to which the logarithm of 2 is added where a global key is near, too."""
+    found = Featured.sloped(a, logits)
+    if a.argument("global_tokens") is None or a.argument("window") is None:
+        return found
+    near = a.in_window(a.distance()) & a.global_keys()[:, None, None]
+    twice = near & ~a.global_queries()[:, None, :, None]
+    return found + np.where(twice, a.wide(np.log(2)), a.wide(0))
+
+
+_add(
+    "global-ignored",
+    "accepts global tokens and drops them",
+    or_global=lambda a, rule, seen: seen,
+)
+_add(
+    "global-rows-only",
+    "lets global tokens see all, and nobody see them",
+    or_global=_some(lambda a: a.global_queries()[:, None, :, None]),
+)
+_add(
+    "global-columns-only",
+    "shows global tokens to all, and nothing to them",
+    or_global=_some(lambda a: a.global_keys()[:, None, None]),
+)
+_add(
+    "global-still-windowed",
+    "shows global tokens the keys of the window that a dilation skips, and no more",
+    case="global-tokens-with-dilation/self",
+    or_global=_not_for("window"),
+)
+_add(
+    "global-still-dilated",
+    "skips keys for global tokens too, beyond the window",
+    case="global-tokens-with-dilation/self",
+    or_global=_not_for("dilation"),
+)
+_add(
+    "global-still-in-chunk",
+    "keeps global tokens inside their chunk",
+    case="global-tokens-with-chunk/self",
+    or_global=_not_for("chunk"),
+)
+_add(
+    "global-of-rows",
+    "looks for the global token of a query at its row, not at its position",
+    case="global-tokens-after-history/gqa",
+    global_queries=lambda a: a.told_at(a.global_keys(), a.index("query")) > 0,
+)
+_add(
+    "global-of-first-entry",
+    "reads the global tokens of the first entry of the batch for all",
+    global_keys=_tokens(lambda keys: np.broadcast_to(keys[:1], keys.shape)),
+)
+_add(
+    "global-of-every-entry",
+    "takes a token that is global in one entry of the batch for global in all",
+    global_keys=_tokens(lambda keys: np.broadcast_to(keys.any(axis=0), keys.shape)),
+)
+_add(
+    "global-padded-with-first",
+    "fills the list of an entry with fewer global tokens with token 0",
+    global_keys=_tokens(_padded_with_first),
+)
+_add(
+    "global-first-only",
+    "knows one global token, the first",
+    global_keys=_tokens(lambda keys: keys & (keys.cumsum(axis=1) == 1)),
+)
+_add(
+    "global-as-prefix",
+    "takes the number of global tokens for that of a prefix of them",
+    global_keys=_tokens(lambda keys: np.arange(keys.shape[1]) < keys.sum(axis=1, keepdims=True)),
+)
+_add(
+    "global-in-place-of-window",
+    "shows global tokens to the others, and themselves, but not the keys near them",
+    case="global-tokens-causal/self",
+    in_window=_beside("in_window", _has("global_tokens"), lambda a, d: d == 0),
+)
+_add(
+    "global-beyond-causal",
+    "shows global tokens what comes later, and the later ones to all",
+    case="global-tokens-causal/self",
+    triangle=_beyond("triangle"),
+)
+_add(
+    "global-beyond-lengths",
+    "shows global tokens what is beyond the length",
+    case="global-tokens-with-key-lengths/gqa",
+    within_length=_beyond("within_length"),
+    loaded=lambda a, side, heads: heads,
+)
+_add(
+    "global-across-segments",
+    "shows global tokens the other segments, and is seen from there",
+    case="global-tokens-packed/self",
+    same_segment=_beyond("same_segment"),
+)
+_add(
+    "global-counted-twice",
+    "counts a global token twice that is in the window too",
+    sloped=_counted_twice,
+)
+_add(
+    "global-only-in-forward",
+    "makes the weights again without global tokens",
+    *BACKWARD,
+    weights_again=_weights_without("global_tokens"),
+)
+_add(
+    "global-dropped-beside-sinks",
+    "drops global tokens beside sinks",
+    case="global-tokens-with-sinks/gqa",
+    or_global=_beside("or_global", _has("sinks"), lambda a, rule, seen: seen),
 )
 
 # Bidirectional spans.

@@ -28,9 +28,9 @@ which its defect shows: float32 unless the table says otherwise. A number counts
 and mode) in which a requirement noticed the mutant. The requirements in bold were expected to.
 
 The chapters from [chunk](#chunk) to [equalities](#equalities) are mutants of an
-[attention with features](../tests/mutants/featured.py): chunks, spans, trees, windows, soft caps,
-sinks, ALiBi, rotary positions, query/key norms, lengths, packed sequences and a cache. They are
-left alone as soon as they are noticed.
+[attention with features](../tests/mutants/featured.py): chunks, dilations, global tokens, spans,
+trees, windows, soft caps, sinks, ALiBi, rotary positions, query/key norms, lengths, packed
+sequences and a cache. They are left alone as soon as they are noticed.
 
 The chapters from [packed](#packed) to [ring](#ring) are mutants of five attentions that take tokens
 [packed, in pages or beside a cache](../tests/mutants/handed.py): what kernels of serving get wrong.
