@@ -20,7 +20,7 @@ SECTIONS = {
         r"^## (Add .+?)$\n.*?(?=^## |\Z)", TEXT, flags=re.MULTILINE | re.DOTALL
     )
 }
-"""Heading of each of the five days to the lines of the page that it covers."""
+"""Heading of each of the days to the lines of the page that it covers."""
 
 TARGETS = {
     "Add a case": {"conformance/cases/catalogue.toml", "tests/case_ids.txt"},
@@ -37,6 +37,7 @@ TARGETS = {
         "conformance/reports/page/provenance.html.j2",
         "docs/record.schema.json",
     },
+    "Add a feature of attention": set(),
 }
 """Files that a contributor touches; what commands write beside the sources is not among them."""
 
@@ -67,7 +68,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         str(file.relative_to(folder)): file.read_bytes()
         for file in files
-        if not {"__pycache__", ".pytest_cache"} & {*file.parts}
+        if not {"__pycache__", ".pytest_cache", ".hypothesis"} & {*file.parts}
         and not file.name.startswith("made.")
     }
 
