@@ -451,6 +451,13 @@ def answered(tmp_path, **content):
     return diagnose(**files.arguments(*files.read([path])))
 
 
+@pytest.mark.parametrize("window", [np.array([4, 0]), np.array(5), "4,0"])
+def test_both_sides_of_a_window_are_in_a_file(tmp_path, window):
+    seen = np.tri(12) - np.tri(12, k=-5) > 0
+    found = answered(tmp_path, **of(Q, K, V, attention(Q, K, V, mask=seen), window=window))
+    assert found.verdict == "noise"
+
+
 def test_a_window_that_is_handed_to_flash_attention(tmp_path):
     """https://github.com/huggingface/transformers/issues/39408: `window_size` excludes the key."""
     seen = np.tri(12) - np.tri(12, k=-5) > 0

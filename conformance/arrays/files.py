@@ -224,7 +224,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _option(path: Path, name: str, value: Any) -> Any:
     kind = OPTIONS[name]
-    value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+    # A window may be an array of two numbers.
+    value = value.tolist() if hasattr(value, "tolist") else value
     try:
         return kind(value)
     except (TypeError, ValueError) as error:
