@@ -32,7 +32,7 @@ from conformance.cases.catalogue import every_case
 from conformance.judging.judge import Judging, Task
 from conformance.judging.pool import Candidates, Options
 from conformance.requirements import REQUIREMENTS
-from conformance.requirements.examination import Memory
+from conformance.requirements.examination import ResultMemory
 
 
 def visible():
@@ -49,7 +49,7 @@ def visible():
     ]
 
 
-EXPECTED = {heads: Memory(4096) for heads in (False, True)}
+EXPECTED = {heads: ResultMemory(4096) for heads in (False, True)}
 """What is expected of heads alone, and of a layer, which is not the same."""
 
 

@@ -116,15 +116,19 @@ def simulated(folder: Path) -> None:
     records = {f"e{number}": f"records/e{number}.json" for number in range(SIMULATED)}
     chosen = matrix.Environments([], records, [])
 
-    def second(project: bytes, key: str, where: str, part: node.Part, workers: int) -> node.Answer:
+    def second(
+        project: bytes, key: str, where: str, part: node.EnvironmentPart, workers: int
+    ) -> node.PartResult:
         time.sleep(1)
-        return node.Answer(0, {f"{where}/{part.environment}.json": record}, "", "simulated", 1.0)
+        return node.PartResult(
+            0, {f"{where}/{part.environment}.json": record}, "", "simulated", 1.0
+        )
 
     node.run = second
     (folder / "tox.ini").touch()
     with matrix.connected("ray") as machines:
         warm(WORKERS)
-        run = matrix.Run(chosen, matrix.Cluster(), folder, lambda line: None)
+        run = matrix.ClusterRun(chosen, matrix.Cluster(), folder, lambda line: None)
         run.check(machines)
         begun = time.perf_counter()
         run.all()

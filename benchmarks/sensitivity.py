@@ -33,7 +33,7 @@ from mutants.zoo import find_mutants
 
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
-from conformance.requirements.examination import Memory, Workbench
+from conformance.requirements.examination import ResultMemory, Workbench
 from conformance.running.session import Session, plan
 
 PAGE = ROOT / "docs" / "noise.md"
@@ -153,8 +153,8 @@ DEFECTS: dict[str, Stages] = {
 
 
 @cache
-def _memory() -> Memory:
-    return Memory(1024)
+def _memory() -> ResultMemory:
+    return ResultMemory(1024)
 
 
 @cache

@@ -32,11 +32,11 @@ from conformance.definition.expectation import expect
 from conformance.errors import Unavailable, Unsupported, WrongAnswer
 from conformance.explore.drawing import Frame, Recipe
 from conformance.explore.script import script
-from conformance.explore.trial import Deviation, Trial
+from conformance.explore.trial import Trial, TrialDeviation
 from conformance.frameworks import framework, torch_bridge
 from conformance.frameworks.torch_bridge import _check_dtype
 from conformance.long.calling import call
-from conformance.long.ladder import BEYOND, Ladder, Limits
+from conformance.long.ladder import BEYOND, Ladder, LongLimits
 from conformance.long.problem import draw
 from conformance.records.numbers import LIMIT
 from conformance.records.record import decode_line
@@ -44,10 +44,10 @@ from conformance.running.examine import examine
 from conformance.running.isolation_child import (
     Declare,
     Declared,
-    Desk,
     Ended,
     Examine,
     Examined,
+    RequestHandler,
     plan_key,
 )
 
@@ -551,7 +551,7 @@ LOST = "the device is lost: AcceleratorError: standin error: device-side assert 
 
 def test_a_lost_device_ends_the_process_and_its_item_alone():
     asserts.name = "asserts"
-    desk = Desk(asserts, "", "gpu", lambda line: None)
+    desk = RequestHandler(asserts, "", "gpu", lambda line: None)
     before = desk.answer(Examine(FEW[0], "float32", "default"))
     assert isinstance(before, Examined)
     assert not before.spent
@@ -582,7 +582,7 @@ def test_at_length_nothing_is_asked_of_a_lost_device():
             STATE.failure, STATE.sticky = torch.AcceleratorError("standin error"), True
         return honest(query, key, value, mask)
 
-    ladder = Ladder(fails, [128, 512, 1024], ["float32"], Limits(), device="gpu")
+    ladder = Ladder(fails, [128, 512, 1024], ["float32"], LongLimits(), device="gpu")
     steps = list(ladder.climb())
     errors = [step for step in steps if step.verdict == "error"]
     assert [(step.length, step.why[:31]) for step in errors] == [
@@ -623,7 +623,7 @@ def test_what_does_not_fit_is_the_verdict_of_its_item_alone():
 
 def test_lengths_that_do_not_fit_on_the_device_are_not_begun():
     STATE.memory = standin.used() + 2**22
-    ladder = Ladder(honest, [256, 4096], ["float32"], Limits(), device="gpu")
+    ladder = Ladder(honest, [256, 4096], ["float32"], LongLimits(), device="gpu")
     begun = []
     steps = list(ladder.climb(lambda step, left: begun.append((step, ladder.needs(step)))))
     assert {step.verdict for step in steps if step.length == 256} == {"conforms"}
@@ -635,7 +635,7 @@ def test_lengths_that_do_not_fit_on_the_device_are_not_begun():
 
 def test_what_holds_all_logits_is_not_begun_where_the_device_has_no_room():
     STATE.memory = standin.used() + 2**25
-    ladder = Ladder(honest, [256, 1024, 4096], ["float32"], Limits(), device="gpu")
+    ladder = Ladder(honest, [256, 1024, 4096], ["float32"], LongLimits(), device="gpu")
     (step,) = (s for s in ladder.climb() if (s.problem, s.length) == ("full", 4096))
     assert "GiB on the device; it holds all logits" in step.why
 
@@ -643,7 +643,7 @@ def test_what_holds_all_logits_is_not_begun_where_the_device_has_no_room():
 def test_indices_beyond_31_bits_are_asked_where_the_device_holds_them():
     for memory, reason in ((2**30, "needs 16.5 GiB on the device; there are 1.0 GiB"), (2**36, "")):
         STATE.memory = standin.used() + memory
-        ladder = Ladder(honest, [2**20], ["bfloat16"], Limits(), device="gpu")
+        ladder = Ladder(honest, [2**20], ["bfloat16"], LongLimits(), device="gpu")
         ladder._rooms[0].free = 2**40
         (step,) = (step for step, _ in ladder._plan if step.problem == BEYOND)
         assert ladder._beyond(step).startswith(reason)
@@ -666,7 +666,7 @@ def test_checks_of_a_test_suite_run_on_the_device():
 
 def test_a_child_declares_what_it_runs_on_the_device():
     honest.name = "honest"
-    declared = Desk(honest, "", "gpu", lambda line: None).answer(
+    declared = RequestHandler(honest, "", "gpu", lambda line: None).answer(
         Declare(cases={CASE: ""}, dtypes=["float32"])
     )
     assert isinstance(declared, Declared)
@@ -698,7 +698,7 @@ def scripted(adapter, spec, array):
     expected = expect(problem)
     index = tuple(size - 1 for size in expected.arrays[array].shape)
     allowed = LIMIT * float(expected.sigma[array][index])
-    deviation = Deviation("x", "off", array, index, allowed=allowed, text="nothing")
+    deviation = TrialDeviation("x", "off", array, index, allowed=allowed, text="nothing")
     trial = Trial(problem, adapter.modes[0], "gpu")
     return script(adapter, spec, trial, deviation, "a test")
 

@@ -20,12 +20,12 @@ from conformance.frameworks.base import GUARD
 from conformance.records.record import decode_line
 from conformance.requirements.probed import decided
 from conformance.running import isolation
-from conformance.running.isolation import Limits, Supervisor
+from conformance.running.isolation import ProcessLimits, Supervisor
 from conformance.running.session import Inquiry, Item, Session
 from conformance.words import say
 
 BEYOND = "call.reads-only-what-it-is-given"
-QUICK = Limits(item=1.0, start=30.0, memory=2048.0, deaths=3)
+QUICK = ProcessLimits(item=1.0, start=30.0, memory=2048.0, deaths=3)
 SHORT = "fewer values than keys"
 READS = "reads beyond an array"
 FILE = Path(faulty.__file__)
@@ -245,7 +245,7 @@ def test_time_in_which_a_process_waits_for_a_processor_does_not_count(supervisor
 def test_a_process_that_never_gets_a_processor_is_given_up(supervisor, monkeypatch):
     monkeypatch.setattr(isolation, "_activity", lambda *_, **__: (0.0, False))
     monkeypatch.setattr(isolation, "SLOWEST", 3)
-    one = supervisor("Ponders", Limits(item=5.0, start=30.0, memory=2048.0, deaths=3))
+    one = supervisor("Ponders", ProcessLimits(item=5.0, start=30.0, memory=2048.0, deaths=3))
     seen = card(one.inquire(inquiry(faulty.Ponders())))
     assert seen[SHORT] == "does not end"
 
@@ -258,7 +258,7 @@ def test_a_process_that_always_ends_is_not_started_forever(supervisor):
 
 def test_what_follows_gets_a_process_that_saw_no_such_input(supervisor):
     # Computing what is expected takes longer than the other tests grant an item.
-    one = supervisor("Fine", Limits())
+    one = supervisor("Fine", ProcessLimits())
     one.start()
     first = one._process
     row = inquiry(faulty.Fine())

@@ -20,7 +20,7 @@ from conformance.cli import main
 from conformance.errors import ExitCode, Unavailable
 from conformance.explore.drawing import FEATURES, MASKS, Drawer, Frame, Recipe
 from conformance.explore.script import script
-from conformance.explore.search import Options, Search, survey
+from conformance.explore.search import ProblemSearch, SearchOptions, survey
 from conformance.explore.shrinking import shrink
 from conformance.explore.trial import Trial, askable, deviations
 from conformance.records.record import read_exploration
@@ -33,7 +33,9 @@ EXAMPLES = 300
 def sought(adapter: Adapter, **wanted):
     """A search of a bounded number of problems, whatever time they take."""
     adapter.name = adapter.name or type(adapter).__name__
-    return Search(adapter, Options(**({"examples": EXAMPLES} | wanted)), time.monotonic() + 300)
+    return ProblemSearch(
+        adapter, SearchOptions(**({"examples": EXAMPLES} | wanted)), time.monotonic() + 300
+    )
 
 
 def found(adapter: Adapter, **wanted):
@@ -389,7 +391,7 @@ def test_a_survey_ends_at_ctrl_c_and_keeps_what_was_found(tmp_path, monkeypatch,
     adapter = deviants.TwoDefects()
     adapter.name = "Two"
     with pytest.raises(KeyboardInterrupt):
-        survey(adapter, Options(dtypes=("float32",), examples=200), 60.0, tmp_path)
+        survey(adapter, SearchOptions(dtypes=("float32",), examples=200), 60.0, tmp_path)
     (one,) = read_exploration(tmp_path / "Two.json").found
     assert [one.case] == [path.name for path in tmp_path.glob("*.case")]
 
@@ -441,7 +443,7 @@ def test_a_case_of_other_features_or_magnitudes_stands_for_no_drawn_problem():
 def test_two_defects_are_two_classes(tmp_path):
     adapter = deviants.TwoDefects()
     adapter.name = "two"
-    options = Options(dtypes=("float32",), examples=40)
+    options = SearchOptions(dtypes=("float32",), examples=40)
     new = survey(adapter, options, 60.0, tmp_path)
     assert {one.nature[0] for one in new} >= {"output.equals-definition", "ValueError"}
     raised = [one for one in new if one.nature[0] == "ValueError"]

@@ -21,8 +21,8 @@ from conformance.experiments import experiment
 from conformance.frameworks.base import Request
 from conformance.frameworks.numpy_bridge import NumPy
 from conformance.records.record import decode_line
-from conformance.running.isolation import Limits, StandIn, supervise
-from conformance.running.isolation_child import Declared, Desk, Examine, Examined
+from conformance.running.isolation import ProcessLimits, StandIn, supervise
+from conformance.running.isolation_child import Declared, Examine, Examined, RequestHandler
 from conformance.running.provenance import describe
 from conformance.running.session import Inquiry, Item, Session
 
@@ -274,7 +274,7 @@ def loses_its_device(query, key, value):
 
 def test_an_exit_is_the_verdict_of_its_item():
     leaves.name = "leaves"
-    answer = Desk(leaves, "", "cpu", lambda line: None).answer(
+    answer = RequestHandler(leaves, "", "cpu", lambda line: None).answer(
         Examine("plain/no-mask/cross", "float32", "default")
     )
     assert isinstance(answer, Examined)
@@ -282,7 +282,7 @@ def test_an_exit_is_the_verdict_of_its_item():
 
 
 def test_an_exit_beside_the_call_is_the_verdict_of_its_item(monkeypatch):
-    desk = Desk(leaves, "", "cpu", lambda line: None)
+    desk = RequestHandler(leaves, "", "cpu", lambda line: None)
     monkeypatch.setattr(desk, "_examine", lambda request: sys.exit(3))
     answer = desk.answer(Examine("plain/no-mask/cross", "float32", "default"))
     assert isinstance(answer, Examined)
@@ -302,9 +302,9 @@ def test_a_lost_device_is_noted_by_the_session():
 
 def test_a_supervisor_is_replaced_if_the_limits_are_others():
     spec = f"{__file__}:leaves"
-    first = supervise(spec, "cpu", Limits())
-    assert supervise(spec, "cpu", Limits()) is first
-    other = supervise(spec, "cpu", Limits(item=1.0))
+    first = supervise(spec, "cpu", ProcessLimits())
+    assert supervise(spec, "cpu", ProcessLimits()) is first
+    other = supervise(spec, "cpu", ProcessLimits(item=1.0))
     assert other is not first
     other.close()
 

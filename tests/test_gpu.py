@@ -151,7 +151,7 @@ def test_who_takes_more_than_a_share_makes_room(tmp_path, monkeypatch, capfd):
         job(tmp_path, "deaf", "import time; time.sleep(3600)", 0.5),
         job(tmp_path, "quick", "print('done')"),
     ]
-    line = gpu.Line(jobs, ends=time.monotonic() + PATIENCE, most=1)
+    line = gpu.JobLine(jobs, ends=time.monotonic() + PATIENCE, most=1)
     # A process that is started by one that ignores the signal ignores it from the beginning.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -169,7 +169,7 @@ def test_a_share_binds_only_while_others_wait_for_the_same_stage(tmp_path):
         job(tmp_path, "long", "import time; time.sleep(1)", 0.01),
         job(tmp_path, "next", "print('next')", stage=gpu.STAGES[1]),
     ]
-    line = gpu.Line(jobs, ends=time.monotonic() + PATIENCE, most=1)
+    line = gpu.JobLine(jobs, ends=time.monotonic() + PATIENCE, most=1)
     line.run()
     assert not line.cut
     assert len(line.ended) == 2
@@ -184,14 +184,14 @@ def test_what_is_named_and_not_installed_is_told(tmp_path, capfd):
 
 
 def test_who_interrupts_gets_the_table_and_the_code(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(gpu.Line, "run", lambda line: True)
+    monkeypatch.setattr(gpu.JobLine, "run", lambda line: True)
     assert main(ask(tmp_path, CORRECT, more=("--stage", "core"))) == ExitCode.INTERRUPTED
     assert "not reached: core: Correct" in capfd.readouterr().out
 
 
 def test_at_the_end_of_the_time_the_rest_is_said_to_be_not_reached(tmp_path, capfd):
     jobs = [job(tmp_path, name, "import time; time.sleep(3600)") for name in ("one", "two")]
-    line = gpu.Line(jobs, ends=time.monotonic() + gpu.GRACE + gpu.LEAST + 1, most=1)
+    line = gpu.JobLine(jobs, ends=time.monotonic() + gpu.GRACE + gpu.LEAST + 1, most=1)
     line.run()
     assert [one.name for one in line.cut] == ["one"]
     assert [one.name for one in line.waiting] == ["two"]

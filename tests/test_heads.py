@@ -32,7 +32,7 @@ from conformance.records.record import read, read_arrays
 from conformance.reports.figures import (
     INK,
     PAPER,
-    Subject,
+    FigureSubject,
     heatmap,
     picture,
     png,
@@ -40,7 +40,7 @@ from conformance.reports.figures import (
     svg,
     title,
 )
-from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, number, ticks
+from conformance.reports.figures.heatmap import TEXT_UP_TO, HeatGrid, number, ticks
 from conformance.reports.load import load as load_records
 from conformance.reports.page.html import figures
 from conformance.reports.writing import build
@@ -50,7 +50,7 @@ from conformance.running.session import Item, plan
 SVG = "{http://www.w3.org/2000/svg}"
 HERE = Path(__file__).parent
 MINIATURES = HERE / "mutants/miniatures.py"
-SUBJECT = Subject("mine", "a/b/self", "float32", "default", "cpu")
+SUBJECT = FigureSubject("mine", "a/b/self", "float32", "default", "cpu")
 NASTY = "<script>alert('1')</script>&\"]]>--"
 EASY = ("--case", "mask/per-head/self")
 
@@ -303,11 +303,11 @@ def test_long_maps_have_no_text_and_few_ticks():
     assert ticks(131) == list(range(0, 131, 10))
     assert ticks(7) == list(range(7))
     assert len(text) < 400_000
-    assert Grid(19, 131).width < 480
+    assert HeatGrid(19, 131).width < 480
 
 
 def test_hostile_names_stay_text():
-    subject = Subject(NASTY, NASTY, NASTY, NASTY, NASTY, NASTY)
+    subject = FigureSubject(NASTY, NASTY, NASTY, NASTY, NASTY, NASTY)
     text = svg(drawn(WEIGHTS, subject=subject))
     root = ET.fromstring(text)
     assert "<script" not in text
@@ -522,7 +522,7 @@ def test_the_gravest_do_not_depend_on_the_order():
     places = {result.id: place for place, result in enumerate(results)}
 
     def kept(order):
-        gravest = examiner.Worst(places)
+        gravest = examiner.WorstItems(places)
         handed = {result.id for result in order if gravest.takes(result)}
         assert gravest.ids <= handed
         return gravest.ids
@@ -549,7 +549,7 @@ def test_what_is_too_large_or_not_about_weights_is_left_out():
     of_case = Item(adapter, case, "float32", "cpu", adapter.modes[0])
     result = CaseResult("Correct", case.id, "float32", "cpu", "default", [output])
     assert of_case.id == result.id
-    assert not examiner.Worst(own).takes(result)
+    assert not examiner.WorstItems(own).takes(result)
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,17 @@ from conformance.errors import ConformanceError
 from conformance.judging import pool, runner, sandbox
 from conformance.judging.judge import Judging, Task, fresh
 from conformance.judging.pool import Candidates, Options
-from conformance.judging.sandbox import IsolationMissing, Limits, Lost, Sandbox, Worker, check
+from conformance.judging.sandbox import (
+    CandidateLimits,
+    IsolationMissing,
+    Lost,
+    Sandbox,
+    Worker,
+    check,
+)
 from conformance.judging.verdict import Marks, scored
 from conformance.records.findings import Figures, Finding
-from conformance.requirements.examination import Memory
+from conformance.requirements.examination import ResultMemory
 from conformance.running import isolation
 
 TOKEN = "5eed" * 8
@@ -88,7 +95,7 @@ pytestmark = pytest.mark.skipif(not isolated(), reason="bubblewrap is not availa
 @pytest.fixture(scope="module")
 def boxes():
     """A judge with sandboxes by framework, which stay warm."""
-    limits = Limits(item=4, file=8)
+    limits = CandidateLimits(item=4, file=8)
     with Candidates(Options(TASK, TOKEN, hints=0, limits=limits)) as held:
         yield held
 
@@ -96,7 +103,7 @@ def boxes():
 def judged(boxes, source, framework="numpy", **more):
     """The verdict of a judge that remembers what is expected, with other options."""
     pytest.importorskip(framework)
-    default = Memory(256) if "token" in more else boxes.expectations
+    default = ResultMemory(256) if "token" in more else boxes.expectations
     expectations = more.pop("expectations", default)
     options = dataclasses.replace(boxes.options, **more)
     judge = dataclasses.replace(boxes, options=options, expectations=expectations)
@@ -130,7 +137,7 @@ def test_a_cheat_gets_nothing(boxes, cheat):
 @pytest.fixture(scope="module")
 def remembered():
     """What is expected of all twins, by token."""
-    return defaultdict(lambda: Memory(256))
+    return defaultdict(lambda: ResultMemory(256))
 
 
 @pytest.mark.sample(6)
@@ -171,7 +178,7 @@ def attention(query, key, value):
     return right(query * query.dtype.type(2), key, value)
 """
     task = dataclasses.replace(TASK, level=level)
-    memory = Memory(256)
+    memory = ResultMemory(256)
     wrong = judged(boxes, NUMPY + unscaled, task=task, hints=1, expectations=memory)
     (cause,) = wrong.causes
     words = cause.reproduce.split()
@@ -185,7 +192,7 @@ def test_full_asks_at_the_sizes_of_the_catalogue_too():
     by_level = {}
     for level in ("core", "full"):
         task = dataclasses.replace(TASK, level=level, cases=("plain/no-mask/gqa",))
-        judging = Judging(Correct(), task, TOKEN, Memory(9))
+        judging = Judging(Correct(), task, TOKEN, ResultMemory(9))
         by_level[level] = {item.id: item.asked.shape for item in judging.items()}
     (jittered,) = by_level["core"].values()
     assert len(by_level["full"]) == 2
@@ -200,7 +207,7 @@ def test_the_least_accurate_class_is_reported():
         finding = Finding("output.equals-definition", "conforms", figures=figures)
         item = SimpleNamespace(dtype="bfloat16")
         found.append((item, SimpleNamespace(findings=[finding])))
-    judging = Judging(Correct(), Task("core", (), (), True), TOKEN, Memory(9), found=found)
+    judging = Judging(Correct(), Task("core", (), (), True), TOKEN, ResultMemory(9), found=found)
     assert judging.accuracy() == {"bfloat16": "C"}
 
 
@@ -433,7 +440,7 @@ def attention(query, key, value):
     return jax.nn.softmax(logits, -1) @ value
 """
     task = dataclasses.replace(TASK, cases=("plain/no-mask/cross",))
-    with Candidates(Options(task, TOKEN, limits=Limits(item=60))) as candidates:
+    with Candidates(Options(task, TOKEN, limits=CandidateLimits(item=60))) as candidates:
         verdict = candidates.judge_source("candidate.py", source, "attention")
     assert (verdict.verdict, verdict.tricks) == ("right", []), verdict
 
@@ -583,7 +590,7 @@ def test_own_work_is_no_cheat(boxes, tmp_path, own):
         ),
     }[own]()
     task = dataclasses.replace(FEW, gradients=own == "tiles")
-    limits = Limits(start=120, item=60, once=120)
+    limits = CandidateLimits(start=120, item=60, once=120)
     options = dataclasses.replace(boxes.options, task=task, own_work=True, limits=limits)
     with Candidates(options, boxes.expectations) as candidates:
         verdict = candidates.judge_source("candidate.py", source, "attention")
@@ -631,7 +638,7 @@ def test_a_missing_isolation_is_an_error(monkeypatch):
 
 
 def test_less_isolation_is_said(boxes):
-    options = dataclasses.replace(boxes.options, isolation="limits", limits=Limits())
+    options = dataclasses.replace(boxes.options, isolation="limits", limits=CandidateLimits())
     with Candidates(options, boxes.expectations) as candidates:
         verdict = candidates.judge_source("candidate.py", honest(), "attention")
     assert verdict.verdict == "right"
@@ -683,7 +690,7 @@ os.kill(os.getppid(), signal.{name})
 while True:
     time.sleep(600)
 """
-    with Sandbox("limits", Limits(start=3), ("numpy",)) as box:
+    with Sandbox("limits", CandidateLimits(start=3), ("numpy",)) as box:
         worker = Worker(box)
         with pytest.raises(Lost):
             worker.load(source, "candidate.py", "attention", "numpy", profiled=False)
@@ -717,7 +724,7 @@ def test_a_torch_without_its_profiler_is_named(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.delattr(torch.autograd, "_enable_profiler_legacy")
     with pytest.raises(RuntimeError, match="_enable_profiler_legacy"):
-        runner.Torch()
+        runner.TorchArrays()
 
 
 SPENDS = """
@@ -738,7 +745,7 @@ def attention(query, key, value, mask=None):
 
 def timed(boxes, spends, **limits):
     source = NUMPY + SPENDS.format(spends)
-    options = dataclasses.replace(boxes.options, task=FEW, limits=Limits(**limits))
+    options = dataclasses.replace(boxes.options, task=FEW, limits=CandidateLimits(**limits))
     with Candidates(options, boxes.expectations) as candidates:
         return candidates.judge_source("candidate.py", source, "attention")
 
@@ -833,12 +840,12 @@ def test_where_processes_are_hidden_elapsed_time_counts(monkeypatch):
 
 @pytest.mark.parametrize(("stopped", "found"), [(True, sandbox.SANDBOX_LOST), (False, "")])
 def test_a_slow_sandbox_is_not_a_stopped_one(monkeypatch, stopped, found):
-    with Sandbox("bubblewrap", Limits(), ("numpy",)) as box:
+    with Sandbox("bubblewrap", CandidateLimits(), ("numpy",)) as box:
         worker = Worker(box)
         os.kill(box._runner, signal.SIGSTOP)
         if not stopped:
             monkeypatch.setattr(sandbox, "_is_stopped", lambda pid: False)
-            box.limits = Limits(start=0.05)
+            box.limits = CandidateLimits(start=0.05)
         assert box.bury() == found
         worker.close()
 
@@ -888,7 +895,7 @@ def test_where_nothing_isolates_no_candidate_runs_on_a_node_either(monkeypatch):
 
 
 def test_the_time_of_a_candidate_also_ends_after_a_lost_process():
-    judging = Judging(load("torch-sdpa"), TASK, TOKEN, Memory(8), lost=["it hung"])
+    judging = Judging(load("torch-sdpa"), TASK, TOKEN, ResultMemory(8), lost=["it hung"])
     judging.is_over = lambda: True
     judging.run()
     assert {result.verdict for _, result in judging.found} == {"not-run"}

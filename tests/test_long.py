@@ -39,8 +39,8 @@ from conformance.long.ladder import (
     STRUCTURED,
     WITH_FEATURES,
     Ladder,
-    Limits,
-    Sizes,
+    LongLimits,
+    LongSizes,
     largest,
     lengths,
     mode_of,
@@ -442,7 +442,7 @@ def test_there_is_no_sigma_of_class_tf32():
     adapter = Contestant("promises", Attention)
     adapter.accuracy = {"float32": "TF32"}
     for dtype, verdict in (("float32", "unsupported"), ("float64", "conforms")):
-        steps = list(ladder.Ladder(adapter, [64], [dtype], ladder.Limits()).climb())
+        steps = list(ladder.Ladder(adapter, [64], [dtype], ladder.LongLimits()).climb())
         assert {step.verdict for step in steps} == {verdict}
 
 
@@ -562,7 +562,7 @@ def test_an_index_that_wraps_beyond_the_first_heads_is_noticed(monkeypatch, wrap
     monkeypatch.setattr(ladder, "PROBLEMS", ("retrieval", ladder.BEYOND, "window", "packed"))
     verdicts = {}
     for name, adapter in (("right", Kernel()), ("wrong", Kernel(kind))):
-        climbed = ladder.Ladder(adapter, [4096], ["bfloat16"], ladder.Limits())
+        climbed = ladder.Ladder(adapter, [4096], ["bfloat16"], ladder.LongLimits())
         climbed._plan = climbed._plan[:2]
         verdicts[name] = {step.problem: step.verdict for step in climbed.climb()}
     assert set(verdicts["right"].values()) == {"conforms"}
@@ -570,7 +570,7 @@ def test_an_index_that_wraps_beyond_the_first_heads_is_noticed(monkeypatch, wrap
 
 
 def test_more_elements_than_32_bits_count_are_refused_before_they_are_allocated():
-    limits = ladder.Limits(memory=2**30)
+    limits = ladder.LongLimits(memory=2**30)
     steps = list(ladder.Ladder(Kernel(), [2**20], ["float16"], limits).climb())
     (beyond,) = (step for step in steps if step.problem == ladder.BEYOND)
     assert ladder.heads_beyond(2**20, 64) * 2**20 * 64 > 2**31
@@ -703,7 +703,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(capsys, wrong):
 
 def examined(adapter, *dtypes, length=300, **options):
     """What each problem of one length gave, by name and dtype."""
-    steps = Ladder(adapter, [length], dtypes, Limits(), **options).climb()
+    steps = Ladder(adapter, [length], dtypes, LongLimits(), **options).climb()
     return {(step.problem, step.dtype): step for step in steps}
 
 
@@ -795,7 +795,7 @@ def test_what_holds_all_logits_is_not_begun_where_they_do_not_fit(monkeypatch):
     """The second length tells how memory grows, and the third, 16 times as much, is left out."""
     monkeypatch.setattr(ladder, "_forget_peak", lambda: 0)
     monkeypatch.setattr(ladder, "_peak", lambda: 2**28 + 96 * Hungry.pairs)
-    climbed = Ladder(Hungry("hungry", Attention), [128, 512, 2048], ["float32"], Limits(2**29))
+    climbed = Ladder(Hungry("hungry", Attention), [128, 512, 2048], ["float32"], LongLimits(2**29))
     steps = {(step.problem, step.length): step for step in climbed.climb()}
     assert steps["full", 512].verdict == "conforms"
     assert steps["full", 2048].verdict == "not reached"
@@ -803,7 +803,7 @@ def test_what_holds_all_logits_is_not_begun_where_they_do_not_fit(monkeypatch):
 
 
 def test_seconds_are_kept_to_and_begin_after_what_is_imported():
-    climbed = Ladder(Contestant("slow", Attention), [64, 2**18], ["float32"], Limits(None, 5.0))
+    climbed = Ladder(Contestant("slow", Attention), [64, 2**18], ["float32"], LongLimits(None, 5.0))
     begun = []
     steps = list(climbed.climb(lambda step, left: begun.append((step.length, left))))
     assert {step.verdict for step in steps if step.length == 64} == {"conforms"}
@@ -814,9 +814,9 @@ def test_seconds_are_kept_to_and_begin_after_what_is_imported():
 
 def test_sizes_are_those_that_are_declared():
     geometry = Geometry(head_sizes=(128, 64), tiles=(64, 32))
-    assert Sizes.of(geometry, None, None) == Sizes(128, 32)
-    assert Sizes.of(geometry, 64, 16) == Sizes(64, 16)
-    assert Sizes.of(None, None, None) == Sizes(64, UNKNOWN)
+    assert LongSizes.of(geometry, None, None) == LongSizes(128, 32)
+    assert LongSizes.of(geometry, 64, 16) == LongSizes(64, 16)
+    assert LongSizes.of(None, None, None) == LongSizes(64, UNKNOWN)
 
 
 def test_of_an_unknown_tile_the_least_accurate_is_taken():
@@ -875,7 +875,7 @@ def test_a_function_that_declares_sinks_and_caps_is_asked_of_them_at_length():
     asked = {}
     for function in (with_features, without_features):
         mine = adapted(function, "mine")
-        ladder = Ladder(mine, [200], ["float32"], Limits(), sizes=Sizes(16, 200))
+        ladder = Ladder(mine, [200], ["float32"], LongLimits(), sizes=LongSizes(16, 200))
         asked[function] = {step.problem: step.verdict for step in ladder.climb()}
     assert {asked[with_features][name] for name in WITH_FEATURES} == {"conforms"}
     assert {asked[without_features][name] for name in WITH_FEATURES} == {"deviates"}

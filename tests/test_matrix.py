@@ -118,7 +118,9 @@ def test_a_node_runs_a_part_beside_others_and_hands_back_its_records(project):
     (project / "records").mkdir()
     (project / "records" / "other.json").write_text("as it was")
     source = matrix.archive(project)
-    part = node.Part("right", "1/2", ("--shard", "1/2"), {"records/right.json": b"before; "})
+    part = node.EnvironmentPart(
+        "right", "1/2", ("--shard", "1/2"), {"records/right.json": b"before; "}
+    )
     answer = node.run(source, "key", "records", part, 1)
     assert (answer.code, answer.node) != (1, "")
     assert answer.files == {
@@ -131,7 +133,7 @@ def test_a_node_runs_a_part_beside_others_and_hands_back_its_records(project):
     assert (home / "tox" / "right").is_dir()
     release()
     release_other()
-    wrong = node.run(source, "key", "records", node.Part("wrong"), 1)
+    wrong = node.run(source, "key", "records", node.EnvironmentPart("wrong"), 1)
     assert wrong.code == 1
     assert "FAIL" in wrong.tail
 
@@ -157,7 +159,9 @@ def test_a_node_installs_the_same_source_once(project):
         (project / "packaged.py").write_text(code)
 
     def run(says):
-        answer = node.run(matrix.archive(project), "key", "records", node.Part("right"), 1)
+        answer = node.run(
+            matrix.archive(project), "key", "records", node.EnvironmentPart("right"), 1
+        )
         assert answer.code == 0, answer.tail
         assert answer.files == {"records/right.json": says.encode()}
         return answer.tail
@@ -233,7 +237,9 @@ def test_resources_come_from_the_table(tmp_path):
     resources = read_settings(table).resources
     assert resources == {"fused": {"GPU": 1, "rare": 0.5}}
     cluster = matrix.Cluster(workers=2, resources=resources)
-    run = matrix.Run(matrix.Environments([], {"fused": "fused.json"}, []), cluster, tmp_path, print)
+    run = matrix.ClusterRun(
+        matrix.Environments([], {"fused": "fused.json"}, []), cluster, tmp_path, print
+    )
     run.check([{"CPU": 1}, {"CPU": 2, "GPU": 1, "rare": 1}])
     with pytest.raises(Exception, match=r"what fused needs: 2 CPU, 1 GPU, 0\.5 rare"):
         run.check([{"CPU": 8, "GPU": 1}, {"CPU": 2, "rare": 1}])
@@ -262,9 +268,9 @@ def test_shards_of_a_narrowed_run_leave_a_complete_record_alone(tmp_path):
     assert len(shards) == 2
     record.write_text("complete")
     chosen = matrix.Environments([], {"right": "records/right.json"}, [])
-    run = matrix.Run(chosen, matrix.Cluster(shards=2), tmp_path, print)
+    run = matrix.ClusterRun(chosen, matrix.Cluster(shards=2), tmp_path, print)
     run._shards["right"], run._left["right"] = shards, 0
-    whole = run._whole(node.Part("right", "2/2"))
+    whole = run._whole(node.EnvironmentPart("right", "2/2"))
     assert record.read_text() == "complete"
     assert "records/right.narrowed.json" in whole.files
     assert not [*record.parent.glob("*.shard-*")]
@@ -280,5 +286,5 @@ def test_the_longest_environment_is_begun_first(tmp_path):
         (tmp_path / name).write_text(resealed(json.loads(changed)))
     (tmp_path / "broken.json").write_text("{}")
     records = {name: f"{name}.json" for name in ("brief", "unknown", "broken", "long")}
-    run = matrix.Run(matrix.Environments([], records, []), matrix.Cluster(), tmp_path, print)
+    run = matrix.ClusterRun(matrix.Environments([], records, []), matrix.Cluster(), tmp_path, print)
     assert run._order() == ["unknown", "broken", "long", "brief"]

@@ -36,7 +36,7 @@ from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, Finding, Worst
 from conformance.reports import model as data
-from conformance.reports.gate.baseline import Baseline, Entry
+from conformance.reports.gate.baseline import Baseline, BaselineEntry
 from conformance.reports.load import find_records, load
 from conformance.reports.page import views
 from conformance.reports.page.html import IN_FULL, PAGE
@@ -300,9 +300,15 @@ def test_the_gravest_findings_are_in_full_and_the_others_to_two_digits():
 
 def test_kinds_of_a_baseline_come_before_what_was_found():
     entries = (
-        Entry("deviates", requirement=(OUTPUT,), kind="accuracy", reason="In float32.", number=1,
-              link="https://github.com/a/b/issues/1"),
-    )  # fmt: skip
+        BaselineEntry(
+            "deviates",
+            requirement=(OUTPUT,),
+            kind="accuracy",
+            reason="In float32.",
+            number=1,
+            link="https://github.com/a/b/issues/1",
+        ),
+    )
     own = loaded(record(result(bad(), bad(GRADIENT)), result(bad(), case="a/b/self")))
     made = build([own], baseline=Baseline(Path(), "", entries))
     kinds = {(one.requirement, one.kind, one.reason, one.times) for one in made.deviations}

@@ -23,7 +23,7 @@ from conformance.cli import main
 from conformance.definition.expectation import expect
 from conformance.errors import ExitCode
 from conformance.explore.script import MOST_LINES, TooLong, literal, parameter, script
-from conformance.explore.trial import Deviation, Trial
+from conformance.explore.trial import Trial, TrialDeviation
 from conformance.records.numbers import LIMIT
 
 HERE = Path(__file__).parent
@@ -288,7 +288,7 @@ def test_an_honest_layer_passes_its_script(array, tmp_path):
     expected = expect(problem)
     index = tuple(size - 1 for size in expected.arrays[array].shape)
     allowed = LIMIT * float(expected.sigma[array][index])
-    deviation = Deviation("x", "off", array, index, allowed=allowed, text="nothing")
+    deviation = TrialDeviation("x", "off", array, index, allowed=allowed, text="nothing")
     text = script(adapter, "torch-mha", Trial(problem, adapter.modes[0]), deviation, "a test")
     path = tmp_path / "script.py"
     path.write_text(text)
@@ -299,6 +299,6 @@ def test_an_honest_layer_passes_its_script(array, tmp_path):
 def test_a_script_is_never_longer_than_forty_lines():
     problem = find_cases("plain/no-mask/self")[0].problem("float64")
     adapter = load("torch-mha")
-    deviation = Deviation("x", "off", "output", (0, 0, 0), text="off")
+    deviation = TrialDeviation("x", "off", "output", (0, 0, 0), text="off")
     with pytest.raises(TooLong, match="40"):
         script(adapter, "torch-mha", Trial(problem, adapter.modes[0]), deviation, "a test")

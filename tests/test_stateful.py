@@ -23,7 +23,7 @@ from conformance.errors import ConformanceError, ExitCode, Unsupported
 from conformance.records.findings import BITS, WRONG, CaseResult, Phrase
 from conformance.records.record import read
 from conformance.running import isolation
-from conformance.running.isolation import Limits
+from conformance.running.isolation import ProcessLimits
 from conformance.stateful.checking import PROMISED, examine_stateful
 from conformance.stateful.layer import PROMISES, find_stateful
 from conformance.stateful.ways import SENTENCES, WAYS
@@ -426,7 +426,7 @@ def walker(tmp_path):
 
     def walk(name, **limits):
         (tmp_path / "lost.py").write_text(LOST)
-        made.append(isolation.Walker(f"{tmp_path}/lost.py:{name}", "cpu", Limits(**limits)))
+        made.append(isolation.Walker(f"{tmp_path}/lost.py:{name}", "cpu", ProcessLimits(**limits)))
         return made[-1]
 
     yield walk

@@ -138,7 +138,7 @@ def keywords(usual: Mapping[str, object], **given: object) -> str:
 
 
 @dataclass(frozen=True)
-class Framework:
+class FrameworkSyntax:
     """The syntax for arrays in a framework; `{}` stands for the code of an array.
 
     Attributes:
@@ -160,7 +160,7 @@ class Framework:
     on_gpu: str = ""
     from_gpu: str = ""
 
-    def on(self, device: str) -> Framework:
+    def on(self, device: str) -> FrameworkSyntax:
         """Return the syntax for arrays on a device, "cpu" or "gpu"."""
         if device == "cpu" or not self.from_gpu:
             return self
@@ -181,11 +181,11 @@ class Framework:
         return list(dict.fromkeys(every))
 
 
-_RUNTIME = Framework("import numpy as np", "{}", '{}.astype("{dtype}")', "{}.astype(float)")
+_RUNTIME = FrameworkSyntax("import numpy as np", "{}", '{}.astype("{dtype}")', "{}.astype(float)")
 """The syntax of runtimes that take and return NumPy arrays."""
 
-FRAMEWORKS: Mapping[str, Framework] = {
-    "torch": Framework(
+FRAMEWORKS: Mapping[str, FrameworkSyntax] = {
+    "torch": FrameworkSyntax(
         "import torch",
         "torch.tensor({})",
         "torch.tensor({}, dtype=torch.{dtype})",
@@ -193,21 +193,21 @@ FRAMEWORKS: Mapping[str, Framework] = {
         'torch.set_default_device("{device}")',
         "{}.detach().cpu().double().numpy()",
     ),
-    "jax": Framework(
+    "jax": FrameworkSyntax(
         "import jax, jax.numpy as jnp",
         "jnp.asarray({})",
         'jnp.asarray({}, "{dtype}")',
         "np.array({}).astype(float)",
         'jax.config.update("jax_default_device", jax.devices("{device}")[0])',
     ),
-    "tensorflow": Framework(
+    "tensorflow": FrameworkSyntax(
         "import tensorflow as tf",
         "tf.constant({})",
         'tf.constant({}, "{dtype}")',
         "{}.numpy().astype(float)",
         'assert tf.config.list_logical_devices("{device}")  # the default, if there is one',
     ),
-    "mlx": Framework(
+    "mlx": FrameworkSyntax(
         "import mlx.core as mx",
         "mx.array({})",
         "mx.array({}, mx.{dtype})",
@@ -215,14 +215,14 @@ FRAMEWORKS: Mapping[str, Framework] = {
         "mx.set_default_device(mx.{device})",
         "np.array({}.astype(mx.float32))",
     ),
-    "paddle": Framework(
+    "paddle": FrameworkSyntax(
         "import paddle",
         "paddle.to_tensor({})",
         'paddle.to_tensor({}, "{dtype}")',
         '{}.astype("float64").numpy()',
         'paddle.set_device("{device}")',
     ),
-    "tinygrad": Framework(
+    "tinygrad": FrameworkSyntax(
         "from tinygrad import Tensor", "Tensor({})", 'Tensor({}, dtype="{dtype}")', "{}.numpy()"
     ),
     **dict.fromkeys(("onnx", "onnxruntime", "openvino"), _RUNTIME),

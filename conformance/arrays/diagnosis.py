@@ -183,7 +183,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     hidden: list[Told] = []
     wanted: Diagnosis | None = None
     place: str = ""
-    map: figure.Map | None = None
+    map: figure.ErrorMap | None = None
 
     def _repr_html_(self) -> str:
         """Return the diagnosis as HTML for a notebook, with the map of the worst head."""
@@ -631,7 +631,7 @@ class Judged:
             **fields,
         )
 
-    def _map(self) -> figure.Map:
+    def _map(self) -> figure.ErrorMap:
         if self.whole is not None:
             shape = self.whole.problem.shape
             return figure.worst(

@@ -18,7 +18,7 @@ FONTS = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 WRONG, RIGHT = "#c0392b", "#2f6db5"
 
 
-class Map(msgspec.Struct, frozen=True):
+class ErrorMap(msgspec.Struct, frozen=True):
     """|error| / σ of one head, the largest of each cell.
 
     Attributes:
@@ -56,7 +56,7 @@ def pooled(ratio: Array, rows: np.ndarray, queries: int) -> Array:
     return cells
 
 
-def worst(maps: Mapping[tuple[int, int], Array], shape: tuple[int, int], limit: float) -> Map:
+def worst(maps: Mapping[tuple[int, int], Array], shape: tuple[int, int], limit: float) -> ErrorMap:
     """Return the map of the worst head.
 
     Args:
@@ -66,10 +66,10 @@ def worst(maps: Mapping[tuple[int, int], Array], shape: tuple[int, int], limit: 
     """
     (entry, head), cells = max(maps.items(), key=lambda it: float(it[1].max(initial=0)))
     numbers = [[float(f"{it:.3g}") for it in row] for row in cells]
-    return Map(entry, head, *shape, limit, numbers)
+    return ErrorMap(entry, head, *shape, limit, numbers)
 
 
-def of_ratios(ratio: Array, limit: float) -> Map:
+def of_ratios(ratio: Array, limit: float) -> ErrorMap:
     """Return the map of the worst head, given all ratios `[batch heads query component]`."""
     entry, head = (int(it) for it in np.unravel_index(int(ratio.argmax()), ratio.shape)[:2])
     queries = ratio.shape[2]
@@ -77,7 +77,7 @@ def of_ratios(ratio: Array, limit: float) -> Map:
     return worst({(entry, head): cells}, (queries, ratio.shape[3]), limit)
 
 
-def svg(of: Map) -> str:
+def svg(of: ErrorMap) -> str:
     """Return the figure as SVG, without style, script or anything that is fetched."""
     cells = np.array(of.cells)
     height, width = (CELL * size for size in cells.shape)

@@ -47,7 +47,7 @@ key/value head, beside its query heads."""
 
 
 @dataclass
-class Seen:
+class SeenAttention:
     """An attention of a model, and the arrays that were seen in it.
 
     Attributes:
@@ -158,11 +158,11 @@ def compare_models(
     return msgspec.structs.replace(found, place="", wanted=None, notes=[*found.notes, note])
 
 
-def _seen(model: Any, batch: Any) -> list[Seen]:
+def _seen(model: Any, batch: Any) -> list[SeenAttention]:
     """Return the attentions of a model in the order in which they are called with a batch."""
     if not hasattr(model, "named_modules"):
         raise BadArrays(f"{type(model).__name__} is no module of torch")
-    called: list[Seen] = []
+    called: list[SeenAttention] = []
     hooks = [hook for it in _attentions(model) for hook in _hooked(it, called)]
     try:
         if isinstance(batch, Mapping):
@@ -181,15 +181,15 @@ def _seen(model: Any, batch: Any) -> list[Seen]:
     return called
 
 
-def _attentions(model: Any) -> list[Seen]:
+def _attentions(model: Any) -> list[SeenAttention]:
     """Return the attentions of a model, none of which has been seen yet."""
     if not hasattr(model, "named_modules"):
         return []
-    every = (Seen(name, module) for name, module in model.named_modules())
+    every = (SeenAttention(name, module) for name, module in model.named_modules())
     return [it for it in every if it.is_attention]
 
 
-def _hooked(seen: Seen, called: list[Seen]) -> Iterator[Any]:
+def _hooked(seen: SeenAttention, called: list[SeenAttention]) -> Iterator[Any]:
     """Yield hooks that remember the arrays of an attention, and itself when it has been called."""
 
     def keep(name: str, array: Any) -> None:
@@ -218,7 +218,7 @@ def _hooked(seen: Seen, called: list[Seen]) -> Iterator[Any]:
         yield child.register_forward_hook(lambda module, inputs, output: keep("output", inputs[0]))
 
 
-def _of_layer(seen: Seen, arguments: Mapping[str, Any]) -> None:
+def _of_layer(seen: SeenAttention, arguments: Mapping[str, Any]) -> None:
     """Remember what `torch.nn.MultiheadAttention` was called with, with the batch first."""
     module = seen.module
 
@@ -281,13 +281,13 @@ def _config(model: Any) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def _count(seen: Seen) -> int | None:
+def _count(seen: SeenAttention) -> int | None:
     """Return the number of heads that an attention has by its own account."""
     found = (getattr(seen.module, name, None) for name in COUNTS)
     return next((it for it in found if isinstance(it, int)), None)
 
 
-def _sizes(seen: Seen, said: Mapping[str, Any]) -> tuple[int, int]:
+def _sizes(seen: SeenAttention, said: Mapping[str, Any]) -> tuple[int, int]:
     heads = said.get("heads") or _count(seen)
     if not isinstance(heads, int):
         name = seen.name or type(seen.module).__name__
@@ -295,7 +295,7 @@ def _sizes(seen: Seen, said: Mapping[str, Any]) -> tuple[int, int]:
     return heads, said.get("kv_heads") or heads
 
 
-def _given(seen: Seen, said: Mapping[str, Any], order: str) -> dict[str, Any]:
+def _given(seen: SeenAttention, said: Mapping[str, Any], order: str) -> dict[str, Any]:
     """Return the arguments of `diagnose` for an attention whose heads were seen."""
     heads, kv_heads = _sizes(seen, said)
     arrays = {name: _side_by_side(it) for name, it in seen.arrays.items()}
@@ -322,7 +322,7 @@ def _parts(packed: np.ndarray, heads: int, kv_heads: int, order: str) -> dict[st
     return {n: it.reshape(*packed.shape[:-1], -1) for n, it in zip(names, parts, strict=True)}
 
 
-def _order(seen: Seen, said: Mapping[str, Any]) -> str:
+def _order(seen: SeenAttention, said: Mapping[str, Any]) -> str:
     """Return the order of a packed projection with which the output is right; "" if none is."""
     if "packed" not in seen.arrays:
         return ""
@@ -333,7 +333,7 @@ def _order(seen: Seen, said: Mapping[str, Any]) -> str:
     return ""
 
 
-def _order_of_weights(one: Seen, other: Seen, said: Mapping[str, Any]) -> str:
+def _order_of_weights(one: SeenAttention, other: SeenAttention, said: Mapping[str, Any]) -> str:
     """Return the order in which the other projection has the weights of the first, or its order."""
     if "packed" in other.arrays:
         for order in ORDERS:
@@ -342,7 +342,7 @@ def _order_of_weights(one: Seen, other: Seen, said: Mapping[str, Any]) -> str:
     return one.order
 
 
-def _judged(seen: Seen, said: Mapping[str, Any]) -> Diagnosis:
+def _judged(seen: SeenAttention, said: Mapping[str, Any]) -> Diagnosis:
     if not seen.is_layer:
         return diagnose(**_given(seen, said, seen.order))
     heads, kv_heads = _sizes(seen, said)
@@ -355,7 +355,7 @@ def _judged(seen: Seen, said: Mapping[str, Any]) -> Diagnosis:
     return diagnose_layer(x, weights, seen.returned, of="torch-mha", **options)
 
 
-def _outputs(one: Seen, other: Seen) -> tuple[Numbers, Numbers]:
+def _outputs(one: SeenAttention, other: SeenAttention) -> tuple[Numbers, Numbers]:
     """Return the outputs of two attentions: before the output projection if both are known."""
     if one.is_layer or other.is_layer:
         assert one.returned is not None
@@ -370,7 +370,7 @@ def _side_by_side(array: Numbers) -> Numbers:
     return Numbers(values.reshape(*values.shape[:2], -1), array.dtype) if values.ndim > 3 else array
 
 
-def _difference(one: Seen, other: Seen, said: Mapping[str, Any]) -> Phrase | None:
+def _difference(one: SeenAttention, other: SeenAttention, said: Mapping[str, Any]) -> Phrase | None:
     """Return the cause that the projections of two attentions differ, or None if they do not."""
     stored = [str(next(it.module.parameters()).dtype).rpartition(".")[2] for it in (one, other)]
     narrow = max((dtype_of(it) for it in stored), key=lambda it: it.roundoff)
@@ -386,7 +386,9 @@ def _difference(one: Seen, other: Seen, said: Mapping[str, Any]) -> Phrase | Non
     return Phrase("layers.weights-differ", {"projections": [*sides]})
 
 
-def _projections(seen: Seen, said: Mapping[str, Any]) -> dict[str, tuple[Array, Array | None]]:
+def _projections(
+    seen: SeenAttention, said: Mapping[str, Any]
+) -> dict[str, tuple[Array, Array | None]]:
     """Return the weights `[out in]` of projections, and of norms, each with its bias or None."""
     module = seen.module
     sides = ("query", "key", "value")

@@ -30,7 +30,7 @@ from conformance.causes import (
     projections,
     softmax,
 )
-from conformance.causes.handing import Handed
+from conformance.causes.handing import HandedTokens
 from conformance.causes.hypothesis import ALIKE, MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
@@ -161,7 +161,7 @@ def _of_kernel(ex: Examination) -> Phrase:
     except NO_ANSWER:
         return NOTHING
     problem = ex.kernel_problem
-    handed = Handed.of(ex.adapter, problem)
+    handed = HandedTokens.of(ex.adapter, problem)
     known = diagnose(problem, ex.kernel_expectation, answer, ask, handed)
     return known.output or known.gradients
 
@@ -221,7 +221,7 @@ def causes(ex: Examination, mode: Mode) -> Causes:
         if "output" in changing:
             return Causes(changes, changes, changes)
         others = cache(lambda: [*_others(ex, mode)])
-        handed = Handed.of(ex.adapter, ex.problem)
+        handed = HandedTokens.of(ex.adapter, ex.problem)
         found = _search(ex.problem, ex.expectation, answer, ask, others, handed=handed)
         named = {part: best.cause for part, best in found.items()}
         return Causes(**{part: changes if part in changing else it for part, it in named.items()})
@@ -311,7 +311,7 @@ def _explained(ex: Examination, mode: Mode, answer: Answer, wanted: str) -> dict
     """
     key = (id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name, wanted)
     search = partial(_search, ex.problem, ex.expectation, answer, partial(ex.ask, mode=mode))
-    handed = Handed.of(ex.adapter, ex.problem)
+    handed = HandedTokens.of(ex.adapter, ex.problem)
     return ex.bench.explained.get(key, lambda: search(wanted=wanted, handed=handed))
 
 
@@ -329,7 +329,7 @@ def _of_spellings(
             answer = ask(problem)
         except NO_ANSWER:
             continue
-        handed = Handed.of(ex.adapter, problem, spelling)
+        handed = HandedTokens.of(ex.adapter, problem, spelling)
         known = diagnose(problem, expectation, answer, ask, handed)
         cause = known.output or known.gradients
         if cause:
@@ -374,7 +374,7 @@ def diagnose(
     expectation: Expectation,
     answer: Answer,
     ask: Callable[[Problem], Answer],
-    handed: Handed | None = None,
+    handed: HandedTokens | None = None,
 ) -> Causes:
     """Return the known defects that explain an answer, without a comparison with similar cases.
 
@@ -398,7 +398,7 @@ def _search(
     others: Callable[[], Iterable[Similar]] = tuple,
     *,
     wanted: str = "",
-    handed: Handed | None = None,
+    handed: HandedTokens | None = None,
 ) -> dict[str, Best]:
     """Return, for each wrong part of an answer by name, the causes that explain it, as a `Best`.
 

@@ -39,7 +39,7 @@ PARTS = (("key", "value"), ("value",), ("key",))
 
 
 @dataclass(frozen=True)
-class Handed:
+class HandedTokens:
     """How tokens were passed: the declaration of their storage, and the encoding that was used."""
 
     declared: Handing
@@ -48,7 +48,7 @@ class Handed:
     @classmethod
     def of(
         cls, adapter: Adapter, problem: Problem, spelling: Spelling | None = None
-    ) -> Handed | None:
+    ) -> HandedTokens | None:
         """Return how an encoding passes tokens, or None if inputs are passed unchanged.
 
         If `spelling` is None, the encoding is the one that the adapter prefers. The result is also
@@ -114,7 +114,7 @@ class Handed:
 
 
 @dataclass(frozen=True)
-class Run:
+class QueryRun:
     """Queries that read the same keys.
 
     Attributes:
@@ -142,7 +142,7 @@ class Run:
         return in_order if self.ahead is None else self.ahead
 
 
-def read(a: Stages, runs: Iterable[Run]) -> Array:
+def read(a: Stages, runs: Iterable[QueryRun]) -> Array:
     """Return the context that results if queries read the keys of their runs.
 
     The context is `[batch heads query value_head]`. It is 0 for queries that are in no run or read
@@ -184,7 +184,7 @@ def read(a: Stages, runs: Iterable[Run]) -> Array:
     return found.reshape(shape.batch, -1, *found.shape[1:]).transpose(0, 2, 1, 3)
 
 
-def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | bool) -> Any:
+def _beside(problem: Problem, array: Array | BoolArray, run: QueryRun, rest: float | bool) -> Any:
     """Return the part of a mask or bias that applies to a run, `[heads query key]`.
 
     Column i of the array applies to the i-th key that the run reads. If the run reads more keys
@@ -224,7 +224,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _reads(
-    maker: Maker, cause: str, runs: Iterable[Run], about: About = NO_MORE, **more: Any
+    maker: Maker, cause: str, runs: Iterable[QueryRun], about: About = NO_MORE, **more: Any
 ) -> Hypothesis:
     known = list(runs)
     return maker.staged(cause, about, mix=lambda a, w, v: read(a, known), **more)
@@ -239,7 +239,7 @@ It takes the index of the sequence and the right bounds of its keys.
 """
 
 
-def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothesis]:
+def _packed(maker: Maker, handed: HandedTokens, declared: Packed) -> Iterator[Hypothesis]:
     bottom = maker.problem.causal == "bottom-right"
     tokens_of_queries, tokens = handed.tokens("query"), handed.tokens("key")
     q_at = handed.argument(declared.query_offsets).tolist()
@@ -249,18 +249,20 @@ def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothes
     def taken(span: tuple[int, int]) -> IntArray:
         return tokens[max(span[0], 0) : max(*span, 0)]
 
-    def runs(keys: Span, values: Span | None = None, starts: list[int] = q_at) -> Iterator[Run]:
+    def runs(
+        keys: Span, values: Span | None = None, starts: list[int] = q_at
+    ) -> Iterator[QueryRun]:
         for n, (first, stop) in enumerate(pairwise(starts)):
             of_keys, of_values = (
                 taken(span(n, k_at[n], k_at[n + 1])) for span in (keys, values or keys)
             )
             if len(of_keys) == len(of_values):
                 at = len(of_keys) - (stop - first) if bottom else 0
-                yield Run(tokens_of_queries[first:stop], of_keys, of_values, at)
+                yield QueryRun(tokens_of_queries[first:stop], of_keys, of_values, at)
 
     whole = tokens[: k_at[-1]]
     at = len(whole) - q_at[-1] if bottom else 0
-    in_one = Run(tokens_of_queries[: q_at[-1]], whole, whole, at)
+    in_one = QueryRun(tokens_of_queries[: q_at[-1]], whole, whole, at)
     yield _reads(maker, "packed.offsets-ignored", [in_one])
 
     def right(n: int, first: int, stop: int) -> tuple[int, int]:
@@ -302,12 +304,12 @@ def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothes
 # Pages
 
 
-def _pages(maker: Maker, handed: Handed, declared: Pages) -> Iterator[Hypothesis]:
+def _pages(maker: Maker, handed: HandedTokens, declared: Pages) -> Iterator[Hypothesis]:
     problem, pages = maker.problem, handed.tokens("held")
     table, lengths = handed.argument(declared.table), handed.argument(declared.lengths)
     queries = problem.shape.query_length
 
-    def runs(keys: IntArray, values: IntArray, used: IntArray) -> Iterator[Run]:
+    def runs(keys: IntArray, values: IntArray, used: IntArray) -> Iterator[QueryRun]:
         for entry, length in enumerate(used):
             of_keys, of_values = (
                 pages[numbers[entry] % len(pages)].ravel()[: max(length, 0)]
@@ -315,7 +317,7 @@ def _pages(maker: Maker, handed: Handed, declared: Pages) -> Iterator[Hypothesis
             )
             counted = queries if problem.query_lengths is None else problem.query_lengths[entry]
             at = len(of_keys) - int(counted) if problem.causal == "bottom-right" else 0
-            yield Run(entry * queries + np.arange(queries), of_keys, of_values, at)
+            yield QueryRun(entry * queries + np.arange(queries), of_keys, of_values, at)
 
     size, index = declared.size, np.arange(table.shape[1])
     for cause, other in misread_lengths(lengths):
@@ -349,7 +351,7 @@ def _pages(maker: Maker, handed: Handed, declared: Pages) -> Iterator[Hypothesis
 # A cache beside new keys
 
 
-def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
+def _cache(maker: Maker, handed: HandedTokens) -> Iterator[Hypothesis]:
     problem, held, new = maker.problem, handed.tokens("held"), handed.tokens("key")
     queries = problem.shape.query_length
     cached = new[:, 0] - np.arange(len(new)) * problem.shape.key_length
@@ -360,7 +362,7 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 
     def runs(
         past: Callable[..., IntArray], of: tuple[str, ...] = PARTS[0], *, behind: bool = False
-    ) -> Iterator[Run]:
+    ) -> Iterator[QueryRun]:
         for entry in range(count):
             right, wrong = (usual(entry), new[entry]), (past(entry), new[entry])
             wrong = wrong[::-1] if behind else wrong
@@ -369,7 +371,7 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
             )
             if len(keys) == len(values):
                 at = len(keys) - queries
-                yield Run(entry * queries + np.arange(queries), keys, values, at)
+                yield QueryRun(entry * queries + np.arange(queries), keys, values, at)
 
     top_left = [replace(run, first=0) for run in runs(usual)]
     yield _reads(maker, "causal.aligned", top_left, {"alignment": "top-left"})
@@ -423,7 +425,7 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
         yield maker.staged("norm.keys-twice", prepared=again(Stages.prepared, Stages.normed))
 
 
-def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
+def _ring(maker: Maker, handed: HandedTokens) -> Iterator[Hypothesis]:
     problem, held, new = maker.problem, handed.tokens("held"), handed.tokens("key")
     queries = problem.shape.query_length
     cached, places = new[:, 0] - np.arange(len(new)) * problem.shape.key_length, held.shape[1]
@@ -434,7 +436,7 @@ def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
         *,
         by_place: bool = False,
         all_seen: bool = False,
-    ) -> Iterator[Run]:
+    ) -> Iterator[QueryRun]:
         for entry, past in enumerate(cached):
             memory, last = held[entry].copy(), past + queries - 1
             memory[place(past + np.arange(queries))] = new[entry]
@@ -444,7 +446,7 @@ def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
             ahead = 0 * ahead if all_seen else ahead
             read_in = np.where(there, memory, -1)
             rows = entry * queries + np.arange(queries)
-            yield Run(rows, read_in, read_in, ahead=ahead, seen=there)
+            yield QueryRun(rows, read_in, read_in, ahead=ahead, seen=there)
 
     late = runs(lambda p: np.where(p < places, p, p % places + 1) % places)
     yield _reads(maker, "ring.not-wrapped", runs(lambda p: np.minimum(p, places - 1)))
@@ -466,7 +468,7 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
     if past < 1:
         return
 
-    def runs(size: int, *, of: tuple[str, ...] = (), over: bool = False) -> Iterator[Run]:
+    def runs(size: int, *, of: tuple[str, ...] = (), over: bool = False) -> Iterator[QueryRun]:
         """Yield a run for each chunk of `size` queries of each batch entry.
 
         For the inputs in `of` ("key", "value"), the tokens before the chunk are read from the first
@@ -486,7 +488,7 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
                     for side in ("key", "value")
                 )
                 rows = entry * queries + np.arange(start - past, stop - past)
-                yield Run(rows, of_keys, of_values, start)
+                yield QueryRun(rows, of_keys, of_values, start)
 
     for size in (*(n for n in CHUNKS if n < queries), queries):
         if size < queries:

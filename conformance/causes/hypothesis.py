@@ -25,7 +25,7 @@ from conformance.records.findings import NOTHING, Argument, Phrase
 from conformance.records.numbers import LIMIT, ratios
 
 if TYPE_CHECKING:
-    from conformance.causes.handing import Handed
+    from conformance.causes.handing import HandedTokens
 
 CHUNKS = (1, 2, 3, 4, 5, 8, 16)
 """The chunk lengths to try in hypotheses about queries that are passed in chunks beside a cache."""
@@ -133,7 +133,7 @@ class Maker:
     """
 
     def __init__(
-        self, problem: Problem, handed: Handed | None = None, chosen: Chosen | None = None
+        self, problem: Problem, handed: HandedTokens | None = None, chosen: Chosen | None = None
     ) -> None:
         self.problem = problem
         self.handed = handed

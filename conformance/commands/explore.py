@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from conformance.adapter.base import Adapter
     from conformance.cases.case import Case
-    from conformance.explore.search import Known, Options, Search
+    from conformance.explore.search import Known, ProblemSearch, SearchOptions
     from conformance.explore.shrinking import Small
-    from conformance.explore.trial import Deviation, Trial
+    from conformance.explore.trial import Trial, TrialDeviation
     from conformance.running.known import KnownDeviations
 
 SUFFIX = ".case"
@@ -178,12 +178,12 @@ def _explore(options: argparse.Namespace) -> int:
         raise ConformanceError("several implementations are explored with --every-mode only")
     (spec,) = options.implementation
     adapter = _prepared(options, spec)
-    from conformance.explore.search import Search
+    from conformance.explore.search import ProblemSearch
 
     check_writable(options.output / f"NAME{SUFFIX}")
     known = _known(options, adapter)
     adapter.prepare()
-    search = Search(adapter, _extent(options), time.monotonic() + options.seconds)
+    search = ProblemSearch(adapter, _extent(options), time.monotonic() + options.seconds)
     found, interrupted = None, False
     try:
         with progress(f"searching {adapter.name}"):
@@ -210,7 +210,7 @@ def _explore(options: argparse.Namespace) -> int:
 
 
 def _first(
-    adapter: Adapter, search: Search, options: argparse.Namespace, is_known: Known
+    adapter: Adapter, search: ProblemSearch, options: argparse.Namespace, is_known: Known
 ) -> Small | None:
     """Return the first deviation that is not known, on a problem made smaller by `_shrunk`.
 
@@ -232,10 +232,10 @@ def _first(
     return None
 
 
-def _extent(options: argparse.Namespace) -> Options:
-    from conformance.explore.search import MOST_EXAMPLES, Options
+def _extent(options: argparse.Namespace) -> SearchOptions:
+    from conformance.explore.search import MOST_EXAMPLES, SearchOptions
 
-    return Options(
+    return SearchOptions(
         dtypes=options.dtype,
         modes=options.mode,
         device=options.device,
@@ -244,7 +244,7 @@ def _extent(options: argparse.Namespace) -> Options:
     )
 
 
-def _is_never_known(trial: Trial, deviation: Deviation) -> bool:
+def _is_never_known(trial: Trial, deviation: TrialDeviation) -> bool:
     return False
 
 
@@ -351,7 +351,7 @@ def _prepared(options: argparse.Namespace, spec: str) -> Adapter:
 
 
 def _shrunk(
-    adapter: Adapter, trial: Trial, deviation: Deviation, options: argparse.Namespace
+    adapter: Adapter, trial: Trial, deviation: TrialDeviation, options: argparse.Namespace
 ) -> Small:
     """Return the smallest trial found that fails in the same way; with --no-shrink, `trial`."""
     from conformance.explore.shrinking import Small, shrink
@@ -416,7 +416,9 @@ def _print_deviation(options: argparse.Namespace, adapter: Adapter, small: Small
     options.shown.append(Shown(adapter.name, kind, text, dtype, mode, ratio, sizes))
 
 
-def _write_script(options: argparse.Namespace, path: Path, text: str, deviation: Deviation) -> None:
+def _write_script(
+    options: argparse.Namespace, path: Path, text: str, deviation: TrialDeviation
+) -> None:
     """Write the script, run it in another process, and print whether it shows the deviation.
 
     The process is ended after `LONGEST_SCRIPT` seconds.

@@ -185,7 +185,7 @@ def _gpu(options: argparse.Namespace) -> int:
     usable = {spec: adapter for spec, adapter in adapters.items() if spec not in missing}
     stages = [stage for stage in STAGES if stage.name in (options.stage or [stage.name])]
     planned = [job for stage in stages for job in _jobs(stage, usable, options)]
-    line = Line(planned, ends=ends, most=jobs)
+    line = JobLine(planned, ends=ends, most=jobs)
     interrupted = line.run()
     _print_table(line.ended)
     for spec, reason in missing.items() if options.implementation else ():
@@ -425,7 +425,7 @@ def _lengthened(record: Path, more: Path) -> Path:
     return record
 
 
-class Line:
+class JobLine:
     """The jobs that wait, run and have ended, within a limit of time.
 
     Args:

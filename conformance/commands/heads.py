@@ -117,7 +117,7 @@ def ask(
             dtype, or fails.
         Unavailable: if the framework or the device is missing.
     """
-    from conformance.reports.figures import Subject, picture
+    from conformance.reports.figures import FigureSubject, picture
     from conformance.requirements.examination import Examination
 
     chosen = _mode(adapter, mode, dtype)
@@ -126,7 +126,7 @@ def ask(
     expectation, problem = examination.suited_expectation, examination.problem
     note = "" if case.defined else "No definition settles this case; the reference has zeros here."
     return picture(
-        Subject(adapter.name, case.id, dtype, chosen.name, device, note),
+        FigureSubject(adapter.name, case.id, dtype, chosen.name, device, note),
         got=got,
         want=expectation.arrays["weights"],
         noise=expectation.sigma["weights"],
@@ -176,7 +176,7 @@ def _weights(examination: Examination) -> np.ndarray:
     """
     import numpy as np
 
-    from conformance.requirements.examination import Raised
+    from conformance.requirements.examination import RaisedInside
 
     name, case = examination.adapter.name, examination.case.id
     try:
@@ -189,8 +189,8 @@ def _weights(examination: Examination) -> np.ndarray:
             f"{name} cannot express {case} in {examination.dtype}: {reason}; try another case, see "
             "mha-conformance list cases"
         ) from reason
-    except (Raised, WrongShape) as error:
-        why = f" raised {error.told}" if isinstance(error, Raised) else f": {error}"
+    except (RaisedInside, WrongShape) as error:
+        why = f" raised {error.told}" if isinstance(error, RaisedInside) else f": {error}"
         raise NothingToShow(f"{name}{why}; mha-conformance run says where") from error
     if weights is None:
         raise NothingToShow(

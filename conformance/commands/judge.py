@@ -100,7 +100,7 @@ def _judge(options: argparse.Namespace) -> int:
 
     from conformance.judging.judge import Task
     from conformance.judging.pool import Options, judged
-    from conformance.judging.sandbox import Limits, lacks
+    from conformance.judging.sandbox import CandidateLimits, lacks
 
     if options.output is not None:
         check_writable(options.output)
@@ -113,7 +113,7 @@ def _judge(options: argparse.Namespace) -> int:
         require=tuple(options.require),
     )
     resources = ("once", "seconds", "memory", "processes")
-    limits = Limits(**{name: getattr(options, name) for name in resources})
+    limits = CandidateLimits(**{name: getattr(options, name) for name in resources})
     names = ("token", "own_work", "blind", "hints", "isolation", "framework")
     how = Options(task, limits=limits, **{name: getattr(options, name) for name in names})
     if lacking := lacks(options.isolation):

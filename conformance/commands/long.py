@@ -110,7 +110,7 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
     """
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import DTYPES as KNOWN_DTYPES
-    from conformance.long.ladder import DTYPES, Ladder, Limits, Sizes, lengths
+    from conformance.long.ladder import DTYPES, Ladder, LongLimits, LongSizes, lengths
     from conformance.records.long import SCHEMA, Climb
     from conformance.records.record import write_document
     from conformance.running.provenance import describe, header_of
@@ -120,11 +120,11 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
     check_names("mode", options.mode, (mode.name for mode in adapter.modes))
     check_names("dtype", options.dtype, KNOWN_DTYPES)
     dtypes = options.dtype or [name for name in DTYPES if name in adapter.dtypes]
-    sizes = Sizes.of(adapter.geometry, options.head_size, options.tile)
+    sizes = LongSizes.of(adapter.geometry, options.head_size, options.tile)
     described = describe([(adapter, spec)], options.device)
     header = header_of([adapter], described, [], options.device, "", command="")
     steps = lengths(*options.steps)
-    limits = Limits(options.memory, options.seconds)
+    limits = LongLimits(options.memory, options.seconds)
     climb = Climb(
         schema=SCHEMA,
         implementation=described[0],

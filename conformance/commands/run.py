@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conformance.commands.terminal import Shown
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
-    from conformance.running.isolation import Limits, Walker
+    from conformance.running.isolation import ProcessLimits, Walker
     from conformance.running.isolation_child import Stated
     from conformance.stateful.checking import Stateful
     from conformance.stateful.layer import StatefulLayer
@@ -136,7 +136,7 @@ STATEFUL = ("dtype", "device", "isolate", "record", *LIMITS)
 """The options in `OPTIONS` that apply to a layer that keeps a state."""
 
 
-def _limits(options: argparse.Namespace) -> Limits:
+def _limits(options: argparse.Namespace) -> ProcessLimits:
     """Return the limits of an isolated implementation's process."""
     from conformance.running.run import limits_of
 

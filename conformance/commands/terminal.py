@@ -18,7 +18,7 @@ from conformance.running.plugin import RUN
 from conformance.text import Pace, printable, progress
 
 if TYPE_CHECKING:
-    from conformance.running.run import Run
+    from conformance.running.run import RunPlugin
 
 
 Shown: TypeAlias = Literal["bar", "lines", "nothing"]
@@ -70,7 +70,7 @@ class Progress:
             self._advance = self._stack.enter_context(progress("", total, free))
         self._advance(name, free=name in self._reused)
 
-    def _write(self, run: Run, name: str) -> None:
+    def _write(self, run: RunPlugin, name: str) -> None:
         """Write a line to stderr after the item `name`, if it is time for one."""
         if name not in self._reused:
             self._pace.advance()
@@ -131,14 +131,14 @@ class Refusals:
     """A pytest plugin that collects pytest's messages about invalid arguments.
 
     Attributes:
-        run: the `Run` of the pytest session, which has its results; None before the session ends,
-            and None for a session that has no `Run`.
+        run: the `RunPlugin` of the pytest session, which has its results; None before the session
+            ends, and None for a session that has no `RunPlugin`.
     """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._heard = io.StringIO()
-        self.run: Run | None = None
+        self.run: RunPlugin | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -166,7 +166,7 @@ class Refusals:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Store the session's `Run` in `run`, or None if there is none."""
+        """Store the session's `RunPlugin` in `run`, or None if there is none."""
         self.run = session.config.stash.get(RUN, None)
 
     def error(self, known: list[str]) -> ConformanceError:

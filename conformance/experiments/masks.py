@@ -41,7 +41,7 @@ from conformance.requirements.meaning import (
     INFINITE,
     REJECTED,
     ZERO_INFINITE,
-    Form,
+    MaskForm,
     added_to,
     among,
     arrange,
@@ -79,7 +79,7 @@ def meanings(lab: Laboratory) -> Iterator[Entry]:
                 yield examined(lab, argument, form, half)
 
 
-def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) -> str:
+def _code(lab: Laboratory, argument: MaskArgument, form: MaskForm, value: Phrase) -> str:
     """Return code that shows that the mask hides token 0, or that the mask is ignored.
 
     Return "" if `value`, the observed meaning, is neither, or if there is no such code.
@@ -109,7 +109,7 @@ class Blocking:
     """A form of a mask argument, with the numbers that leave a key visible and that hide it."""
 
     argument: MaskArgument
-    form: Form
+    form: MaskForm
     visible: float
     hidden: float
 

@@ -48,7 +48,7 @@ STRIDED = (("strided", "gaps"), ("window", "window"))
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
+class ProblemDesk:
     """A laboratory with one problem."""
 
     lab: Laboratory
@@ -87,9 +87,9 @@ class Desk:
         """Return the expected answer to the problem, for its noise."""
         return _expected(self.problem, gradients)
 
-    def having(self, problem: Problem) -> Desk:
+    def having(self, problem: Problem) -> ProblemDesk:
         """Return a desk with another problem."""
-        return Desk(self.lab, problem)
+        return ProblemDesk(self.lab, problem)
 
 
 @lru_cache(maxsize=8)
@@ -97,7 +97,7 @@ def _expected(problem: Problem, gradients: bool) -> Expectation:
     return expect(problem, gradients=gradients)
 
 
-class Pair(NamedTuple):
+class EquivalentAnswer(NamedTuple):
     """An answer, and what some of its arrays are in an equivalent call.
 
     Attributes:
@@ -108,16 +108,16 @@ class Pair(NamedTuple):
     """
 
     found: Outcome
-    desk: Desk
+    desk: ProblemDesk
     want: Mapping[str, Array]
     part: Any = ()
 
 
-def _output(found: Outcome, desk: Desk, part: Any = ()) -> Pair:
-    return Pair(found, desk, {"output": desk.output[part]}, part)
+def _output(found: Outcome, desk: ProblemDesk, part: Any = ()) -> EquivalentAnswer:
+    return EquivalentAnswer(found, desk, {"output": desk.output[part]}, part)
 
 
-Pairs = Iterator[Pair]
+Pairs = Iterator[EquivalentAnswer]
 
 
 class Relation(NamedTuple):
@@ -131,7 +131,7 @@ class Relation(NamedTuple):
 
     name: str
     promise: str
-    take: Callable[[Desk], Pairs]
+    take: Callable[[ProblemDesk], Pairs]
 
 
 @topic(
@@ -172,12 +172,12 @@ def _related(lab: Laboratory, relations: Iterable[Relation]) -> Iterator[Entry]:
                 yield from _conditions(desk, relation, subject)
 
 
-def _first(lab: Laboratory) -> Desk:
+def _first(lab: Laboratory) -> ProblemDesk:
     """Return a desk with a problem of several tiles or, if it has no answer, of usual size."""
-    large = Desk(lab, lab.drawn(lab.sizes(heads=HEADS, query=LENGTH, key=LENGTH + 1), HEAD))
+    large = ProblemDesk(lab, lab.drawn(lab.sizes(heads=HEADS, query=LENGTH, key=LENGTH + 1), HEAD))
     if isinstance(large.whole, Seen):
         return large
-    return Desk(lab, lab.drawn(lab.sizes(), HEAD))
+    return ProblemDesk(lab, lab.drawn(lab.sizes(), HEAD))
 
 
 # The calls
@@ -191,39 +191,41 @@ def _entries(problem: Problem, order: Sequence[int]) -> Problem:
     return problem.replace(shape=shape, **shape.spread(inputs), cotangent=cotangent)
 
 
-def _twice(desk: Desk) -> Pairs:
+def _twice(desk: ProblemDesk) -> Pairs:
     yield _output(desk.ask(desk.problem), desk)
 
 
-def _gradients(desk: Desk) -> Pairs:
+def _gradients(desk: ProblemDesk) -> Pairs:
     if not (desk.lab.mode.gradients and desk.lab.adapter.has_gradients):
         raise Unsupported("no gradients")
     first, again = (desk.ask(desk.problem, gradients=True) for _ in range(2))
     if isinstance(first, Refused) or not first.answer.gradients:
         raise Unsupported("no gradients")
     gradients = first.answer.gradients
-    yield Pair(again, desk, {f"gradient.{name}": array for name, array in gradients.items()})
+    yield EquivalentAnswer(
+        again, desk, {f"gradient.{name}": array for name, array in gradients.items()}
+    )
 
 
-def _alone(desk: Desk) -> Pairs:
+def _alone(desk: ProblemDesk) -> Pairs:
     for entry in range(desk.problem.shape.batch):
         yield _in_order(desk, [entry])
 
 
-def _in_batches(desk: Desk) -> Pairs:
+def _in_batches(desk: ProblemDesk) -> Pairs:
     for size in BATCHES[:1] if desk.lab.adapter.compiles else BATCHES:
         yield _in_order(desk, [entry % desk.problem.shape.batch for entry in range(size)])
 
 
-def _at_another_place(desk: Desk) -> Pairs:
+def _at_another_place(desk: ProblemDesk) -> Pairs:
     yield _in_order(desk, [*reversed(range(desk.problem.shape.batch))])
 
 
-def _in_order(desk: Desk, order: Sequence[int]) -> Pair:
+def _in_order(desk: ProblemDesk, order: Sequence[int]) -> EquivalentAnswer:
     return _output(desk.ask(_entries(desk.problem, order)), desk, [*order])
 
 
-def _one_by_one(desk: Desk, count: int = 1) -> Pairs:
+def _one_by_one(desk: ProblemDesk, count: int = 1) -> Pairs:
     """Compare some queries alone, near the ends and bounds of tiles; or `count` queries at once."""
     queries = desk.problem.shape.query_length
     starts = {0, 1, 2, 15, 16, queries // 4, queries // 2 - 1, queries // 2, queries - 2}
@@ -233,14 +235,14 @@ def _one_by_one(desk: Desk, count: int = 1) -> Pairs:
     yield from _by_queries(desk, spans)
 
 
-def _in_chunks(desk: Desk) -> Pairs:
+def _in_chunks(desk: ProblemDesk) -> Pairs:
     stops = np.cumsum(CHUNKS)
     spans = [*zip(stops - CHUNKS, stops, strict=True)]
     spans = [span for span in spans if span[1] < desk.problem.shape.query_length]
     yield from _by_queries(desk, spans[-1:] if desk.lab.adapter.compiles else spans)
 
 
-def _by_queries(desk: Desk, spans: Iterable[tuple[int, int]]) -> Pairs:
+def _by_queries(desk: ProblemDesk, spans: Iterable[tuple[int, int]]) -> Pairs:
     """Compare queries from `start` to `stop` of each span with the same queries of the whole.
 
     If a causal mask can be passed, their keys are those up to the last of them.
@@ -263,7 +265,7 @@ def _by_queries(desk: Desk, spans: Iterable[tuple[int, int]]) -> Pairs:
         yield _output(desk.ask(part), desk, np.s_[:, start:stop])
 
 
-def _packed(desk: Desk) -> Pairs:
+def _packed(desk: ProblemDesk) -> Pairs:
     """Pack two sequences, and compare each with the same sequence alone."""
     lab = desk.lab
     if not any("segments" in each.covers for each in lab.adapter.features):
@@ -279,7 +281,7 @@ def _packed(desk: Desk) -> Pairs:
         yield _output(alone, packed, np.s_[:, chosen])
 
 
-def _on_threads(desk: Desk) -> Pairs:
+def _on_threads(desk: ProblemDesk) -> Pairs:
     if desk.lab.bridge is None:
         raise Unsupported("its framework is unknown")
     _ = desk.output
@@ -288,11 +290,11 @@ def _on_threads(desk: Desk) -> Pairs:
     yield _output(found, desk)
 
 
-def _strided(desk: Desk, strided: str) -> Pairs:
+def _strided(desk: ProblemDesk, strided: str) -> Pairs:
     yield _output(desk.ask(desk.problem, strided=strided), desk)
 
 
-def _compiled(desk: Desk) -> Pairs:
+def _compiled(desk: ProblemDesk) -> Pairs:
     if not desk.lab.adapter.compiles:
         raise Unsupported("nothing is compiled")
     yield _output(desk.ask(desk.problem, compiled=False, mode=desk.lab.mode), desk)
@@ -314,7 +316,7 @@ RELATIONS = (
 """What the experiment compares, in the order of a card."""
 
 
-def _conditions(desk: Desk, relation: Relation, subject: Phrase) -> Iterator[Entry]:
+def _conditions(desk: ProblemDesk, relation: Relation, subject: Phrase) -> Iterator[Entry]:
     """Ask what has other bits again, where a known reason for this is absent."""
     again = relation._replace(promise="")
     bridge, shape = desk.lab.bridge, desk.problem.shape
@@ -344,22 +346,22 @@ def _strided_mask(lab: Laboratory, argument: MaskArgument) -> Iterator[Entry]:
     usual = lab.ask(problem, natives)
     if isinstance(usual, Refused):
         return
-    desk, want = Desk(lab, problem), {"output": usual.answer.output}
+    desk, want = ProblemDesk(lab, problem), {"output": usual.answer.output}
     about: dict[str, Argument] = {"argument": argument.name}
     for name, strided in STRIDED:
-        pair = Pair(lab.ask(problem, natives, strided=strided), desk, want)
+        pair = EquivalentAnswer(lab.ask(problem, natives, strided=strided), desk, want)
         relation = Relation(f"mask-{name}", "strides", partial(_given, pair=pair))
         yield from _compared(desk, relation, Phrase(f"again.mask-{name}", about))
 
 
-def _given(desk: Desk, pair: Pair) -> Pairs:
+def _given(desk: ProblemDesk, pair: EquivalentAnswer) -> Pairs:
     yield pair
 
 
 # The comparison
 
 
-def _compared(desk: Desk, relation: Relation, subject: Phrase) -> Iterator[Entry]:
+def _compared(desk: ProblemDesk, relation: Relation, subject: Phrase) -> Iterator[Entry]:
     """Yield an entry that says whether the calls of a relation give the same bits.
 
     Yield nothing if nothing is promised, and the calls cannot be made.
@@ -377,7 +379,9 @@ def _compared(desk: Desk, relation: Relation, subject: Phrase) -> Iterator[Entry
     yield Entry(subject, value, evidence, declared, agrees)
 
 
-def _value(desk: Desk, relation: Relation, pairs: Sequence[Pair]) -> tuple[Phrase, str]:
+def _value(
+    desk: ProblemDesk, relation: Relation, pairs: Sequence[EquivalentAnswer]
+) -> tuple[Phrase, str]:
     """Return what the answers of a relation have in common with those wanted, and the evidence."""
     differ = []
     for pair in pairs:

@@ -28,7 +28,7 @@ from conformance.adapter.parameters import Parameter
 from conformance.definition.features import FEATURES, OF_HEADS, OF_LOGITS, OF_RULES, OF_SOFTMAX
 from conformance.definition.problem import INPUT_AXES, Problem, Shape, Weights
 from conformance.errors import ConformanceError, Unsupported
-from conformance.explore.trial import Deviation, Trial
+from conformance.explore.trial import Trial, TrialDeviation
 from conformance.records.findings import INFINITE
 from conformance.text import printable
 
@@ -56,7 +56,7 @@ class TooLong(ConformanceError):
     """The problem has too many numbers for a short program."""
 
 
-def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str) -> str:
+def script(adapter: Adapter, spec: str, trial: Trial, deviation: TrialDeviation, case: str) -> str:
     """Return a program that reproduces the deviation.
 
     Args:
@@ -98,7 +98,7 @@ def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case
 
 
 def _header(
-    adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str, call: _Call
+    adapter: Adapter, spec: str, trial: Trial, deviation: TrialDeviation, case: str, call: _Call
 ) -> list[str]:
     found = " ".join(printable(deviation.text).split()).replace("{array}", deviation.array)
     text = [f"{adapter.title}, {trial.problem.dtype}: {found}."]
@@ -119,7 +119,7 @@ def _header(
     ]
 
 
-def _want(deviation: Deviation) -> list[str]:
+def _want(deviation: TrialDeviation) -> list[str]:
     at = _at(deviation.index)
     if not deviation.gradient_of:
         return [f"want = attention(n){at}"]
@@ -159,7 +159,7 @@ class _Call:
     standalone: bool = True
 
 
-def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
+def _call(adapter: Adapter, trial: Trial, deviation: TrialDeviation, spec: str) -> _Call:
     """Return a direct call to the library or, if none can be derived, a call to the adapter."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
@@ -170,7 +170,7 @@ def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _C
     return _call_through_adapter(adapter, trial, deviation, spec)
 
 
-def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviation) -> _Call:
+def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: TrialDeviation) -> _Call:
     problem, framework = trial.problem, adapter.framework
     words = FRAMEWORKS[framework].on(trial.device)
     imports = words.imports(example)
@@ -242,7 +242,7 @@ def _shared(trial: Trial) -> list[tuple[str, ...]]:
 
 
 def _gradient(
-    adapter: Layer, example: Example, trial: Trial, deviation: Deviation, result: str
+    adapter: Layer, example: Example, trial: Trial, deviation: TrialDeviation, result: str
 ) -> list[str]:
     """Return code lines that assign the deviating element of a gradient to `got`.
 
@@ -314,7 +314,9 @@ def _native_index(
     raise AssertionError("the table holds every weight")
 
 
-def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
+def _call_through_adapter(
+    adapter: Adapter, trial: Trial, deviation: TrialDeviation, spec: str
+) -> _Call:
     problem, shape = trial.problem, trial.problem.shape
     sizes = [
         f"{field.name}={getattr(shape, field.name)!r},"

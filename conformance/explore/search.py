@@ -26,7 +26,7 @@ from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.explore.drawing import Drawer
 from conformance.explore.shrinking import shrink
-from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations, ways
+from conformance.explore.trial import ORDER, Trial, TrialDeviation, askable, deviations, ways
 from conformance.records.record import (
     EXPLORATION,
     Exploration,
@@ -37,19 +37,19 @@ from conformance.records.record import (
 
 MOST_EXAMPLES = 10**6
 MOST_DRAWN = 20
-"""A search ends after drawing more than this many times `Options.examples` problems."""
+"""A search ends after drawing more than this many times `SearchOptions.examples` problems."""
 
 SIZES = ("batch", "query_length", "key_length", "kv_heads", "heads", "head_size")
 
 MOST_CLASSES = 20
 """The most classes of deviations in the record of an implementation; no more are added."""
 
-Known = Callable[[Trial, Deviation], bool]
+Known = Callable[[Trial, TrialDeviation], bool]
 """A function that returns whether the deviation of a trial is known and thus not reported."""
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """The extent of a search.
 
     Attributes:
@@ -68,7 +68,7 @@ class Options:
 
 
 @dataclass
-class Search:
+class ProblemSearch:
     """A search, which draws problems when iterated over, and yields the trials that fail.
 
     Attributes:
@@ -80,14 +80,14 @@ class Search:
     """
 
     adapter: Adapter
-    options: Options
+    options: SearchOptions
     until: float
     drawn: int = 0
     answered: int = 0
     why_not: str = ""
     started: float = field(default_factory=time.monotonic)
 
-    def __iter__(self) -> Iterator[tuple[Trial, tuple[Deviation, ...]]]:
+    def __iter__(self) -> Iterator[tuple[Trial, tuple[TrialDeviation, ...]]]:
         """Yield each trial that fails, with its deviations.
 
         Raises:
@@ -142,8 +142,8 @@ class Class:
 
     Attributes:
         dtype: the dtype of the smallest problem. A deviation in float32 is expected in every dtype.
-        nature: the requirement that is not met and `Deviation.kind`; for an exception, its type and
-            the name of the function that raised it.
+        nature: the requirement that is not met and `TrialDeviation.kind`; for an exception, its
+            type and the name of the function that raised it.
         features, sizes: the features of the smallest problem, and its sizes in the order of
             `SIZES`. All problems of the class have these features and at least these sizes.
     """
@@ -154,7 +154,7 @@ class Class:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, trial: Trial, deviation: Deviation) -> Class:
+    def of(cls, trial: Trial, deviation: TrialDeviation) -> Class:
         """Return the class of a deviation, with the problem of the trial as its smallest one."""
         problem, kind = trial.problem, deviation.kind
         nature = (deviation.requirement, kind) if deviation.requirement else (kind, deviation.array)
@@ -178,7 +178,7 @@ class Class:
 
 def survey(
     adapter: Adapter,
-    options: Options,
+    options: SearchOptions,
     seconds: float,
     folder: Path,
     known: Known = lambda trial, deviation: False,
@@ -229,7 +229,7 @@ def survey(
         if options.modes and mode.name not in options.modes:
             continue
         wanted = dataclasses.replace(options, modes=(mode.name,))
-        search = Search(adapter, wanted, time.monotonic() + seconds)
+        search = ProblemSearch(adapter, wanted, time.monotonic() + seconds)
         try:
             for trial, wrong in search:
                 began = time.monotonic()
@@ -249,7 +249,7 @@ def survey(
 def _sort(
     adapter: Adapter,
     trial: Trial,
-    deviation: Deviation,
+    deviation: TrialDeviation,
     found: list[Found],
     until: float,
     folder: Path,
@@ -304,7 +304,7 @@ def _sort(
         (folder / one.case).unlink(missing_ok=True)
 
 
-def _counted(trial: Trial, deviation: Deviation, found: list[Found]) -> bool:
+def _counted(trial: Trial, deviation: TrialDeviation, found: list[Found]) -> bool:
     """Count the deviation in the first class of `found` that includes it, if there is one.
 
     Return whether there is one; its entry in `found` is then replaced.

@@ -31,7 +31,7 @@ from conformance.definition.features import ABSENT, ARRAYS, FEATURES, FeatureEnt
 from conformance.definition.problem import INPUT_AXES, WEIGHT_AXES, Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.drawing import SHARINGS
-from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
+from conformance.explore.trial import ORDER, Trial, TrialDeviation, askable, deviations
 
 MOST_ELEMENTS = 64
 """The most elements of an array that are simplified one by one."""
@@ -83,7 +83,7 @@ class Small:
     """
 
     trial: Trial
-    deviation: Deviation
+    deviation: TrialDeviation
     finished: bool
 
     def store(self, adapter: Adapter, path: Path, name: str) -> StoredCase:
@@ -110,7 +110,7 @@ class Small:
 def shrink(
     adapter: Adapter,
     trial: Trial,
-    deviation: Deviation,
+    deviation: TrialDeviation,
     until: float,
     *,
     modes: Sequence[str] = (),
@@ -124,7 +124,7 @@ def shrink(
         modes, dtypes: the names of the modes and dtypes of smaller trials; empty for all.
     """
 
-    def failing(candidate: Trial) -> Deviation | None:
+    def failing(candidate: Trial) -> TrialDeviation | None:
         if (modes and candidate.mode.name not in modes) or (
             dtypes and candidate.problem.dtype not in dtypes
         ):

@@ -28,7 +28,7 @@ from conformance.frameworks import LACKS
 from conformance.records.findings import INFINITE, STORED, Finding
 from conformance.records.numbers import LIMIT
 from conformance.requirements import REQUIREMENTS
-from conformance.requirements.examination import Examination, Raised, Workbench
+from conformance.requirements.examination import Examination, RaisedInside, Workbench
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
 """Requirements that a search leaves out, because they compare arrays of one answer with each other.
@@ -91,7 +91,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Deviation:
+class TrialDeviation:
     """One way in which an answer is wrong.
 
     Attributes:
@@ -130,7 +130,7 @@ class Deviation:
         """The requirement, `kind` and `array`, by which deviations are compared."""
         return (self.requirement, self.kind, self.array)
 
-    def as_clear_as(self, other: Deviation) -> bool:
+    def as_clear_as(self, other: TrialDeviation) -> bool:
         """Return whether this deviation has the nature of `other` and is no less clear.
 
         It is no less clear if its ratio is at least that of `other`, or at least 100 × `LIMIT`.
@@ -138,7 +138,7 @@ class Deviation:
         return self.nature == other.nature and self.ratio >= min(other.ratio, 100 * LIMIT)
 
 
-def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
+def deviations(adapter: Adapter, trial: Trial) -> tuple[TrialDeviation, ...]:
     """Return the deviations of the answer to a trial, in the order of the requirements.
 
     If the implementation fails with an exception, that is the only deviation. If the adapter
@@ -165,7 +165,7 @@ def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
     return wrong
 
 
-def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviation, ...]:
+def examined(examination: Examination, *, careful: bool = True) -> tuple[TrialDeviation, ...]:
     """Return the deviations of the answer to a case, in the order of the requirements.
 
     If the implementation or the adapter's `check` fails with an exception other than those below,
@@ -186,7 +186,7 @@ def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviati
             _ = examination.answer
         except (Unsupported, Unavailable):
             raise
-        except Raised as error:
+        except RaisedInside as error:
             return (_raised(error.original, error.told),)
         except (ConformanceError, Exception) as error:
             # An array has a wrong shape, or the adapter's check has a bug.
@@ -238,7 +238,7 @@ def ways(
 
 def worst(
     adapter: Adapter, case: Case, dtypes: Collection[str], modes: Collection[str], device: str
-) -> tuple[tuple[Trial, Deviation] | None, int]:
+) -> tuple[tuple[Trial, TrialDeviation] | None, int]:
     """Return the worst deviation over dtypes and modes, with its trial, and the number of answers.
 
     Only the first deviation in each dtype and mode is considered; the worst has the largest ratio.
@@ -248,7 +248,7 @@ def worst(
     Raises:
         Unavailable: the framework or the device is missing.
     """
-    best: tuple[Trial, Deviation] | None = None
+    best: tuple[Trial, TrialDeviation] | None = None
     answered = 0
     for dtype, mode in ways(adapter, dtypes, modes):
         try:
@@ -276,18 +276,22 @@ def askable(problem: Problem) -> bool:
     return bool(np.abs(logits).max() <= LARGEST_LOGIT)
 
 
-def _raised(error: BaseException, text: str) -> Deviation:
+def _raised(error: BaseException, text: str) -> TrialDeviation:
     frames = traceback.extract_tb(error.__traceback__)
-    return Deviation("", type(error).__name__, frames[-1].name if frames else "", text=text[:300])
+    return TrialDeviation(
+        "", type(error).__name__, frames[-1].name if frames else "", text=text[:300]
+    )
 
 
-def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> Deviation | None:
+def _deviation(
+    finding: Finding, examination: Examination, *, careful: bool
+) -> TrialDeviation | None:
     """Return the deviation that a finding describes, or None if its error is within the limit.
 
     Also return None for a missing array that the definition does not have.
     """
     if finding.requirement == "dtype.in-is-out":
-        return Deviation(finding.requirement, "dtype", text=finding.detail)
+        return TrialDeviation(finding.requirement, "dtype", text=finding.detail)
     expectation = examination.suited_expectation
     if finding.worst is None:
         # The whole array is missing: the element that should be largest represents it.
@@ -312,7 +316,7 @@ def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> 
     if error <= allowed:
         return None
     ratio = min(error / noise, INFINITE) if noise > 0 and math.isfinite(error) else INFINITE
-    return Deviation(finding.requirement, kind, array, index, ratio, allowed, finding.detail)
+    return TrialDeviation(finding.requirement, kind, array, index, ratio, allowed, finding.detail)
 
 
 def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:

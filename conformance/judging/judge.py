@@ -34,7 +34,7 @@ from conformance.frameworks import LACKS as FRAMEWORK_LACKS
 from conformance.judging.candidate import Candidate, CandidateError
 from conformance.judging.verdict import Cause, Chapter, Marks, marked, scored
 from conformance.records.findings import CaseResult, Finding, gravity
-from conformance.requirements.examination import Memory, Workbench
+from conformance.requirements.examination import ResultMemory, Workbench
 from conformance.requirements.requirement import Requirement
 from conformance.running.selection import HALVES, SINGLE
 from conformance.running.session import Item, Session
@@ -310,7 +310,7 @@ def needs_of(case: Case) -> frozenset[str]:
     return frozenset((names | grouped) - NEEDS_NOTHING)
 
 
-class Asked(Item):
+class MandatoryItem(Item):
     """An item (a case in a dtype and a mode) that checks only mandatory requirements.
 
     If the inputs of the case are heads, requirements on projections are left out.
@@ -327,7 +327,7 @@ class Asked(Item):
         ]
 
 
-class Output(Asked):
+class Output(MandatoryItem):
     """An item that checks only whether the output equals the definition."""
 
     @property
@@ -355,15 +355,15 @@ class Judging:
     adapter: Adapter
     task: Task
     token: str
-    expectations: Memory
+    expectations: ResultMemory
     restart: Callable[[], None] | None = None
     is_over: Callable[[], bool] = lambda: False
-    found: list[tuple[Asked, CaseResult]] = field(default_factory=list)
+    found: list[tuple[MandatoryItem, CaseResult]] = field(default_factory=list)
     violations: dict[tuple[str, str], None] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     sessions: dict[str, Session] = field(default_factory=dict)
 
-    def items(self) -> list[Asked]:
+    def items(self) -> list[MandatoryItem]:
         """Return the items to run, in an order that the token determines."""
         heads = isinstance(self.adapter, Candidate)
         # With the sizes of one token, some mistakes have no effect: a wrong split of the heads into
@@ -383,7 +383,7 @@ class Judging:
                     asked.setdefault(drawn.id, drawn)
         device, modes = "cpu", self.adapter.modes
         rows = [
-            Asked(self.adapter, case, dtype, device, mode)
+            MandatoryItem(self.adapter, case, dtype, device, mode)
             for case in asked.values()
             for dtype in self.task.dtypes_of(self.adapter)
             for place, mode in enumerate(modes)
@@ -391,7 +391,7 @@ class Judging:
         ]
         return [rows[place] for place in shuffled(self.token, "order", len(rows))]
 
-    def ask(self, item: Asked, again: str = "", *, explains: bool = False) -> CaseResult:
+    def ask(self, item: MandatoryItem, again: str = "", *, explains: bool = False) -> CaseResult:
         """Return the result of an item.
 
         `again` names a kind of repetition, which calls the candidate anew; it is "" for the first
@@ -452,7 +452,7 @@ class Judging:
         worker = getattr(self.adapter, "worker", None)
         return "" if worker is None else worker.lost
 
-    def _asked(self, item: Asked) -> CaseResult:
+    def _asked(self, item: MandatoryItem) -> CaseResult:
         result, why = self.ask(item), self._worker_lost()
         if not why:
             return result
@@ -464,7 +464,7 @@ class Judging:
                 self.lost += [str(error)] * MOST_LOST
         return item.result([Finding("run", "crashed", why)])
 
-    def right(self) -> list[Asked]:
+    def right(self) -> list[MandatoryItem]:
         """Return the items whose output was right, in the order of `found`."""
         return [item for item, result in self.found if marked(result).output]
 
@@ -640,7 +640,7 @@ class Judging:
         least |= {frozenset({name}) for name in required - asked}
         return sorted(" with ".join(sorted(needs)) for needs in least)
 
-    def wrong(self) -> list[tuple[Asked, Finding]]:
+    def wrong(self) -> list[tuple[MandatoryItem, Finding]]:
         """Return the items with deviations or errors, each with the worst; small problems first.
 
         The worst deviation or error is that of the output if there is one, and otherwise the one
@@ -752,7 +752,7 @@ def _is_easier(shape: Shape, of: Shape) -> bool:
     return shape.heads == 1 < of.heads or shape.group == 1 < of.group
 
 
-def _cause(item: Asked, finding: Finding, judging: Judging, spec: str) -> Cause:
+def _cause(item: MandatoryItem, finding: Finding, judging: Judging, spec: str) -> Cause:
     worst, figures = finding.worst, finding.figures
     shape, case = item.asked.problem(item.dtype).shape, item.asked.off_grid
     element = ("array", "index", "got", "want")

@@ -23,10 +23,10 @@ from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
 from conformance.judging.candidate import candidate
 from conformance.judging.judge import LEVELS, REQUIRABLE, Judging, Task
-from conformance.judging.sandbox import Limits, Lost, Sandbox, Worker, check, lacks
+from conformance.judging.sandbox import CandidateLimits, Lost, Sandbox, Worker, check, lacks
 from conformance.judging.verdict import Isolation, Trick, Verdict
 from conformance.records.record import size_of
-from conformance.requirements.examination import Memory
+from conformance.requirements.examination import ResultMemory
 from conformance.running.isolation import SLOWEST
 from conformance.text import message
 
@@ -59,7 +59,7 @@ class Options:
     hints: int = 5
     isolation: str = "bubblewrap"
     framework: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: CandidateLimits = field(default_factory=CandidateLimits)
 
     def checked(self) -> Options:
         """Return these options; raise `ConformanceError` if their task or token is not valid."""
@@ -110,7 +110,7 @@ class Candidates:
     """
 
     options: Options
-    expectations: Memory = field(default_factory=lambda: Memory(2048))
+    expectations: ResultMemory = field(default_factory=lambda: ResultMemory(2048))
     sandboxes: dict[tuple[str, ...], Sandbox] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -400,7 +400,7 @@ def judge(
     token: str = "",
     isolation: str = "bubblewrap",
     framework: str = "",
-    limits: Limits | None = None,
+    limits: CandidateLimits | None = None,
 ) -> Verdict:
     """Judge an untrusted kernel in a sandbox, on problems drawn anew unless `token` is given.
 
@@ -429,7 +429,9 @@ def judge(
             isolate candidates as requested.
     """
     task = Task(level, tuple(chapters), tuple(dtypes), gradients, require=tuple(require))
-    options = Options(task, token, own_work, blind, 5, isolation, framework, limits or Limits())
+    options = Options(
+        task, token, own_work, blind, 5, isolation, framework, limits or CandidateLimits()
+    )
     if Path(candidate).is_dir():
         raise ConformanceError(f"{candidate}: is a folder; name a file in it")
     (verdict,) = judged([str(candidate)], options)

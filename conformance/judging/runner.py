@@ -124,7 +124,7 @@ RESOLVES = {"dlsym", "dlvsym"}
 """Functions that find others by name, and so hide which ones a candidate calls."""
 
 PAIRS = 3
-"""The number of problems in each kind of `Host._compare_paths`."""
+"""The number of problems in each kind of `CandidateHost._compare_paths`."""
 
 
 class Violation(Exception):
@@ -170,7 +170,7 @@ def _exactly(channel, size):
 # Frameworks
 
 
-class NumPy:
+class NumPyArrays:
     """Operations on NumPy arrays, which have no derivatives."""
 
     name = "numpy"
@@ -212,7 +212,7 @@ class NumPy:
         del held
 
 
-class Torch(NumPy):
+class TorchArrays(NumPyArrays):
     """Operations on torch tensors, differentiated by autograd."""
 
     name = "torch"
@@ -346,7 +346,7 @@ def _operators(seen):
     }
 
 
-class Jax(NumPy):
+class JaxArrays(NumPyArrays):
     """Operations on JAX arrays, which cannot be written to."""
 
     name = "jax"
@@ -398,7 +398,7 @@ class Jax(NumPy):
         return results, dict(zip(wanted, back(tuple(given))))
 
 
-FRAMEWORKS = {"numpy": NumPy, "torch": Torch, "jax": Jax}
+FRAMEWORKS = {"numpy": NumPyArrays, "torch": TorchArrays, "jax": JaxArrays}
 
 
 def _type(value):
@@ -409,7 +409,7 @@ def _type(value):
 # What candidates may import from the suite: names for declarations, whose calls are recorded
 
 
-class Said:
+class RecordedCall:
     """A recorded call of one of the suite's declaration classes, such as `MaskArgument`."""
 
     def __init__(self, kind, args, named):
@@ -427,7 +427,7 @@ def stand_in(words):
     """
     module = types.ModuleType("conformance")
     for word in words:
-        setattr(module, word, lambda *args, _kind=word, **named: Said(_kind, args, named))
+        setattr(module, word, lambda *args, _kind=word, **named: RecordedCall(_kind, args, named))
 
     def attention_function(framework, *masks, **declaration):
         flat = [
@@ -447,7 +447,7 @@ def stand_in(words):
 
 def recorded(value):
     """Return a declared value in a form that JSON can hold; raise `TypeError` if there is none."""
-    if isinstance(value, Said):
+    if isinstance(value, RecordedCall):
         return {"kind": value.kind, "args": recorded(value.args), "named": recorded(value.named)}
     if isinstance(value, (list, tuple)):
         return [recorded(one) for one in value]
@@ -550,7 +550,7 @@ def declaration(function, name, module):
 # The candidate
 
 
-class Host:
+class CandidateHost:
     """The host of a candidate, which imports and calls it when the controller requests this."""
 
     def __init__(self, channel):
@@ -1228,7 +1228,7 @@ def be_a_child(channel, head):
     limit(head["limits"])
     give_up_capabilities()
     refuse_system_calls(head["limits"]["processes"] > 0)
-    Host(channel).serve()
+    CandidateHost(channel).serve()
 
 
 def main():

@@ -93,7 +93,7 @@ def lacks(isolation: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Limits:
+class CandidateLimits:
     """The resources that one candidate may use.
 
     Limits on time are in seconds of the `Clock` of the candidate's process.
@@ -217,7 +217,7 @@ class Sandbox:
         warm: modules to import once, for all candidates; those that are missing are skipped.
     """
 
-    def __init__(self, isolation: str, limits: Limits, warm: Sequence[str] = ()) -> None:
+    def __init__(self, isolation: str, limits: CandidateLimits, warm: Sequence[str] = ()) -> None:
         self.isolation, self.limits, self.warm = isolation, limits, tuple(warm)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -436,11 +436,11 @@ class Lost(ConformanceError):
     """The process of a candidate ended, hung, or sent something that is not an answer."""
 
 
-class Refused(ConformanceError):
+class CandidateRefused(ConformanceError):
     """A candidate cannot be imported, or its function or framework cannot be determined."""
 
 
-class Raised(msgspec.Struct, frozen=True):
+class CandidateRaised(msgspec.Struct, frozen=True):
     """An exception that a candidate raised: its type, its text, and the line of the file.
 
     The line, `place`, is "" if no line of the candidate's file is in the traceback.
@@ -472,7 +472,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     violations: list[tuple[str, str]] = []
     calls: list[str] = []
-    raised: Raised | None = None
+    raised: CandidateRaised | None = None
     declared: dict[str, Any] | None = None
     arrays: list[Returned] | None = None
 
@@ -517,14 +517,14 @@ class Worker:
         more["words"] = [kind.__name__ for kind in DECLARABLE]
         reply, _ = self._exchange(head | more, (), self._sandbox.limits.start)
         if reply.raised is not None:
-            raise Refused(str(reply.raised))
+            raise CandidateRefused(str(reply.raised))
         if reply.declared is None:
             raise self._end("sent something else than a declaration")
         return reply.declared
 
     def ask(
         self, head: Mapping[str, Any], arrays: Sequence[np.ndarray]
-    ) -> tuple[Raised | None, dict[str, Array], dict[str, str]]:
+    ) -> tuple[CandidateRaised | None, dict[str, Array], dict[str, str]]:
         """Send a problem; return the exception or None, and the returned arrays and dtypes by name.
 
         With an exception, both dictionaries are empty. `head` describes the call and its `arrays`.

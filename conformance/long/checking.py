@@ -27,7 +27,7 @@ from conformance.long.calling import Answered, Slices
 from conformance.long.noise import (
     COMMON,
     UNKNOWN,
-    Noise,
+    LongNoise,
     Variances,
     extras,
     models,
@@ -177,7 +177,7 @@ class Tally:
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
+class CheckedAnswer:
     """The comparison of one answer: tallies by accuracy class and array, and the time it took."""
 
     tallies: Mapping[str, Mapping[str, Tally]]
@@ -209,7 +209,7 @@ def check(
     size: int = BLOCK,
     threads: int = 1,
     accuracy: str = "",
-) -> Checked:
+) -> CheckedAnswer:
     """Compare every element of every returned array with its exact value.
 
     Args:
@@ -250,7 +250,7 @@ def check(
         got = arrays["sinks"](0, sink, slice(0, 1))
         tally = found.of(name, "sinks")
         tally.add((0, sink, 0), got, *by_name[name].sinks(sums), problem.format.underflow)
-    return Checked(found.tallies, time.perf_counter() - started)
+    return CheckedAnswer(found.tallies, time.perf_counter() - started)
 
 
 def _pieces(length: int, count: int, size: int) -> list[slice]:
@@ -271,7 +271,7 @@ class _Found:
         self._groups = batch * heads * max(1, classes)
         self.tallies: dict[str, dict[str, Tally]] = {}
         self.sinks: defaultdict[tuple[str, int], Any] = defaultdict(float)
-        """For each accuracy class and head, the sum of the results of `Noise.of_sinks` so far."""
+        """For each accuracy class and head, the sum of what `LongNoise.of_sinks` gave so far."""
 
     def of(self, accuracy: str, array: str) -> Tally:
         """Return the tally of an array in an accuracy class; it is created on first use."""
@@ -302,7 +302,11 @@ class _Reader:
 
 
 def _rows(
-    head: Head, span: slice, size: int, of_classes: Sequence[Noise], arrays: Mapping[str, Slices]
+    head: Head,
+    span: slice,
+    size: int,
+    of_classes: Sequence[LongNoise],
+    arrays: Mapping[str, Slices],
 ) -> _Found:
     found, underflow = _Found(head.problem), head.problem.format.underflow
     read = {
@@ -333,7 +337,7 @@ def _columns(
     heads: list[Head],
     span: slice,
     size: int,
-    of_classes: Sequence[Noise],
+    of_classes: Sequence[LongNoise],
     arrays: Mapping[str, Slices],
 ) -> _Found:
     first = heads[0]
@@ -356,7 +360,7 @@ def _columns(
 
 def check_sampled(
     heads: Heads, chosen: np.ndarray, answered: Answered, tile: int = UNKNOWN
-) -> Checked:
+) -> CheckedAnswer:
     """Compare the chosen rows of the output, and all of dQ, dK and dV, with expected values.
 
     The inputs are those of `generic`, with a cotangent of 0 except in the chosen rows, so dQ is
@@ -394,7 +398,7 @@ def check_sampled(
                 got = arrays[name](0, kv_head, slice(0, keys))
                 sigma = of.sigma(variance, want)
                 of_array[name].add((0, kv_head, 0), got, want, sigma, underflow)
-    return Checked(tallies, time.perf_counter() - started)
+    return CheckedAnswer(tallies, time.perf_counter() - started)
 
 
 def missed(given: Retrieval, answered: Answered) -> dict[str, int]:

@@ -103,7 +103,7 @@ CAP = 8.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class LongLimits:
     """The limits of a run: bytes of memory, and seconds for all problems.
 
     None for the memory means all that is available; None for the seconds means no limit.
@@ -114,14 +114,14 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LongSizes:
     """The head size, and the number of keys that are summed up at once (a tile), or `UNKNOWN`."""
 
     head_size: int = 64
     tile: int = UNKNOWN
 
     @classmethod
-    def of(cls, geometry: Geometry | None, head_size: int | None, tile: int | None) -> Sizes:
+    def of(cls, geometry: Geometry | None, head_size: int | None, tile: int | None) -> LongSizes:
         """Return the given sizes, with each that is None or 0 replaced by that of the geometry.
 
         A geometry provides its first head size and its tile of keys. Without a geometry, the head
@@ -364,15 +364,15 @@ class Ladder:
         adapter: Adapter,
         steps: Sequence[int],
         dtypes: Sequence[str],
-        limits: Limits,
+        limits: LongLimits,
         *,
-        sizes: Sizes | None = None,
+        sizes: LongSizes | None = None,
         modes: Sequence[str] = (),
         device: str = "cpu",
         threads: int = 1,
     ) -> None:
         self._adapter, self._limits = adapter, limits
-        self._sizes = sizes or Sizes.of(adapter.geometry, None, None)
+        self._sizes = sizes or LongSizes.of(adapter.geometry, None, None)
         self._device, self._threads = device, threads
         self._costs: dict[tuple[str, str, str], _Cost] = {}
         self._rate = 0.0

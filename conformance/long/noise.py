@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from conformance.definition.arithmetic import AccuracyClass, classes_of
 from conformance.definition.dtypes import Array, DType
-from conformance.long.oracle import Columns, Head, Part, Rows, squared_norms
+from conformance.long.oracle import BlockPart, Columns, Head, Rows, squared_norms
 from conformance.long.problem import Heads, LongProblem
 from conformance.records.numbers import UNDERFLOW
 
@@ -102,7 +102,7 @@ class Variances:
         return np.sqrt(self._factor * (variance + self.final * values**2))
 
 
-class Noise(Variances):
+class LongNoise(Variances):
     """The σ of one accuracy class, computed first for the rows and then the columns of each head.
 
     Args:
@@ -278,7 +278,7 @@ class Noise(Variances):
             key, value = key + self.tensor * d_key**2, value + self.tensor * d_value**2
         return self.sigma(key, d_key), self.sigma(value, d_value)
 
-    def _of_part(self, block: Columns, part: Part, extra: int) -> tuple[Array, Array]:
+    def _of_part(self, block: Columns, part: BlockPart, extra: int) -> tuple[Array, Array]:
         head, width = part.head, self.width
         squared = part.powers**2
         relative = self._coherent[head.head].T[head.key_class[block.span]] + self.probability
@@ -310,9 +310,9 @@ class Noise(Variances):
         return key, value
 
 
-def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[Noise]:
+def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[LongNoise]:
     """Return the noise of each class of `models`, most accurate first."""
-    return [Noise(problem, accuracy, tile) for accuracy in models(problem.format)]
+    return [LongNoise(problem, accuracy, tile) for accuracy in models(problem.format)]
 
 
 def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Array:
@@ -339,7 +339,7 @@ def sampled_head(
 
     Only the first batch entry is considered.
 
-    The model is that of `Noise`, except that every error is independent, as no two logits are
+    The model is that of `LongNoise`, except that every error is independent, as no two logits are
     equal. The cost is O(rows · length · head size).
 
     Args:

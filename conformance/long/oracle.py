@@ -315,7 +315,7 @@ def rows(head: Head, span: slice, size: int = BLOCK) -> Iterator[Rows]:
 
 
 @dataclass(eq=False)
-class Part:
+class BlockPart:
     """What one query head adds to the gradients of a block of keys, with the terms that form it.
 
     The symbols are those of this module's docstring.
@@ -345,10 +345,10 @@ class Part:
 
 @dataclass(eq=False)
 class Columns(_Block):
-    """A block of keys: their values `[keys value_head]`, and a `Part` from each query head."""
+    """A block of keys: their values `[keys value_head]`, and a `BlockPart` from each query head."""
 
     values: Array
-    parts: list[Part]
+    parts: list[BlockPart]
 
     @property
     def d_key(self) -> Array:
@@ -388,7 +388,7 @@ class _Transposed:
         weight = head.weight[of][:, None]
         return np.hstack([weight * head.cotangent(of), weight * head.row[of, None], head.extra[of]])
 
-    def part(self, around: Around, values: Array) -> Part:
+    def part(self, around: Around, values: Array) -> BlockPart:
         """Return what this head adds to the gradients of a block of keys and their `values`."""
         head, width = self.head, self.width
         of_queries = np.concatenate([head.query_class[edge] for edge in around.edges])
@@ -406,6 +406,6 @@ class _Transposed:
             extra += inner[:, width + 1 :]
         slopes = head.slopes.T[head.key_class[around.span]]
         d_key = head.problem.factor * (slopes * dotted) @ head.queries
-        return Part(
+        return BlockPart(
             head, d_key, d_value, powers, dotted, extra, inner, numbers, of_queries
         )  # fmt: skip

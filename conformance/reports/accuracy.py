@@ -14,7 +14,7 @@ from conformance.records.findings import INFINITE, PREFIX, Figures
 from conformance.records.numbers import ACCURACY, LIMIT, UNDERFLOW, Array, ratios
 from conformance.records.record import PICTURED
 from conformance.reports.model import Accuracy, Apart, Column, Loaded, Pair, Spread
-from conformance.reports.tables import Located, Part
+from conformance.reports.tables import Located, RecordPart
 
 # Against the reference
 
@@ -101,7 +101,7 @@ Answers = dict[tuple[str, str], dict[str, Exchanged]]
 """The outputs by (dtype, case) and then by the key of the column."""
 
 
-def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers, list[str]]:
+def exchanged(records: Sequence[Loaded], parts: Iterable[RecordPart]) -> tuple[Answers, list[str]]:
     """Return the outputs stored in all records, and a line about each that cannot be compared.
 
     Arrays stored only for figures are skipped: attention weights, and arrays of experiments.

@@ -32,7 +32,7 @@ from conformance.reports.model import (
     Subject,
     Variant,
 )
-from conformance.reports.tables import Part, by_key, worst_verdict
+from conformance.reports.tables import RecordPart, by_key, worst_verdict
 from conformance.words import say
 
 _FEWER = "lengths.fewer-queries"
@@ -41,7 +41,7 @@ _FEWER = "lengths.fewer-queries"
 
 
 def experiment_cards(
-    parts: Iterable[Part], columns: Sequence[Column], topics: Sequence[Topic]
+    parts: Iterable[RecordPart], columns: Sequence[Column], topics: Sequence[Topic]
 ) -> list[Card]:
     """Return the convention card of each column that has results of any experiment in `topics`."""
     results = {part.key: by_key(part.results, lambda result: result.case) for part in parts}
@@ -56,7 +56,7 @@ def experiment_cards(
     return cards
 
 
-def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
+def handed(parts: Iterable[RecordPart], columns: Sequence[Column]) -> list[Handed]:
     """Return the effect of passing one causal mask, in several encodings, to each implementation.
 
     Implementations without results of the experiment "same-mask" are left out.
@@ -153,7 +153,7 @@ _ALARMING = {
 }
 
 
-class Shown(NamedTuple):
+class ShownValue(NamedTuple):
     """A value in the table of cards, and where it holds ("" if that need not be stated)."""
 
     phrase: Phrase
@@ -177,7 +177,7 @@ class Glance(NamedTuple):
     """
 
     heading: str
-    take: Callable[[Card], list[Shown]]
+    take: Callable[[Card], list[ShownValue]]
 
 
 def glances_of(cards: Sequence[Card]) -> list[Glance]:
@@ -191,7 +191,7 @@ def taking(
     value: Callable[[Phrase], Phrase] = lambda phrase: phrase,
     fits: Callable[[Phrase], bool] = lambda subject: True,
     **parts: Collection[str],
-) -> Callable[[Card], list[Shown]]:
+) -> Callable[[Card], list[ShownValue]]:
     """Return a function that finds in a card the values of certain subjects.
 
     Each value occurs once. If there are several, each states where it was observed, unless it was
@@ -207,7 +207,7 @@ def taking(
             the subject to be included, as texts of phrases; "" stands for a missing argument.
     """
 
-    def take(card: Card) -> list[Shown]:
+    def take(card: Card) -> list[ShownValue]:
         seen = [
             (subject.phrase, value(item.phrase), item.modes or chapter.modes, chapter.modes)
             for chapter in card.chapters
@@ -240,7 +240,9 @@ def taking(
                 where = f"{where} ({', '.join(modes)})" if where else ", ".join(modes)
             places.setdefault(found, {}).update({where: None} if where else {})
         is_alone = len(places) == 1
-        return [Shown(found, "" if is_alone else ", ".join(at)) for found, at in places.items()]
+        return [
+            ShownValue(found, "" if is_alone else ", ".join(at)) for found, at in places.items()
+        ]
 
     return take
 
@@ -269,30 +271,30 @@ def _furthest(value: Phrase) -> Phrase:
     return Phrase("leak.reaches-gradients")
 
 
-def _weights(card: Card) -> list[Shown]:
+def _weights(card: Card) -> list[ShownValue]:
     """Find in a card the form of the returned weights, and whether they include dropout.
 
     If some modes return weights and others do not, only the former are mentioned.
     """
     shown = taking("weights.returned")(card)
     if len(shown) > 1 and any(item.phrase.id == "weights.none" for item in shown):
-        shown = [Shown(item.phrase, "") for item in shown if item.phrase.id != "weights.none"]
+        shown = [ShownValue(item.phrase, "") for item in shown if item.phrase.id != "weights.none"]
     for item in taking("dropout.returned")(card)[:1]:
-        shown.append(Shown(Phrase("weights.those", {"which": item.phrase}), ""))
+        shown.append(ShownValue(Phrase("weights.those", {"which": item.phrase}), ""))
     return shown
 
 
-def _form(form: str) -> Callable[[Card], list[Shown]]:
+def _form(form: str) -> Callable[[Card], list[ShownValue]]:
     """Return a function that finds in a card what masks in this encoding do."""
     return taking("mask.meaning", named=True, form=[form])
 
 
-def _nan(*inputs: str) -> Callable[[Card], list[Shown]]:
+def _nan(*inputs: str) -> Callable[[Card], list[ShownValue]]:
     """Return a function that finds in a card how far NaN in blocked `inputs` spreads."""
     return taking("leak", value=_furthest, number=["number.nan"], input=inputs)
 
 
-def _gradients_of_masked(card: Card) -> list[Shown]:
+def _gradients_of_masked(card: Card) -> list[ShownValue]:
     """Find in a card where the gradients of fully masked queries are finite.
 
     Gradients that are not those of the query's output come first, with the masks that have them,
@@ -307,13 +309,13 @@ def _gradients_of_masked(card: Card) -> list[Shown]:
 _BITS = ("again.apart", "again.within-noise", "again.same-bits")
 
 
-def _bits(first: str, *others: str) -> Callable[[Card], list[Shown]]:
+def _bits(first: str, *others: str) -> Callable[[Card], list[ShownValue]]:
     """Return a function that finds in a card the worst that was observed of the same bits.
 
     It finds nothing if the subject `first` was not asked about, as in older records.
     """
 
-    def take(card: Card) -> list[Shown]:
+    def take(card: Card) -> list[ShownValue]:
         if not taking(first)(card):
             return []
         shown = taking(first, *others, value=_without_sizes)(card)
@@ -380,13 +382,13 @@ _AXES = {"dtype": "", "mode": "mode", "case": "case"}
 Observations = Sequence[tuple[CaseResult, Phrase]]
 
 
-def conventions(parts: Iterable[Part], columns: Sequence[Column]) -> list[Convention]:
+def conventions(parts: Iterable[RecordPart], columns: Sequence[Column]) -> list[Convention]:
     """Return the declared and the observed mask conventions of each column."""
     by_column = {part.key: part for part in parts}
     return [_convention(by_column[column.key]) for column in columns]
 
 
-def _convention(part: Part) -> Convention:
+def _convention(part: RecordPart) -> Convention:
     required: dict[str, list[tuple[CaseResult, Phrase]]] = defaultdict(list)
     for result in part.results:
         for finding in result.findings:
@@ -541,7 +543,7 @@ def _values(results: Sequence[CaseResult], axis: str) -> list[str]:
 # Features beyond masks
 
 
-class Family(NamedTuple):
+class FeatureFamily(NamedTuple):
     """A feature as the report shows it.
 
     Attributes:
@@ -561,12 +563,12 @@ class Family(NamedTuple):
     parts: frozenset[str]
     kinds: frozenset[str] = frozenset()
     chapter: str = ""
-    seen: tuple[Callable[[Card], list[Shown]], ...] = ()
+    seen: tuple[Callable[[Card], list[ShownValue]], ...] = ()
     subject: str = ""
     keys: bool = False
 
 
-def _own_key(card: Card) -> list[Shown]:
+def _own_key(card: Card) -> list[ShownValue]:
     """Find in a card whether a window counts the query's own key, and how windows are aligned.
 
     What the card does not show is left out.
@@ -584,12 +586,12 @@ def _own_key(card: Card) -> list[Shown]:
                 fewer = asked - int(item.phrase.name("before"))
                 if asked > 0 and fewer in (0, 1):
                     found[Phrase("window.counts-own" if fewer else "window.besides-own")] = None
-    return [Shown(phrase, "") for phrase in (*found, *aligned) if phrase]
+    return [ShownValue(phrase, "") for phrase in (*found, *aligned) if phrase]
 
 
 FAMILIES = (
-    Family("Window", frozenset({"window"}), seen=(_own_key,), subject="window", keys=True),
-    Family(
+    FeatureFamily("Window", frozenset({"window"}), seen=(_own_key,), subject="window", keys=True),
+    FeatureFamily(
         "Soft cap",
         frozenset({"soft cap"}),
         seen=tuple(
@@ -597,16 +599,18 @@ FAMILIES = (
         ),
         subject="soft-cap",
     ),
-    Family("Sinks", frozenset({"sinks"}), seen=(taking("sinks.units"),)),
-    Family("ALiBi", frozenset({"alibi"}), seen=(taking("alibi.bias", lengths=[_FEWER]),)),
-    Family("Rotary", frozenset({"rotary"}), seen=(taking("rotary.turns", size=["rotary.all"]),)),
-    Family(
+    FeatureFamily("Sinks", frozenset({"sinks"}), seen=(taking("sinks.units"),)),
+    FeatureFamily("ALiBi", frozenset({"alibi"}), seen=(taking("alibi.bias", lengths=[_FEWER]),)),
+    FeatureFamily(
+        "Rotary", frozenset({"rotary"}), seen=(taking("rotary.turns", size=["rotary.all"]),)
+    ),
+    FeatureFamily(
         "Rotary, scaled",
         frozenset({"rotary scaling"}),
         seen=(taking("rotary-scaling.frequencies"), taking("rotary-scaling.factor")),
     ),
-    Family("Query/key norm", frozenset({"query/key norm"})),
-    Family(
+    FeatureFamily("Query/key norm", frozenset({"query/key norm"})),
+    FeatureFamily(
         "Lengths",
         frozenset({"lengths", "key lengths", "query lengths"}),
         chapter="lengths",
@@ -614,30 +618,32 @@ FAMILIES = (
         subject="lengths",
         keys=True,
     ),
-    Family(
+    FeatureFamily(
         "Chunks",
         frozenset({"chunk"}),
         seen=(taking("chunk.alone", lengths=[_FEWER]),),
         subject="chunk",
         keys=True,
     ),
-    Family(
+    FeatureFamily(
         "Bidirectional spans",
         frozenset({"spans"}),
         seen=(taking("span.alone", spans=["span.two"]), taking("span.beside")),
         subject="span",
         keys=True,
     ),
-    Family(
+    FeatureFamily(
         "Trees of drafted tokens",
         frozenset({"tree"}),
         seen=(taking("drafts.alone"),),
         subject="drafts",
         keys=True,
     ),
-    Family("Segments, packed", frozenset({"segments"}), frozenset({"Packed"}), "packed", keys=True),
-    Family("Positions", frozenset({"positions"}), chapter="positions", keys=True),
-    Family("Caches, pages", frozenset(), frozenset({"Cache", "Pages"}), "cache", keys=True),
+    FeatureFamily(
+        "Segments, packed", frozenset({"segments"}), frozenset({"Packed"}), "packed", keys=True
+    ),
+    FeatureFamily("Positions", frozenset({"positions"}), chapter="positions", keys=True),
+    FeatureFamily("Caches, pages", frozenset(), frozenset({"Cache", "Pages"}), "cache", keys=True),
 )
 """The features, in the order of the report."""
 
@@ -646,7 +652,7 @@ _NOTHING = frozenset({"cannot-be-asked", "none", "causal.none-declared"})
 
 
 def features(
-    parts: Iterable[Part], columns: Sequence[Column], cards: Iterable[Card]
+    parts: Iterable[RecordPart], columns: Sequence[Column], cards: Iterable[Card]
 ) -> list[Feature]:
     """Return the results for every feature of every column, in the order of the columns."""
     by_column = {part.key: part for part in parts}
@@ -668,7 +674,9 @@ def features(
     return found
 
 
-def _declared(implementation: Implementation, family: Family, card: Card) -> list[str] | None:
+def _declared(
+    implementation: Implementation, family: FeatureFamily, card: Card
+) -> list[str] | None:
     """Return the declared arguments of a feature.
 
     If the record does not list declared features, return the arguments that experiments tried, or
@@ -690,7 +698,7 @@ def _declared(implementation: Implementation, family: Family, card: Card) -> lis
     ]
 
 
-def _verdicts(part: Part) -> dict[str, list[str]]:
+def _verdicts(part: RecordPart) -> dict[str, list[str]]:
     """Return the verdicts of the items of each feature, by the name of the feature.
 
     For an item whose case has the feature, this is the item's verdict. For any other item on which
@@ -710,7 +718,7 @@ def _verdicts(part: Part) -> dict[str, list[str]]:
     return verdicts
 
 
-def _seen(family: Family, card: Card) -> list[Variant]:
+def _seen(family: FeatureFamily, card: Card) -> list[Variant]:
     found = []
     for take in family.seen:
         shown = [item for item in take(card) if item.phrase.id not in _NOTHING]

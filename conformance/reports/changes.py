@@ -64,7 +64,7 @@ class Side(msgspec.Struct, frozen=True):
     devices: dict[str, list[str]]
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class FindingChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """Findings of one implementation and requirement that changed in the same way.
 
     Attributes:
@@ -113,7 +113,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{plural(self.times, 'finding')} in {plural(len(self.cases), 'case')}"
 
 
-class Convention(msgspec.Struct, frozen=True):
+class EntryChange(msgspec.Struct, frozen=True):
     """An entry of a convention card that has changed.
 
     `before` or `after` is "" if that side has no such entry. `phrases` contains `subject`, `before`
@@ -151,7 +151,7 @@ class Members(msgspec.Struct, frozen=True):
     cases: list[str]
     items: int
     findings: int
-    wrong: list[Change]
+    wrong: list[FindingChange]
 
     @property
     def lines(self) -> list[str]:
@@ -187,12 +187,12 @@ class Changes(msgspec.Struct, frozen=True):
     schema: str
     before: Side
     after: Side
-    worse: list[Change]
-    lost: list[Change]
-    otherwise: list[Change]
-    fixed: list[Change]
-    gained: list[Change]
-    conventions: list[Convention]
+    worse: list[FindingChange]
+    lost: list[FindingChange]
+    otherwise: list[FindingChange]
+    fixed: list[FindingChange]
+    gained: list[FindingChange]
+    conventions: list[EntryChange]
     added: Members
     removed: Members
     notes: list[str]
@@ -200,7 +200,7 @@ class Changes(msgspec.Struct, frozen=True):
     same: int
 
     @property
-    def kinds(self) -> list[tuple[str, str, list[Change]]]:
+    def kinds(self) -> list[tuple[str, str, list[FindingChange]]]:
         """The symbol, name and changes of each kind of change, regressions first."""
         return [
             ("✗", "worse", self.worse),
@@ -234,7 +234,7 @@ Key = tuple[str, str, str, str, str]
 Answers = Mapping[Key, CaseResult]
 
 
-class Pair(NamedTuple):
+class FindingPair(NamedTuple):
     """The findings of two sides for one requirement and item; None if a side has no finding."""
 
     key: Key
@@ -248,7 +248,7 @@ def answers(results: Iterable[CaseResult]) -> dict[Key, CaseResult]:
     return {(one.implementation, one.device, one.case, one.dtype, one.mode): one for one in results}
 
 
-def matched(before: Answers, after: Answers) -> Iterator[Pair]:
+def matched(before: Answers, after: Answers) -> Iterator[FindingPair]:
     """Yield the findings of both sides in pairs.
 
     An item whose process died or hung, for example, has one finding "run" instead of findings of
@@ -262,12 +262,12 @@ def matched(before: Answers, after: Answers) -> Iterator[Pair]:
             wrong = [finding for finding in other.values() if finding.verdict in BAD]
             verdict = after[key].verdict
             for finding in wrong or [Finding(RUN, verdict)]:
-                yield Pair(key, finding.requirement, one[RUN], finding)
+                yield FindingPair(key, finding.requirement, one[RUN], finding)
         elif RUN in other and RUN not in one and key in before:
-            yield Pair(key, RUN, Finding(RUN, before[key].verdict), other[RUN])
+            yield FindingPair(key, RUN, Finding(RUN, before[key].verdict), other[RUN])
         else:
             for requirement in dict.fromkeys([*one, *other]):
-                yield Pair(key, requirement, one.get(requirement), other.get(requirement))
+                yield FindingPair(key, requirement, one.get(requirement), other.get(requirement))
 
 
 def differing_entries(
@@ -448,7 +448,7 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
 
 def grouped_changes(
     findings: Iterable[Located], specs: Mapping[_Owner, str], levels: Mapping[str, str]
-) -> list[Change]:
+) -> list[FindingChange]:
     """Merge findings that changed in the same way into changes, and sort these.
 
     Merged findings have the same implementation, device, requirement, cause, and states before and
@@ -461,14 +461,14 @@ def grouped_changes(
         states = one.before, one.after, one.finding.cause
         return result.implementation, result.device, one.requirement, *states
 
-    def order(change: Change) -> tuple[bool, int, int]:
+    def order(change: FindingChange) -> tuple[bool, int, int]:
         grave = BAD.index(change.after) if change.after in BAD else -1
         return change.level == "observed", -grave, -change.times
 
     changes = []
     for group in grouped(findings, alike):
         worst, result = group.worst, group.worst.result
-        change = Change(
+        change = FindingChange(
             **group.evidence,
             implementation=result.implementation,
             requirement=worst.requirement,
@@ -484,7 +484,7 @@ def grouped_changes(
     return sorted(changes, key=order)
 
 
-def _conventions(before: Records, after: Records) -> list[Convention]:
+def _conventions(before: Records, after: Records) -> list[EntryChange]:
     """Return the entries of convention cards that changed, with all modes of the same change."""
     alike = by_key(
         differing_entries(before.results, after.results), lambda entry: (entry[0][:3], *entry[1:])
@@ -493,11 +493,11 @@ def _conventions(before: Records, after: Records) -> list[Convention]:
     for (owner, subject, one, other), entries in alike.items():
         texts = say(subject), say(one), say(other)
         modes = [key[4] for key, *_ in entries]
-        changed.append(Convention(*owner, *texts, modes, [subject, one, other]))
+        changed.append(EntryChange(*owner, *texts, modes, [subject, one, other]))
     return changed
 
 
-def _members(these: Records, others: Records, findings: int, wrong: list[Change]) -> Members:
+def _members(these: Records, others: Records, findings: int, wrong: list[FindingChange]) -> Members:
     """Return what `these` records have and the `others` lack.
 
     `findings` and `wrong` are fields of the result that `compare` has already determined.
@@ -596,7 +596,7 @@ def difference(counts: Mapping[str, int], before: Mapping[str, int], verdict: st
     return f" ({change:+,})" if change else ""
 
 
-def _show_kind(console: Console, title: str, style: str, changes: list[Change]) -> None:
+def _show_kind(console: Console, title: str, style: str, changes: list[FindingChange]) -> None:
     if not changes:
         return
     heading(console, f"{title}: {sum(change.times for change in changes)}", style)

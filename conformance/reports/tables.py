@@ -103,7 +103,7 @@ class Group:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields that `model.Deviation` and `changes.Change` both have, by name.
+        """The fields that `model.Deviation` and `changes.FindingChange` both have, by name.
 
         They are the number of findings, the cases and modes, and the worst item with its figures.
         """
@@ -166,7 +166,7 @@ def finding_counts(results: Iterable[CaseResult]) -> Counts:
 # Records and columns
 
 
-class Part(NamedTuple):
+class RecordPart(NamedTuple):
     """The part of a record that is about one implementation.
 
     Attributes:
@@ -187,7 +187,7 @@ class Part(NamedTuple):
         return self.implementation.title or self.implementation.name
 
 
-def parts_of(records: Sequence[Loaded]) -> list[Part]:
+def parts_of(records: Sequence[Loaded]) -> list[RecordPart]:
     """Return a part for every implementation of every record, in the order of the records."""
     found = []
     for index, (_, record, arrays) in enumerate(records):
@@ -197,7 +197,7 @@ def parts_of(records: Sequence[Loaded]) -> list[Part]:
             implementation = declared.get(name) or Implementation(
                 name, name, "", "", name, versions={}, modes=[], dtypes=[], masks=[]
             )
-            part = Part(name, implementation, record, arrays, results.get(name, []))
+            part = RecordPart(name, implementation, record, arrays, results.get(name, []))
             found.append((index, part))
     for longer in ("{name} on {device}", "{name} on {device} ({record})", "{name} #{index}"):
         times = Counter(part.key for _, part in found)
@@ -231,12 +231,12 @@ def sources(records: Sequence[Loaded]) -> list[Source]:
     ]
 
 
-def columns(parts: Iterable[Part]) -> list[Column]:
+def columns(parts: Iterable[RecordPart]) -> list[Column]:
     """Return a column for each part, with the columns of one layer side by side.
 
     Columns whose titles differ only in the part in brackets are variants of one layer.
     """
-    layers: dict[str, list[tuple[Part, str]]] = {}
+    layers: dict[str, list[tuple[RecordPart, str]]] = {}
     for part in parts:
         match = re.fullmatch(r"(.*\S)\s*\(([^()]+)\)", part.title)
         layer, variant = (match[1], match[2]) if match else (part.title, "")
@@ -254,7 +254,7 @@ def columns(parts: Iterable[Part]) -> list[Column]:
     return shown
 
 
-def _column(part: Part, group: str, variant: str) -> Column:
+def _column(part: RecordPart, group: str, variant: str) -> Column:
     implementation, provenance = part.implementation, part.record.header.provenance
     findings = finding_counts(part.results)
     return Column(

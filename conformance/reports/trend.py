@@ -21,16 +21,16 @@ from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
 from conformance.reports.changes import answers, differing_entries, matched
 from conformance.reports.model import Change, Loaded, Point, Trend
-from conformance.reports.tables import Part, by_key, finding_counts, parts_of
+from conformance.reports.tables import RecordPart, by_key, finding_counts, parts_of
 from conformance.words import say
 
 
-def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
+def trends(parts: Iterable[RecordPart], earlier: Sequence[Loaded]) -> list[Trend]:
     """Return the trend of each implementation that has earlier records on the same device."""
     return [Trend(part.key, _points([*others, part])) for part, others in _beside(parts, earlier)]
 
 
-def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
+def timelines(parts: Iterable[RecordPart], others: Sequence[Loaded]) -> list[Trend]:
     """Return the trend over versions of each implementation that is also in the records `others`.
 
     Only records of the same device are joined, the oldest version first. If the versions of NumPy
@@ -54,7 +54,9 @@ def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
     return courses
 
 
-def _beside(parts: Iterable[Part], others: Sequence[Loaded]) -> Iterator[tuple[Part, list[Part]]]:
+def _beside(
+    parts: Iterable[RecordPart], others: Sequence[Loaded]
+) -> Iterator[tuple[RecordPart, list[RecordPart]]]:
     """Yield each part that has counterparts in other records, with these counterparts.
 
     A counterpart is about the same implementation on the same device.
@@ -65,11 +67,11 @@ def _beside(parts: Iterable[Part], others: Sequence[Loaded]) -> Iterator[tuple[P
             yield part, beside
 
 
-def _contestant(part: Part) -> tuple[str, str]:
+def _contestant(part: RecordPart) -> tuple[str, str]:
     return part.implementation.name, part.record.header.provenance.device
 
 
-def _points(parts: Iterable[Part]) -> list[Point]:
+def _points(parts: Iterable[RecordPart]) -> list[Point]:
     """Return one point for each part, all of one implementation, with the changes between them."""
     points: list[Point] = []
     before: Sequence[CaseResult] | None = None
@@ -153,7 +155,7 @@ def _platform(record: Record) -> dict[str, str]:
     return numpy | {"python": ".".join(made.python.split(".")[:2])}
 
 
-def _order(part: Part) -> tuple[Any, ...]:
+def _order(part: RecordPart) -> tuple[Any, ...]:
     """Return a sort key: versions of library, framework, NumPy and Python; name of the record."""
     # `versions` lists the framework first and the library itself last.
     versions = [_version(version) for version in reversed(part.implementation.versions.values())]

@@ -26,7 +26,7 @@ from conformance.definition.comparison import Comparison, all_between, compare
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
-from conformance.requirements.examination import Examination, Raised
+from conformance.requirements.examination import Examination, RaisedInside
 from conformance.requirements.requirement import judge, requirement
 
 MASKED = ("edge/fully-masked-row/*",)
@@ -165,7 +165,7 @@ def unchanged(ex: Examination) -> Finding | None:
     if not changed and spellings.serves(ex.case) and not ex.adapter.compiles:
         for spelling in _spellings(ex)[1:]:
             # If an encoding is refused, `mask.spellings-agree` reports it.
-            with suppress(Raised):
+            with suppress(RaisedInside):
                 effects = ex.side_effects(spelling)
                 changed = tuple(f"with {spelling.label}: {line}" for line in effects.changed)
             if changed:

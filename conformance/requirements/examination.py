@@ -40,7 +40,7 @@ from conformance.text import is_exhausted, text_of
 T = TypeVar("T")
 
 
-class Raised(Exception):
+class RaisedInside(Exception):
     """A wrapper whose `__cause__` is an exception that the implementation raised.
 
     It distinguishes errors of the implementation, which are findings, from errors of the suite.
@@ -59,7 +59,7 @@ class Raised(Exception):
         return f"{type(self.original).__name__}: {lines[0]}"
 
 
-class Memory:
+class ResultMemory:
     """A cache of the `size` most recently used results, some of which may be exceptions."""
 
     def __init__(self, size: int) -> None:
@@ -90,7 +90,7 @@ class Memory:
         return self._known.get(key, (None, None))[0]
 
 
-NO_ANSWER = (ConformanceError, Unsupported, Raised)
+NO_ANSWER = (ConformanceError, Unsupported, RaisedInside)
 """The exceptions that a call may raise instead of returning an answer."""
 
 
@@ -105,10 +105,10 @@ class Workbench:
         expectations: expectations for problems.
     """
 
-    decided: Memory = field(default_factory=lambda: Memory(256))
-    answers: Memory = field(default_factory=lambda: Memory(64))
-    explained: Memory = field(default_factory=lambda: Memory(1024))
-    expectations: Memory = field(default_factory=lambda: Memory(128))
+    decided: ResultMemory = field(default_factory=lambda: ResultMemory(256))
+    answers: ResultMemory = field(default_factory=lambda: ResultMemory(64))
+    explained: ResultMemory = field(default_factory=lambda: ResultMemory(1024))
+    expectations: ResultMemory = field(default_factory=lambda: ResultMemory(128))
     expect: Callable[..., Expectation] = expect
     """The function that computes the expectation for a problem, or loads one that was saved
     earlier; its argument `gradients` says whether to include gradients."""
@@ -384,7 +384,7 @@ class Examination:
 
 @contextmanager
 def _theirs() -> Iterator[None]:
-    """Convert exceptions that the implementation raises inside the context to `Raised`.
+    """Convert exceptions that the implementation raises inside the context to `RaisedInside`.
 
     `Unsupported`, errors of the suite and `KeyboardInterrupt` are raised unchanged.
     """
@@ -397,7 +397,7 @@ def _theirs() -> Iterator[None]:
         if is_exhausted(error):
             # The exception is cached, and the arrays in its frames would fill the memory.
             traceback.clear_frames(error.__traceback__)
-        raise Raised from error
+        raise RaisedInside from error
 
 
 def check_answer(answer: Answer, problem: Problem) -> None:

@@ -69,7 +69,7 @@ from conformance.words import say
 
 
 @dataclass(frozen=True)
-class Form:
+class MaskForm:
     """A form of mask arrays: their dtype, and the values of which each row consists.
 
     Attributes:
@@ -95,11 +95,11 @@ class Form:
         return values if self.dtype == "own" else values.astype(self.dtype)
 
 
-def _form(kind: str, *values: float, dtype: str = "float32", own: bool = False) -> Form:
+def _form(kind: str, *values: float, dtype: str = "float32", own: bool = False) -> MaskForm:
     arguments: dict[str, Argument] = {"dtype": dtype} if kind != "bool" else {}
     if kind == "zero-large":
         arguments["large"] = f"{-values[1]:.0e}".replace("e+0", "e")
-    return Form(Phrase(f"form.{kind}", arguments), values, "own" if own else dtype)
+    return MaskForm(Phrase(f"form.{kind}", arguments), values, "own" if own else dtype)
 
 
 OTHERS = ("float16", "float64")
@@ -124,7 +124,7 @@ FORMS = (
 The last forms have other floating dtypes."""
 
 
-def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
+def zero_one(argument: MaskArgument, usual: MaskForm = ZERO_ONE) -> MaskForm:
     """Return the form with 0 and 1 in the dtype that the argument declares.
 
     If the argument declares no dtype, return `usual`.
@@ -132,7 +132,7 @@ def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
     return _form("zero-one", 0, 1, dtype=argument.dtype) if argument.dtype else usual
 
 
-def own_forms(dtype: str) -> tuple[Form, ...]:
+def own_forms(dtype: str) -> tuple[MaskForm, ...]:
     """Return the forms of masks to try with inputs in this dtype.
 
     The masks are in bool, in this dtype, or in float32.
@@ -149,7 +149,7 @@ def own_forms(dtype: str) -> tuple[Form, ...]:
     )
 
 
-def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
+def forms_of(dtype: str) -> tuple[MaskForm, MaskForm, MaskForm, MaskForm, MaskForm]:
     """Return the forms of masks that can block a key, for inputs in this dtype.
 
     They are booleans, 0 and 1, 0 and −inf, 0 and a large negative number (−1e9, or −1e4 in
@@ -161,7 +161,9 @@ def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
     return boolean, ones, infinite, large, least
 
 
-def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
+def telling(
+    form: MaskForm, argument: MaskArgument, shape: Shape, seed: int = 0
+) -> tuple[Array, Array]:
     """Return a random mask of this form, once with all axes and once in the argument's layout.
 
     Its rows differ, so that its axes can be told apart, unless `arrange` finds no such order, for
@@ -179,7 +181,7 @@ def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> 
 
 
 @lru_cache(maxsize=512)
-def _values(form: Form, layout: str, shape: Shape, seed: int) -> Array:
+def _values(form: MaskForm, layout: str, shape: Shape, seed: int) -> Array:
     random = np.random.default_rng([7, seed, zlib.crc32(str(form.phrase).encode())])
     named = layouts.axes(layout)
     sizes = [n if a in named else 1 for a, n in zip(AXES, shape.logits, strict=True)]
@@ -377,7 +379,7 @@ STILL, MOVED = 12.0, 24.0
 """The changes, in σ, below which an output counts as unaffected, and above which as affected."""
 
 
-def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
+def examined(lab: Laboratory, argument: MaskArgument, form: MaskForm, dtype: str = "") -> Entry:
     """Return an entry for the convention card: what a mask argument means in a given form.
 
     `dtype` is that of the inputs; "" stands for the laboratory's.
@@ -409,7 +411,7 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
     return Entry(subject, value, evidence, declared, not declared or value == declared)
 
 
-def declaration(argument: MaskArgument, form: Form) -> Phrase:
+def declaration(argument: MaskArgument, form: MaskForm) -> Phrase:
     """Return the meaning that the adapter declares for this form, or an empty phrase.
 
     An argument that is declared to take only 0 and 1 has no declared meaning in other forms. One
@@ -460,7 +462,7 @@ def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
     return UNEXPLAINED, evidence
 
 
-def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
+def by_influence(lab: Laboratory, argument: MaskArgument, form: MaskForm) -> Phrase:
     """Return the meaning of the argument, inferred from the queries that the first token affects.
 
     Return `UNEXPLAINED` if no meaning predicts which queries are affected, if it is doubtful
@@ -499,7 +501,7 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
     return ADDED if moved.all() and INFINITE not in form.values else UNEXPLAINED
 
 
-def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
+def observations(ex: Examination) -> list[tuple[MaskArgument, MaskForm, Entry]]:
     """Return what each mask argument means in each form that it is declared to take.
 
     Each element of the list is an argument, a form, and the entry with the observed meaning. Only
@@ -507,7 +509,7 @@ def observations(ex: Examination) -> list[tuple[MaskArgument, Form, Entry]]:
     `Unsupported` if the adapter cannot express the case.
     """
 
-    def look() -> list[tuple[MaskArgument, Form, Entry]]:
+    def look() -> list[tuple[MaskArgument, MaskForm, Entry]]:
         ex.adapter.check(ex.problem)
         lab = Laboratory(ex.adapter, ex.dtype, ex.device, ex.mode, case=ex.problem.shape)
         with suppress(NoAnswer):

@@ -13,7 +13,7 @@ from conformance.errors import Unsupported
 from conformance.records.findings import Argument, Finding, Part, Phrase
 from conformance.records.numbers import LIMIT
 from conformance.requirements import probed
-from conformance.requirements.examination import Examination, Raised
+from conformance.requirements.examination import Examination, RaisedInside
 from conformance.requirements.meaning import triangles
 from conformance.requirements.requirement import requirement
 from conformance.words import say
@@ -107,7 +107,7 @@ def causal_alignment(ex: Examination) -> Finding | None:
         raise Unsupported(f"{flag.name} is only a hint about {flag.needs}")
     try:
         output = ex.ask(problem, spelling=Spelling(flag.name, {flag.name: True})).output
-    except Raised as error:
+    except RaisedInside as error:
         if is_our_own(error.original, ex.adapter):
             raise
         value = Phrase("refused.because", {"reason": error.told})

@@ -24,7 +24,7 @@ from conformance.definition.problem import Problem, Shape
 from conformance.errors import Unsupported
 from conformance.records.findings import Entry, Finding, Phrase, Verdict
 from conformance.requirements import agreement
-from conformance.requirements.examination import Examination, Raised
+from conformance.requirements.examination import Examination, RaisedInside
 from conformance.requirements.requirement import requirement
 from conformance.words import say
 
@@ -528,7 +528,7 @@ def taken(ex: Examination) -> Finding | None:
         _ = ex.answer
     except Unsupported as error:
         refused = str(error)
-    except Raised as error:
+    except RaisedInside as error:
         if is_our_own(error.original, ex.adapter):
             raise
         refused = error.told
@@ -559,7 +559,7 @@ def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
         return True
     try:
         ex.ask(_plain(ex, ex.case.shape, ex.dtype))
-    except Raised:
+    except RaisedInside:
         return False
     except Unsupported:
         pass
@@ -617,7 +617,7 @@ def _takes(ex: Examination, shape: Shape, dtype: str) -> bool:
         problem = _plain(ex, shape, dtype)
         try:
             ex.ask(problem, mode=dataclasses.replace(ex.mode, gradients=False))
-        except (Unsupported, Raised):
+        except (Unsupported, RaisedInside):
             return False
         return True
 

@@ -91,7 +91,7 @@ _SUPERVISORS: dict[str, Supervisor] = {}
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """The limits of one process.
 
     Attributes:
@@ -119,7 +119,7 @@ class _Keeper:
         limits: the limits of each process.
     """
 
-    def __init__(self, spec: str, device: str, limits: Limits) -> None:
+    def __init__(self, spec: str, device: str, limits: ProcessLimits) -> None:
         self.spec, self.device, self.limits = spec, device, limits
         self._process: Process | None = None
         # How many processes were lost in a row.
@@ -159,7 +159,7 @@ class _Keeper:
 class Supervisor(_Keeper):
     """A supervisor that runs one implementation in a process, and replaces a process that died."""
 
-    def __init__(self, spec: str, device: str, limits: Limits) -> None:
+    def __init__(self, spec: str, device: str, limits: ProcessLimits) -> None:
         super().__init__(spec, device, limits)
         self._ended: Ended | None = None
         # Whether the process was given inputs that may have spoiled its memory.
@@ -271,9 +271,9 @@ class Supervisor(_Keeper):
         """Return the result of an experiment, whose questions the process answers one by one.
 
         If the process is lost at a question, the entry that should hold the answer says so, and the
-        next question goes to a new process. If `Limits.deaths` processes in a row are lost, the
-        remaining questions are not asked. If the process cannot even list the questions, the result
-        has no entries.
+        next question goes to a new process. If `ProcessLimits.deaths` processes in a row are lost,
+        the remaining questions are not asked. If the process cannot even list the questions, the
+        result has no entries.
         """
         listed = self._question(inquiry, -1)
         if isinstance(listed, Ended):
@@ -355,7 +355,7 @@ class Walker(_Keeper):
         stated: what the layer declares; None if the implementation is no such layer.
     """
 
-    def __init__(self, spec: str, device: str, limits: Limits) -> None:
+    def __init__(self, spec: str, device: str, limits: ProcessLimits) -> None:
         """Start a process and import the layer in it.
 
         Raises:
@@ -454,14 +454,14 @@ def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
             if not spec:
                 reason = "needs a process of its own, in which the implementation can be imported"
                 return inquiry.result([Finding(declares.id, "unsupported", reason)])
-            supervisor = supervise(spec, inquiry.device, Limits())
+            supervisor = supervise(spec, inquiry.device, ProcessLimits())
             stack.callback(supervisor.close)
             return supervisor.inquire(inquiry)
 
         yield ask
 
 
-def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
+def supervise(spec: str, device: str, limits: ProcessLimits) -> Supervisor:
     """Return the supervisor of an implementation.
 
     An existing supervisor is reused if it has the same device and limits; otherwise, it is closed

@@ -229,7 +229,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
             os._exit(0)
         channel.send_bytes(encode(answer))
 
-    desk = Desk(adapter, spec, device, lambda line: say(Checked(line)))
+    desk = RequestHandler(adapter, spec, device, lambda line: say(Checked(line)))
     while True:
         try:
             request = decode(channel.recv_bytes(), Request)
@@ -287,7 +287,7 @@ def serve_stateful(channel: Connection, printed: Connection, spec: str, device: 
             say(Mistaken(traceback.format_exc()))
 
 
-class Desk:
+class RequestHandler:
     """The handler of all requests to the process of one implementation.
 
     `checked` is called with the journal line of an item that deviates, before the search for the

@@ -27,13 +27,19 @@ from conformance.causes.diagnose import explain
 from conformance.definition.problem import Problem
 from conformance.errors import PYTEST_CODES
 from conformance.explore.search import features
-from conformance.explore.trial import LOOKED_AT, Deviation, Trial
+from conformance.explore.trial import LOOKED_AT, Trial, TrialDeviation
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.records.header import Header, KnownDeviation
 from conformance.records.numbers import LIMIT
 from conformance.records.record import Record
 from conformance.reports.gate import tell
-from conformance.reports.gate.baseline import VERDICTS, Baseline, Entry, read_baseline, to_record
+from conformance.reports.gate.baseline import (
+    VERDICTS,
+    Baseline,
+    BaselineEntry,
+    read_baseline,
+    to_record,
+)
 from conformance.reports.gate.judging import Claims, Judgement, agrees, judge
 from conformance.requirements.examination import Examination
 from conformance.running.provenance import describe, header_of
@@ -136,16 +142,16 @@ class KnownDeviations:
         described = describe([(adapter, spec)], device)
         header = header_of([adapter], described, [], device, "", command="")
         self._claims = Claims(baseline, Record(header, False, []))
-        self.seen: Counter[Entry] = Counter()
+        self.seen: Counter[BaselineEntry] = Counter()
 
-    def __call__(self, trial: Trial, deviation: Deviation) -> bool:
+    def __call__(self, trial: Trial, deviation: TrialDeviation) -> bool:
         """Return whether an entry explains this deviation, and if so, count the entry in `seen`."""
         entry = self._entry(trial, deviation)
         if entry is not None:
             self.seen[entry] += 1
         return entry is not None
 
-    def _entry(self, trial: Trial, deviation: Deviation) -> Entry | None:
+    def _entry(self, trial: Trial, deviation: TrialDeviation) -> BaselineEntry | None:
         name, dtype = self._adapter.name, trial.problem.dtype
         results = [
             CaseResult(name, case, dtype, trial.device, trial.mode.name, [])
@@ -177,7 +183,7 @@ class KnownDeviations:
         return replace(finding, cause=explain(finding, ex).cause)
 
 
-def _finding(requirement: str, deviation: Deviation) -> Finding:
+def _finding(requirement: str, deviation: TrialDeviation) -> Finding:
     """Return a deviation or an exception as a finding on a requirement, without a cause."""
     if not deviation.requirement:
         return Finding(requirement, "error", deviation.text)

@@ -28,7 +28,7 @@ from typing import Any
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records.record import narrowed_path, read, replace_file
 from conformance.running import node
-from conformance.running.node import Answer, Part
+from conformance.running.node import EnvironmentPart, PartResult
 from conformance.text import message, plural
 
 RETRIES = 3
@@ -169,7 +169,7 @@ def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say)
         for folder in {(root / path).parent for path in chosen.records.values()}:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(Lock(folder / "matrix"))
-        run = Run(chosen, cluster, root, say)
+        run = ClusterRun(chosen, cluster, root, say)
         run.check(nodes)
         if chosen.before and (code := _aside(chosen.before, root)):
             return code
@@ -226,7 +226,7 @@ def _aside(names: Sequence[str], root: Path) -> ExitCode:
     return ExitCode.OK if done.returncode == 0 else ExitCode.INCOMPLETE
 
 
-class Run:
+class ClusterRun:
     """One run of environments on a cluster."""
 
     def __init__(self, chosen: Environments, cluster: Cluster, root: Path, say: Say) -> None:
@@ -258,7 +258,7 @@ class Run:
         # Each call of `remote` would send the module again.
         self._remote = ray.remote(node.run)
         project = ray.put(archive(self._root))
-        waiting: dict[Any, Part] = {}
+        waiting: dict[Any, EnvironmentPart] = {}
         for name in self._order():
             shards = self._cluster.shards
             self._left[name] = shards
@@ -301,7 +301,7 @@ class Run:
                     found.append(sum(result.seconds for result in read(file).results))
         return max(found, default=math.inf)
 
-    def _part(self, name: str, shard: str = "") -> Part:
+    def _part(self, name: str, shard: str = "") -> EnvironmentPart:
         """Return a part of an environment, with the records that exist already on this machine.
 
         `shard` is a text such as "2/8", or "" for the whole environment.
@@ -316,10 +316,10 @@ class Run:
             if file.is_file()
         }
         more = ("--shard", shard) if shard else ()
-        return Part(name, shard, (*self._cluster.arguments, *more), found)
+        return EnvironmentPart(name, shard, (*self._cluster.arguments, *more), found)
 
-    def _begin(self, project: Any, part: Part) -> Any:
-        """Have a node run a part, and return Ray's reference to its `Answer`."""
+    def _begin(self, project: Any, part: EnvironmentPart) -> Any:
+        """Have a node run a part, and return Ray's reference to its `PartResult`."""
         asked = self._asked(part.environment)
         own = {key: asked[key] for key in asked if key not in ("CPU", "GPU")}
         remote = self._remote.options(
@@ -333,7 +333,7 @@ class Run:
         folder = Path(self._records[part.environment]).parent.as_posix()
         return remote.remote(project, key_of(self._root), folder, part, self._cluster.workers)
 
-    def _take(self, part: Part, ref: Any) -> None:
+    def _take(self, part: EnvironmentPart, ref: Any) -> None:
         """Write the files of a finished part, report the part, and note its exit code.
 
         The code is `INCOMPLETE` if the part was lost, failed without writing a record, or ended
@@ -342,7 +342,7 @@ class Run:
         import ray
 
         try:
-            answer: Answer = ray.get(ref)
+            answer: PartResult = ray.get(ref)
         except ray.exceptions.RayError as error:
             told = str(error).strip().splitlines()
             self._tell(part, f"lost: {told[-1] if told else type(error).__name__}")
@@ -368,17 +368,17 @@ class Run:
         known = answer.code in {*ExitCode}
         self._note(part, ExitCode(answer.code) if known else ExitCode.INCOMPLETE)
 
-    def _tell(self, part: Part, text: str) -> None:
+    def _tell(self, part: EnvironmentPart, text: str) -> None:
         self._say(f"{part.name}: {text}")
 
-    def _note(self, part: Part, code: ExitCode) -> None:
+    def _note(self, part: EnvironmentPart, code: ExitCode) -> None:
         # The command of the environment judges the joined record, once all shards are there.
         if not part.shard or code == ExitCode.INCOMPLETE:
             self._codes[part.name] = code
         if part.shard:
             self._left[part.environment] -= 1
 
-    def _whole(self, part: Part) -> Part | None:
+    def _whole(self, part: EnvironmentPart) -> EnvironmentPart | None:
         """Join the shards of an environment, and return a part that judges the joined record.
 
         Return None, without joining anything, unless `part` is the last shard to arrive and there
@@ -410,7 +410,7 @@ class Run:
         return next((code for code in order if code in found), max(found, default=ExitCode.OK))
 
 
-def _left(parts: Sequence[Part]) -> str:
+def _left(parts: Sequence[EnvironmentPart]) -> str:
     counts = [plural(len({part.environment for part in parts}), "environment")]
     if any(part.shard for part in parts):
         counts.insert(0, plural(len(parts), "part"))

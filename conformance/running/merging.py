@@ -57,7 +57,7 @@ from conformance.running.provenance import (
     revisions,
     setting,
 )
-from conformance.running.session import Item, Row, Worst, is_exchanged, kept
+from conformance.running.session import Item, Row, WorstItems, is_exchanged, kept
 
 try:
     import fcntl
@@ -211,7 +211,7 @@ def earlier(
         exchanged = is_exchanged(items[name]) and result.verdict in ("conforms", "deviates")
         if exchanged and not arrays[name].keys() - {*PICTURED}:
             del results[name]
-    for name in Worst(places, results.values()).ids:
+    for name in WorstItems(places, results.values()).ids:
         if not arrays[name].keys() & {*PICTURED}:
             del results[name]
     lines = {

@@ -48,7 +48,7 @@ Files = dict[str, bytes]
 
 
 @dataclass(frozen=True)
-class Part:
+class EnvironmentPart:
     """A tox environment to run, or a shard of one.
 
     Attributes:
@@ -72,7 +72,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PartResult:
     """The result of running a part.
 
     Attributes:
@@ -90,7 +90,7 @@ class Answer:
     seconds: float
 
 
-def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answer:
+def run(project: bytes, key: str, folder: str, part: EnvironmentPart, workers: int) -> PartResult:
     """Run a part in a copy of the project, and return its answer.
 
     The node keeps the packages that tox installed, for the next run of the same project.
@@ -129,7 +129,7 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
                 break
     finally:
         release()
-    return Answer(code, files, tail, socket.gethostname(), time.monotonic() - begun)
+    return PartResult(code, files, tail, socket.gethostname(), time.monotonic() - begun)
 
 
 def unpack(project: bytes, root: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 from conformance.running import OPTIONS
 
 if TYPE_CHECKING:
-    from conformance.running.run import Run
+    from conformance.running.run import RunPlugin
 
 SUITE = Path(__file__).with_name("test_conformance.py")
-RUN: pytest.StashKey[Run] = pytest.StashKey()
+RUN: pytest.StashKey[RunPlugin] = pytest.StashKey()
 GROUP, TITLE = "conformance", "conformance of multi-head attention"
 
 
@@ -114,7 +114,7 @@ def conformance_run(request: pytest.FixtureRequest) -> Any:
     return start(request.config)
 
 
-def start(config: pytest.Config) -> Run:
+def start(config: pytest.Config) -> RunPlugin:
     """Return the run of this session; the first call creates it and registers it as a plugin.
 
     Raises:
@@ -123,11 +123,11 @@ def start(config: pytest.Config) -> Run:
     if RUN not in config.stash:
         from conformance.errors import ConformanceError
         from conformance.running.provenance import environment
-        from conformance.running.run import Run
+        from conformance.running.run import RunPlugin
 
         environment()
         try:
-            config.stash[RUN] = Run(config)
+            config.stash[RUN] = RunPlugin(config)
         except ConformanceError as error:
             raise pytest.UsageError(str(error)) from error
         config.pluginmanager.register(config.stash[RUN], "mha-conformance-run")

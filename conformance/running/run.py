@@ -71,7 +71,7 @@ from conformance.running.session import (
 from conformance.text import printable
 
 if TYPE_CHECKING:
-    from conformance.running.isolation import Limits, Supervisor
+    from conformance.running.isolation import ProcessLimits, Supervisor
     from conformance.running.known import Gated
 
 Phase = Literal["setup", "call", "teardown"]
@@ -126,7 +126,7 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-class Run:
+class RunPlugin:
     """A pytest plugin that plans, examines and records the items of a session."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -732,11 +732,13 @@ def exit_raises() -> Iterator[None]:
         os._exit = leave
 
 
-def limits_of(option: Callable[[str], float]) -> Limits:
+def limits_of(option: Callable[[str], float]) -> ProcessLimits:
     """Return the limits of isolated processes; `option` returns the value of a named option."""
-    from conformance.running.isolation import Limits
+    from conformance.running.isolation import ProcessLimits
 
-    return Limits(option("--item-timeout"), option("--start-timeout"), option("--memory-limit"))
+    return ProcessLimits(
+        option("--item-timeout"), option("--start-timeout"), option("--memory-limit")
+    )
 
 
 def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:

@@ -46,7 +46,7 @@ from conformance.records.findings import (
 )
 from conformance.records.record import PICTURED
 from conformance.requirements import REQUIREMENTS
-from conformance.requirements.examination import NO_ANSWER, Examination, Raised, Workbench
+from conformance.requirements.examination import NO_ANSWER, Examination, RaisedInside, Workbench
 from conformance.requirements.laboratory import Laboratory, NoAnswer
 from conformance.requirements.probed import ONE_FOR_ALL, between_modes, compared, decided, declares
 from conformance.requirements.requirement import Requirement
@@ -386,7 +386,7 @@ def _without_answer(requirement: Requirement, error: Exception) -> Finding:
     verdict: Verdict = "error"
     if isinstance(error, Unsupported | Unavailable):
         verdict = "unsupported" if isinstance(error, Unsupported) else "unavailable"
-    detail = one_line(error.original) if isinstance(error, Raised) else message(error)
+    detail = one_line(error.original) if isinstance(error, RaisedInside) else message(error)
     return Finding(requirement.id, verdict, detail=detail)
 
 
@@ -429,7 +429,7 @@ class Examiner:
     session: Session = field(default_factory=Session)
 
     def __post_init__(self) -> None:
-        self._worst = Worst(self.places)
+        self._worst = WorstItems(self.places)
 
     def examine(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
         """Return the result of a row, and the arrays that may be recorded, by name."""
@@ -461,7 +461,7 @@ def places(rows: Iterable[Row]) -> dict[str, int]:
     }
 
 
-class Worst:
+class WorstItems:
     """The worst items, whose attention weights are recorded.
 
     So that records stay small, these are only the `MOST` worst items for each implementation,
@@ -510,7 +510,7 @@ def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[
     All arrays are recorded, except the attention weights of those items in `places` that are not
     among the worst of `results`. `places` is as the function `places` returns it.
     """
-    worst = Worst(places, results).ids
+    worst = WorstItems(places, results).ids
 
     def keep(name: str) -> bool:
         item, _, part = name.rpartition("|")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.running.run import Run
+from conformance.running.run import RunPlugin
 from conformance.running.session import Row
 
 
-def test_conforms(conformance_item: Row, conformance_run: Run) -> None:
+def test_conforms(conformance_item: Row, conformance_run: RunPlugin) -> None:
     """Examine a row: check all requirements on a case, or run an experiment.
 
     The test passes, fails or is skipped accordingly.

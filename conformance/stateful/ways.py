@@ -151,9 +151,9 @@ class Desk:
         """The number of tokens of the text."""
         return self.texts.text.shape[1]
 
-    def start(self) -> Session:
+    def start(self) -> FedSession:
         """Return a session with a copy of the layer that has not been fed anything."""
-        return Session(self, self.declared.fresh(self.built))
+        return FedSession(self, self.declared.fresh(self.built))
 
     def whole(self, of: str = "text") -> Array:
         """Return the outputs of a whole text at once, or for "gradient", the gradient of it."""
@@ -166,7 +166,7 @@ class Desk:
         return replace(self, texts=texts)
 
 
-class Session:
+class FedSession:
     """A layer that is fed; `steps` counts the calls."""
 
     def __init__(self, desk: Desk, layer: Any) -> None:

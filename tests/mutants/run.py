@@ -28,7 +28,7 @@ from conformance.experiments import EXPERIMENTS, experiment
 from conformance.long.calling import call
 from conformance.long.checking import check
 from conformance.records.findings import CaseResult
-from conformance.requirements.examination import Memory, Workbench
+from conformance.requirements.examination import ResultMemory, Workbench
 from conformance.requirements.requirement import Requirement
 from conformance.running.selection import Selection, telling
 from conformance.running.session import Inquiry, Item, Row, Session, inquiries, plan
@@ -63,7 +63,7 @@ class Outcome:
 class Examiner:
     """Examines one after the other; remembers what is expected."""
 
-    expectations: Memory = field(default_factory=lambda: Memory(2048))
+    expectations: ResultMemory = field(default_factory=lambda: ResultMemory(2048))
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @cached_property

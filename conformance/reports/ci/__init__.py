@@ -26,7 +26,7 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from conformance.errors import ConformanceError
-from conformance.reports.ci.summary import KNOWN, MUST, Item, Source, load, markdown
+from conformance.reports.ci.summary import KNOWN, MUST, SummaryItem, SummarySource, load, markdown
 from conformance.reports.wording import SYMBOLS, failure
 from conformance.reports.writing import write_file
 from conformance.text import plural, printable, some
@@ -103,7 +103,7 @@ def _summary_file(asked: str | None) -> Path | None:
 # JUnit
 
 
-def junit(source: Source) -> bytes:
+def junit(source: SummarySource) -> bytes:
     """Return JUnit XML with one test suite for each implementation."""
     root = ET.Element("testsuites", name="mha-conformance")
     for record, one in source.implementations:
@@ -123,7 +123,7 @@ def junit(source: Source) -> bytes:
     return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
 
 
-def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
+def _test_case(suite: ET.Element, item: SummaryItem, spec: str) -> None:
     result = item.result
     case = ET.SubElement(
         suite,
@@ -178,7 +178,7 @@ class Badge(msgspec.Struct, frozen=True):
     schemaVersion: int = 1  # noqa: N815
 
 
-def badge(source: Source) -> Badge:
+def badge(source: SummarySource) -> Badge:
     """Return a badge with the counts of items by verdict.
 
     It is red if `run --strict` would fail for deviations or errors that are not known, grey if
@@ -199,7 +199,7 @@ def badge(source: Source) -> Badge:
 # Annotations
 
 
-def annotated(source: Source) -> list[str]:
+def annotated(source: SummarySource) -> list[str]:
     """Return lines with annotations, errors first, then warnings.
 
     If there are more than `MOST` of one of these levels, the last line of this level counts those
@@ -296,7 +296,7 @@ MOST_RUNS = 60
 _LEFT, _TOP, _BAR, _GAP, _HEIGHT, _ROW = 170, 44, 9, 2, 36, 54
 
 
-class Point(msgspec.Struct, frozen=True):
+class HistoryPoint(msgspec.Struct, frozen=True):
     """One run in the history.
 
     Attributes:
@@ -317,10 +317,10 @@ class Point(msgspec.Struct, frozen=True):
     implementations: dict[str, dict[str, int]]
 
 
-def point(source: Source) -> Point:
+def point(source: SummarySource) -> HistoryPoint:
     """Return the history entry of a run."""
     made = source.whole.side
-    return Point(
+    return HistoryPoint(
         created=made.created,
         commit=next((os.environ[name] for name in COMMIT if os.environ.get(name)), ""),
         suite=made.suite,
@@ -334,7 +334,7 @@ def point(source: Source) -> Point:
     )
 
 
-def read_history(path: Path) -> list[Point]:
+def read_history(path: Path) -> list[HistoryPoint]:
     """Return the runs in a history file, the oldest first; [] if the file does not exist.
 
     Raises:
@@ -349,13 +349,13 @@ def read_history(path: Path) -> list[Point]:
     points = []
     for number, line in enumerate(lines, 1):
         try:
-            points.append(msgspec.json.decode(line, type=Point))
+            points.append(msgspec.json.decode(line, type=HistoryPoint))
         except msgspec.MsgspecError as error:
             raise ConformanceError(f"{path}: line {number} is no run: {error}") from error
     return points
 
 
-def append(path: Path, source: Source) -> list[Path]:
+def append(path: Path, source: SummarySource) -> list[Path]:
     """Append a run to the history unless it is already the last entry, and redraw the trend.
 
     Returns:
@@ -374,7 +374,7 @@ def append(path: Path, source: Source) -> list[Path]:
     return [path, figure]
 
 
-def trend(points: Sequence[Point]) -> str:
+def trend(points: Sequence[HistoryPoint]) -> str:
     """Return an SVG figure with one row for each implementation and one bar for each run.
 
     There must be at least one point; only the last `MOST_RUNS` are shown.
@@ -407,7 +407,7 @@ def trend(points: Sequence[Point]) -> str:
     )
 
 
-def _bar(one: Point, name: str, left: int, bottom: float, highest: int) -> list[str]:
+def _bar(one: HistoryPoint, name: str, left: int, bottom: float, highest: int) -> list[str]:
     """Return the stacked bar of one run as SVG, with its date, commit and counts in a tooltip.
 
     `highest` is the number of items that a bar of full height stands for. Return [] if the run has

@@ -32,8 +32,8 @@ from conformance.records.findings import (
 from conformance.records.header import Implementation
 from conformance.records.record import Record, read
 from conformance.reports.changes import (
-    Change,
     Changes,
+    FindingChange,
     Records,
     compare,
     difference,
@@ -55,7 +55,7 @@ MUST = ("must", "")
 
 
 @dataclass(frozen=True)
-class Item:
+class SummaryItem:
     """An item of a record; `known` are those of its findings that the baseline covers."""
 
     record: Record
@@ -109,11 +109,11 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Source:
+class SummarySource:
     """All data that the outputs for a CI system are made from."""
 
     records: Sequence[Record]
-    items: Sequence[Item]
+    items: Sequence[SummaryItem]
     judgements: Sequence[Judgement]
     """One judgement for each record; empty if there is no baseline."""
     changes: Changes | None
@@ -144,7 +144,7 @@ class Source:
         return counted(item.verdict for item in self.items)
 
     @cached_property
-    def wrong(self) -> list[Change]:
+    def wrong(self) -> list[FindingChange]:
         """The failed findings that are not known, with similar ones merged, the worst first."""
         findings = [
             Located(item.result, finding, after=finding.verdict)
@@ -186,7 +186,7 @@ class Source:
 
 def load(
     paths: Sequence[Path], previous: Path | None = None, baseline: Path | None = None
-) -> Source:
+) -> SummarySource:
     """Read records, an earlier record to compare with, and a baseline.
 
     Raises:
@@ -200,12 +200,12 @@ def load(
     judgements = [judge(entries, record) for record in records] if entries is not None else []
     known = {id(cell.finding) for judgement in judgements for cell in judgement.known}
     items = [
-        Item(record, result, tuple(one for one in result.findings if id(one) in known))
+        SummaryItem(record, result, tuple(one for one in result.findings if id(one) in known))
         for record in records
         for result in record.results
     ]
     changes = compare(load_side(previous), load_side(*files)) if previous is not None else None
-    return Source(records, items, judgements, changes)
+    return SummarySource(records, items, judgements, changes)
 
 
 ORDER = ("conforms", KNOWN, *(verdict for verdict in VERDICTS if verdict != "conforms"))
@@ -224,7 +224,7 @@ MOST, MOST_ENTRIES = 30, 10
 """The most rows of a table, and detailed entries: GitHub truncates a summary at 1 MiB."""
 
 
-def markdown(source: Source) -> str:
+def markdown(source: SummarySource) -> str:
     """Return the summary in Markdown."""
     then = source.changes.before.implementations if source.changes else {}
     used = {*source.totals, *(verdict for counts in then.values() for verdict in counts)}
@@ -248,7 +248,7 @@ def markdown(source: Source) -> str:
     )
 
 
-def _rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+def _rows(source: SummarySource, columns: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the name, the device and the counts of each implementation, as texts.
 
     There is a count for each verdict in `columns`, with its change since the previous record if
@@ -271,7 +271,7 @@ def _cell(counts: Mapping[str, int], before: Mapping[str, int] | None, verdict: 
     return f"{counts.get(verdict, 0):,}" + difference(counts, then, verdict)
 
 
-def _open(source: Source) -> Iterator[Markup]:
+def _open(source: SummarySource) -> Iterator[Markup]:
     """Yield lines about items that are unavailable or not run, and incomplete or partial runs."""
     for (name, verdict, reason), items in source.open.items():
         why = text(reason or "no reason given")
@@ -347,13 +347,13 @@ class _Row(NamedTuple):
     times: int
 
 
-def _merged(changes: Sequence[Change], page: str) -> list[_Row]:
+def _merged(changes: Sequence[FindingChange], page: str) -> list[_Row]:
     """Merge the changes of each implementation that have the same states and cause into one row.
 
     Changes without a known cause are merged only if requirement and device are the same too.
     """
 
-    def alike(change: Change) -> tuple[str, ...]:
+    def alike(change: FindingChange) -> tuple[str, ...]:
         same = (change.implementation, change.before, change.after, change.cause)
         return same if change.cause else (*same, change.requirement, change.device)
 
@@ -371,7 +371,7 @@ def _merged(changes: Sequence[Change], page: str) -> list[_Row]:
     ]
 
 
-def _linked(change: Change, page: str) -> Markup:
+def _linked(change: FindingChange, page: str) -> Markup:
     """Return the requirement, with a link to the worst finding in the report at `page`.
 
     If `page` is "", there is no link.

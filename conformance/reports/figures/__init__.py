@@ -27,7 +27,7 @@ from conformance.records.header import CaseInfo
 from conformance.records.numbers import LIMIT, Array, BoolArray, ratios
 from conformance.reports import wording
 from conformance.reports.figures import heatmap
-from conformance.reports.figures.heatmap import Grid, Map, heat_map, ticks
+from conformance.reports.figures.heatmap import HeatGrid, HeatMap, heat_map, ticks
 from conformance.reports.page import content_policy, environment
 
 FOLDER = Path(__file__).parent
@@ -48,7 +48,7 @@ _CHANGES += [(heatmap.MORE, (step + 1) / 10) for step in range(10)]
 
 
 @dataclass(frozen=True)
-class Subject:
+class FigureSubject:
     """The item whose attention weights are drawn."""
 
     name: str
@@ -60,7 +60,7 @@ class Subject:
     """A note below the figure, for example that the definition leaves the case open."""
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     """A numerical summary of one row of a picture: a head, or the mean over heads.
 
     Attributes:
@@ -98,7 +98,7 @@ class Picture:
         underflow: the absolute error that underflow in the dtype may cause in any element.
     """
 
-    subject: Subject
+    subject: FigureSubject
     got: Array
     want: Array
     noise: Array
@@ -147,12 +147,12 @@ class Picture:
         """The largest |difference| of all cells where it is finite; 0 if there are none."""
         return _largest(self.difference)
 
-    def row(self, entry: int, row: int) -> Row:
+    def row(self, entry: int, row: int) -> FigureRow:
         """Return the summary of a row, given the indices of entry and row in the arrays."""
         ratio = self.ratio[entry, row]
         worst = np.where(ratio == ratio.max(), self._miss[entry, row], -1.0).argmax()
         query, key = np.unravel_index(int(worst), ratio.shape)
-        return Row(
+        return FigureRow(
             difference=_largest(self.difference[entry, row]),
             ratio=float(ratio[query, key]),
             at=(int(query), int(key)),
@@ -162,7 +162,7 @@ class Picture:
 
 
 def picture(
-    subject: Subject,
+    subject: FigureSubject,
     *,
     got: Array,
     want: Array,
@@ -240,7 +240,7 @@ def svg(picture: Picture, *, name: str = "heads", alone: bool = True, headed: bo
             surrounding page.
         headed: whether to draw the title above the figure; it is always present as metadata.
     """
-    grid = Grid(*picture.got.shape[2:])
+    grid = HeatGrid(*picture.got.shape[2:])
     column = max(grid.width, _NARROWEST)
     pitch = column + _GAP
     unit = heatmap.exponent(picture.most)
@@ -359,7 +359,7 @@ def _about(picture: Picture, place: int, index: int) -> list[str]:
     return lines
 
 
-def _maps(picture: Picture, place: int, index: int) -> list[Map]:
+def _maps(picture: Picture, place: int, index: int) -> list[HeatMap]:
     at = (place, index)
     blocked, leaks = picture.blocked[at], picture.leaks[at]
     most = picture.most or 1.0
@@ -367,9 +367,9 @@ def _maps(picture: Picture, place: int, index: int) -> list[Map]:
     weights = (heatmap.WEIGHT, heatmap.LESS)
     changes = (heatmap.MORE, heatmap.LESS)
     return [
-        Map(picture.got[at], 1.0, weights, heatmap.cell, blocked, leaks),
-        Map(picture.want[at], 1.0, weights, heatmap.cell, blocked, np.zeros_like(leaks)),
-        Map(
+        HeatMap(picture.got[at], 1.0, weights, heatmap.cell, blocked, leaks),
+        HeatMap(picture.want[at], 1.0, weights, heatmap.cell, blocked, np.zeros_like(leaks)),
+        HeatMap(
             picture.difference[at],
             most,
             changes,
@@ -380,16 +380,16 @@ def _maps(picture: Picture, place: int, index: int) -> list[Map]:
     ]
 
 
-def _swatches(picture: Picture, grid: Grid) -> Iterator[tuple[Markup, str]]:
+def _swatches(picture: Picture, grid: HeatGrid) -> Iterator[tuple[Markup, str]]:
     """Yield the entries of the legend: a cell of each kind in the figure, with its meaning."""
 
     def one(value: float, *, blocked: bool = False, marked: bool = False) -> Markup:
         flags = (np.full((1, 1), flag) for flag in (blocked, marked))
         ink = (heatmap.WEIGHT, heatmap.LESS)
-        shown = Map(np.full((1, 1), value), 1.0, ink, lambda _: "", *flags)
+        shown = HeatMap(np.full((1, 1), value), 1.0, ink, lambda _: "", *flags)
         return Markup(
             '<svg viewBox="-1 -1 42 30" width="36" height="18" preserveAspectRatio="none">'
-            f"{heat_map(Grid(1, 1), shown)}</svg>"
+            f"{heat_map(HeatGrid(1, 1), shown)}</svg>"
         )
 
     if picture.blocked.any():

@@ -103,7 +103,7 @@ PATTERN = 112
 
 
 @dataclass(frozen=True)
-class Grid:
+class HeatGrid:
     """The numbers of queries and keys of a heat map, and the sizes in pixels that follow from them.
 
     All heat maps of a figure have the same sizes.
@@ -141,7 +141,7 @@ class Grid:
 
 
 @dataclass(frozen=True, eq=False)
-class Map:
+class HeatMap:
     """The content of one heat map.
 
     Attributes:
@@ -161,7 +161,7 @@ class Map:
     marked: BoolArray
 
 
-def heat_map(grid: Grid, shown: Map) -> str:
+def heat_map(grid: HeatGrid, shown: HeatMap) -> str:
     """Return the SVG elements of a heat map whose upper left corner is at 0, 0."""
     parts = [*_fills(grid, shown), _hatch(grid, shown.blocked), _frame(grid)]
     parts.append(_marks(grid, shown.marked))
@@ -181,8 +181,8 @@ def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
     values = np.array([[np.nan if weight is None else weight for weight in row] for row in weights])
     ahead = np.triu(np.ones(values.shape, np.bool_), 1)
     leaks = ahead & (values > 0)
-    grid = Grid(*values.shape)
-    shown = Map(values, 1.0, (WEIGHT, LESS), cell, ahead, leaks)
+    grid = HeatGrid(*values.shape)
+    shown = HeatMap(values, 1.0, (WEIGHT, LESS), cell, ahead, leaks)
     scale = PATTERN / grid.height
     return Markup(
         '<svg class="pattern" role="img" aria-label="{words}" width="{width}" height="{height}" '
@@ -203,7 +203,7 @@ def ticks(count: int) -> list[int]:
     return list(range(0, count, step))
 
 
-def _fills(grid: Grid, shown: Map) -> Iterable[str]:
+def _fills(grid: HeatGrid, shown: HeatMap) -> Iterable[str]:
     """Yield one path for each colour and shade.
 
     One rectangle for each cell would take ten times the space.
@@ -222,13 +222,13 @@ def _fills(grid: Grid, shown: Map) -> Iterable[str]:
         )
 
 
-def _colour(shown: Map, value: float) -> tuple[str, float]:
+def _colour(shown: HeatMap, value: float) -> tuple[str, float]:
     if not np.isfinite(value):
         return UNREAL, 1.0
     return shown.inks[value < 0], shade(value, shown.most)
 
 
-def _hatch(grid: Grid, blocked: BoolArray) -> str:
+def _hatch(grid: HeatGrid, blocked: BoolArray) -> str:
     """Return an SVG path of diagonals over blocked cells; they continue those of adjacent cells."""
     width, height = grid.cell_width, grid.cell_height
     shares = (0.5, 1.0) if grid.has_text else (1.0,)
@@ -244,7 +244,7 @@ def _hatch(grid: Grid, blocked: BoolArray) -> str:
     return _stroke(lines, "currentColor", stroke, 'stroke-opacity=".3" ')
 
 
-def _frame(grid: Grid) -> str:
+def _frame(grid: HeatGrid) -> str:
     lines = []
     if grid.has_text:
         lines += [f"M{at(k * grid.cell_width)} 0v{at(grid.height)}" for k in range(1, grid.keys)]
@@ -255,7 +255,7 @@ def _frame(grid: Grid) -> str:
     )
 
 
-def _marks(grid: Grid, marked: BoolArray) -> str:
+def _marks(grid: HeatGrid, marked: BoolArray) -> str:
     width, height = grid.cell_width, grid.cell_height
     stroke = 2.0 if grid.has_text else 0.8
     inset = stroke / 2
@@ -267,7 +267,7 @@ def _marks(grid: Grid, marked: BoolArray) -> str:
     return _stroke(lines, MORE, stroke)
 
 
-def _crosses(grid: Grid, values: Array) -> str:
+def _crosses(grid: HeatGrid, values: Array) -> str:
     """Return crosses over cells that are not finite, for maps without room for text."""
     width, height = grid.cell_width, grid.cell_height
     lines = []
@@ -278,7 +278,7 @@ def _crosses(grid: Grid, values: Array) -> str:
     return _stroke(lines, "#fff", 0.8)
 
 
-def _numbers(grid: Grid, shown: Map) -> str:
+def _numbers(grid: HeatGrid, shown: HeatMap) -> str:
     dark: list[str] = []
     light: list[str] = []
     for (query, key), value in np.ndenumerate(shown.values):

@@ -23,7 +23,7 @@ from rich.text import Text
 from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, gravity
 from conformance.records.record import Record
-from conformance.reports.gate.baseline import Baseline, Entry, baseline_of
+from conformance.reports.gate.baseline import Baseline, BaselineEntry, baseline_of
 from conformance.reports.gate.coverage import Promise, raised, repinned
 from conformance.reports.gate.judging import LOST, Judgement, judge
 from conformance.reports.gate.updating import Draft, drafts, propose, write
@@ -502,7 +502,7 @@ def _spec(judgement: Judgement, result: CaseResult) -> str:
     return specs.get(result.implementation, result.implementation)
 
 
-def _outdated(judgement: Judgement) -> Iterator[tuple[str, Entry, str]]:
+def _outdated(judgement: Judgement) -> Iterator[tuple[str, BaselineEntry, str]]:
     """Yield the problems of entries, each as (word, entry, explanation)."""
     for entry, cells in judgement.fixed:
         every = len(judgement.claimed[entry.number])
@@ -527,7 +527,7 @@ def _colour(line: str) -> str:
     return {"+": GOOD, "-": BAD}.get(line[:1], DIM)
 
 
-def _why_unmatched(entry: Entry, judgement: Judgement) -> str:
+def _why_unmatched(entry: BaselineEntry, judgement: Judgement) -> str:
     known = [item.id for item in judgement.record.header.requirements]
     chapters = sorted({name.partition(".")[0] for name in known})
     for pattern in entry.requirement:

@@ -220,7 +220,7 @@ def _checked(name: str, operator: str, node: ast.expr) -> str:
 # Entries
 
 
-class Entry(KnownDeviation, frozen=True):
+class BaselineEntry(KnownDeviation, frozen=True):
     """One known deviation.
 
     `cause` is the id of each finding's cause; see `agrees_on_cause`.
@@ -284,7 +284,7 @@ class Baseline:
 
     path: Path
     text: str
-    entries: tuple[Entry, ...]
+    entries: tuple[BaselineEntry, ...]
     there: bool = True
     verified: Counts = field(default_factory=dict)
     pinned: Pins = field(default_factory=dict)
@@ -315,7 +315,7 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re
     return wanted, unwanted
 
 
-def agrees_on_cause(entry: Entry, cause: Phrase) -> bool:
+def agrees_on_cause(entry: BaselineEntry, cause: Phrase) -> bool:
     """Return whether a finding's cause is the one that an entry names; True if it names none."""
     return not entry.cause or (cause.id == entry.cause and _has(cause, entry.arguments))
 
@@ -426,7 +426,7 @@ def recorded(known: Iterable[KnownDeviation]) -> Baseline:
     return Baseline(Path("the record"), "", tuple(entries))
 
 
-def to_record(entry: Entry) -> KnownDeviation:
+def to_record(entry: BaselineEntry) -> KnownDeviation:
     """Return an entry in the form in which records store it."""
     return KnownDeviation(**{key: getattr(entry, key) for key in _KEYS})
 
@@ -482,7 +482,7 @@ def _finds_everything(patterns: tuple[str, ...]) -> bool:
     return all(fits(wanted, name) for name in ("a.b/c", "zy.xw-v/u-t/s"))
 
 
-def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
+def _entry(known: KnownDeviation, number: int, line: int = 0) -> BaselineEntry:
     """Return a validated entry; raises `BrokenBaseline` if it is invalid or excuses too much."""
     is_error = known.verdict == "error"
     given = f"verdict {known.verdict!r}" if known.verdict else "no verdict"
@@ -535,4 +535,4 @@ def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
             raise BrokenBaseline(message)
     condition = parse(known.when) if known.when.strip() else None
     values = msgspec.structs.asdict(known)
-    return Entry(**values, number=number, line=line, condition=condition)
+    return BaselineEntry(**values, number=number, line=line, condition=condition)

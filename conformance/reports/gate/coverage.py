@@ -355,7 +355,7 @@ def _promised_otherwise(promises: Promises, record: Record) -> Iterator[Promise]
 # Pinned conventions
 
 
-class Change(NamedTuple):
+class PinChange(NamedTuple):
     """A pinned entry whose value has changed, or an experiment without any pinned entries yet.
 
     `pinned` and `now` are the texts of phrases, but `now` is `NOT_OBSERVED` if the record has no
@@ -382,7 +382,7 @@ def read_pins(table: Any) -> Pins:
         ) from error
 
 
-def changes(pins: Pins, record: Record) -> Iterator[Change]:
+def changes(pins: Pins, record: Record) -> Iterator[PinChange]:
     """Yield pinned entries whose value in a record differs, and experiments without pinned entries.
 
     Pinned entries of other devices, and of experiments that options left out of the run or that
@@ -391,7 +391,7 @@ def changes(pins: Pins, record: Record) -> Iterator[Change]:
     for name in {one.name for one in record.header.implementations} & pins.keys():
         for experiment, places in pins[name].items():
             if not places:
-                yield Change(name, experiment, "", "", "", NOT_WRITTEN)
+                yield PinChange(name, experiment, "", "", "", NOT_WRITTEN)
             observed = _observed(record, name, experiment)
             for place, expected in places.items():
                 on_device = place.split(":")[1:2] == [record.header.provenance.device]
@@ -403,7 +403,7 @@ def changes(pins: Pins, record: Record) -> Iterator[Change]:
                 for subject, value in expected.items():
                     if now.get(subject) != value:
                         there = now.get(subject, NOT_OBSERVED)
-                        yield Change(name, experiment, place, subject, value, there)
+                        yield PinChange(name, experiment, place, subject, value, there)
 
 
 def repinned(text: str, pins: Pins, record: Record) -> str:

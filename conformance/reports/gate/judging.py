@@ -31,10 +31,16 @@ from conformance.records.findings import (
 from conformance.records.header import Implementation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import Record, read
-from conformance.reports.gate.baseline import Baseline, Entry, agrees_on_cause, fits, recorded
+from conformance.reports.gate.baseline import (
+    Baseline,
+    BaselineEntry,
+    agrees_on_cause,
+    fits,
+    recorded,
+)
 from conformance.reports.gate.coverage import (
-    Change,
     Loss,
+    PinChange,
     Promise,
     changes,
     implementations_counted,
@@ -97,22 +103,22 @@ class Judgement:
     record: Record
     known: Sequence[Located]
     new: Sequence[Located]
-    expected: Mapping[Located, Entry]
-    fixed: Sequence[tuple[Entry, Sequence[Located]]]
+    expected: Mapping[Located, BaselineEntry]
+    fixed: Sequence[tuple[BaselineEntry, Sequence[Located]]]
     open: Sequence[Located]
     missing: int
-    unmatched: Sequence[Entry]
-    ambiguous: Sequence[tuple[Entry, Entry, Sequence[Located]]]
-    duplicates: Sequence[tuple[Entry, Entry]]
-    broad: Sequence[tuple[Entry, str]]
-    reasonless: Sequence[Entry]
-    inactive: Sequence[Entry]
+    unmatched: Sequence[BaselineEntry]
+    ambiguous: Sequence[tuple[BaselineEntry, BaselineEntry, Sequence[Located]]]
+    duplicates: Sequence[tuple[BaselineEntry, BaselineEntry]]
+    broad: Sequence[tuple[BaselineEntry, str]]
+    reasonless: Sequence[BaselineEntry]
+    inactive: Sequence[BaselineEntry]
     claimed: Mapping[int, Sequence[Located]]
     decided: Sequence[Located]
     less: Sequence[Loss]
     withdrawn: Sequence[Promise]
     gained: Sequence[Promise]
-    changed: Sequence[Change]
+    changed: Sequence[PinChange]
 
     @property
     def worse(self) -> bool:
@@ -147,7 +153,7 @@ class Judgement:
         return [name for name in names if name not in counted]
 
     @property
-    def to_edit(self) -> tuple[tuple[str, Entry], ...]:
+    def to_edit(self) -> tuple[tuple[str, BaselineEntry], ...]:
         """The reasons why entries need to be edited, each with the entry.
 
         An entry that needs to be edited for several reasons occurs several times.
@@ -242,15 +248,15 @@ class Claims:
     def __init__(self, baseline: Baseline, record: Record) -> None:
         implementations = record.header.implementations
         self._variables = {one.name: _variables(one, record) for one in implementations}
-        self.active: list[Entry] = []
-        self.inactive: list[Entry] = []
-        self._holding: dict[tuple[str, str, str], list[Entry]] = {}
+        self.active: list[BaselineEntry] = []
+        self.inactive: list[BaselineEntry] = []
+        self._holding: dict[tuple[str, str, str], list[BaselineEntry]] = {}
         for entry in baseline.entries:
             # Check every implementation, because any of them may lack a variable.
             applies = [one for one in implementations if self._applies(entry, one)]
             (self.active if applies else self.inactive).append(entry)
 
-    def of(self, result: CaseResult, finding: Finding) -> list[Entry]:
+    def of(self, result: CaseResult, finding: Finding) -> list[BaselineEntry]:
         """Return the entries that claim a finding: their patterns and their condition match it."""
         where = (result.implementation, result.dtype, result.device)
         # A record has few such combinations but very many findings.
@@ -264,7 +270,7 @@ class Claims:
             and fits(entry.mode, result.mode)
         ]
 
-    def _hold(self, name: str, dtype: str, device: str) -> list[Entry]:
+    def _hold(self, name: str, dtype: str, device: str) -> list[BaselineEntry]:
         """Return the entries that apply to an implementation, dtype and device."""
         variables = self._variables.get(name, {}) | {"dtype": dtype, "device": device}
         return [
@@ -274,12 +280,12 @@ class Claims:
             and (entry.condition is None or entry.condition.holds(variables))
         ]
 
-    def knows(self, result: CaseResult, finding: Finding) -> Entry | None:
+    def knows(self, result: CaseResult, finding: Finding) -> BaselineEntry | None:
         """Return the first entry that claims a deviation and agrees with it, or None."""
         claiming = self.of(result, finding) if finding.requirement != RUN else []
         return next((entry for entry in claiming if agrees(entry, finding)), None)
 
-    def _applies(self, entry: Entry, implementation: Implementation) -> bool:
+    def _applies(self, entry: BaselineEntry, implementation: Implementation) -> bool:
         """Return whether an entry applies to an implementation, its versions and its device.
 
         Raises:
@@ -302,7 +308,7 @@ class Claims:
         return any(entry.condition.holds(variables | {"dtype": dtype}) for dtype in UNDERFLOW)
 
 
-def agrees(entry: Entry, finding: Finding) -> bool:
+def agrees(entry: BaselineEntry, finding: Finding) -> bool:
     """Return whether a finding has the verdict, cause, error text and size that an entry states."""
     if entry.within is not None:
         figures = finding.figures
@@ -337,7 +343,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
     """
     claims = Claims(baseline, record)
     known, new, left, decided = [], [], [], []
-    expected: dict[Located, Entry] = {}
+    expected: dict[Located, BaselineEntry] = {}
     claimed: dict[int, list[Located]] = {entry.number: [] for entry in claims.active}
     shared: dict[tuple[int, int], list[Located]] = defaultdict(list)
     for one in located(record.results):
@@ -413,7 +419,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
     )
 
 
-def _excess(entry: Entry, claimed: Sequence[Located], decided: int, *, full: bool) -> str:
+def _excess(entry: BaselineEntry, claimed: Sequence[Located], decided: int, *, full: bool) -> str:
     """Return what to write instead of an entry that excuses far more than deviates, or "".
 
     Args:
@@ -442,7 +448,7 @@ _SIZES = re.compile(r"(long/)|.*\.d[\d*?[]")
 """Matches cases, and patterns of cases, of long problems or with sizes such as ".d64t64x64"."""
 
 
-def _is_asked(entry: Entry, record: Record) -> bool:
+def _is_asked(entry: BaselineEntry, record: Record) -> bool:
     """Return whether a run included cases of the sizes that an entry names, if it names any.
 
     Cases of level "large" and of checks of long sequences do not occur in other runs.
@@ -457,8 +463,9 @@ def _is_asked(entry: Entry, record: Record) -> bool:
 
 
 def _duplicates(
-    active: Sequence[Entry], pairs: Sequence[tuple[Entry, Entry, Sequence[Located]]]
-) -> list[tuple[Entry, Entry]]:
+    active: Sequence[BaselineEntry],
+    pairs: Sequence[tuple[BaselineEntry, BaselineEntry, Sequence[Located]]],
+) -> list[tuple[BaselineEntry, BaselineEntry]]:
     """Return the pairs of entries that are equal or assert the same about a common finding."""
     twins = {(one.number, two.number): (one, two) for one, two, _ in pairs if one.says == two.says}
     # Equal entries that claim nothing share no finding.
@@ -487,7 +494,7 @@ def _variables(implementation: Implementation, record: Record) -> dict[str, str]
     }
 
 
-def knower(baseline: Baseline, record: Record) -> Callable[[Located], Entry | None]:
+def knower(baseline: Baseline, record: Record) -> Callable[[Located], BaselineEntry | None]:
     """Return a function that takes a deviation, and returns the entry that agrees with it, or None.
 
     The entry is taken from the baseline, or else from the known deviations stored in the record.

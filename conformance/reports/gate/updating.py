@@ -23,7 +23,14 @@ from tomlkit import TOMLDocument
 from conformance.errors import BrokenBaseline, ConformanceError
 from conformance.records.findings import INFINITE, NOTHING, Phrase, without_place
 from conformance.records.record import replace_file
-from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
+from conformance.reports.gate.baseline import (
+    PLACES,
+    TODO,
+    Baseline,
+    BaselineEntry,
+    baseline_of,
+    fits,
+)
 from conformance.reports.gate.coverage import counts_after
 from conformance.reports.gate.judging import Judgement, agrees, bound
 from conformance.reports.tables import Located, by_key
@@ -378,7 +385,9 @@ class _Edit:
             for document in documents:
                 _set(document, "within", tomlkit.value(bound(right)))
 
-    def _narrow(self, entry: Entry, rest: Sequence[Located], off: Sequence[Located]) -> None:
+    def _narrow(
+        self, entry: BaselineEntry, rest: Sequence[Located], off: Sequence[Located]
+    ) -> None:
         for place in (*PLACES[:2], "mode", "dtype", "case"):
             names, others = ({cell.part(place) for cell in cells} for cells in (rest, off))
             if names & others:
@@ -467,11 +476,11 @@ class _Edit:
             text += (end if text.strip() else "") + _written(document, end) + end
         return text
 
-    def _document(self, entry: Entry) -> TOMLDocument:
+    def _document(self, entry: BaselineEntry) -> TOMLDocument:
         first, last = self._span(entry)
         return tomlkit.parse("".join(self.lines[first:last]))
 
-    def _span(self, entry: Entry) -> tuple[int, int]:
+    def _span(self, entry: BaselineEntry) -> tuple[int, int]:
         """Return the range of lines of an entry, from its head to its last key.
 
         Comments after that belong to the next entry.
@@ -484,7 +493,7 @@ class _Edit:
         return first, last
 
 
-def _joined(entry: Entry, condition: str) -> str:
+def _joined(entry: BaselineEntry, condition: str) -> str:
     """Return an entry's condition joined with `condition` by "and".
 
     If the entry's condition is about the dtype alone, `condition` replaces it. If one of the two is

@@ -39,7 +39,7 @@ from conformance.records.numbers import UNDERFLOW, Array
 from conformance.records.record import PICTURED
 from conformance.reports.cards import glances_of
 from conformance.reports.changes import Changes, deltas
-from conformance.reports.figures import FOLDER, Picture, Subject, again, picture, svg
+from conformance.reports.figures import FOLDER, FigureSubject, Picture, again, picture, svg
 from conformance.reports.figures.heatmap import pattern
 from conformance.reports.model import Deviation, Loaded, Report
 from conformance.reports.page import content_policy, environment, views
@@ -400,7 +400,7 @@ def _gathers(deviation: Deviation, result: CaseResult) -> bool:
 def _picture(result: CaseResult, arrays: Sequence[Array]) -> Picture:
     got, want, noise, blocked = (np.asarray(array, dtype=np.float64) for array in arrays)
     return picture(
-        Subject(result.implementation, result.case, result.dtype, result.mode, result.device),
+        FigureSubject(result.implementation, result.case, result.dtype, result.mode, result.device),
         got=got,
         want=want,
         noise=noise,

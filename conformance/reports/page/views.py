@@ -103,7 +103,7 @@ def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
 # Conventions
 
 
-class Reading(NamedTuple):
+class MaskRow(NamedTuple):
     """A mask argument as the page shows it.
 
     Attributes:
@@ -123,12 +123,12 @@ class Reading(NamedTuple):
     surprises: list[str]
 
 
-class Card(NamedTuple):
+class CardGroup(NamedTuple):
     """The conventions of those columns of one layer that have equal declarations."""
 
     title: str
     columns: list[Column]
-    arguments: list[Reading]
+    arguments: list[MaskRow]
     causal: CausalInfo | None
     alignment: list[Variant]
     fully_masked: list[MaskedRow]
@@ -142,7 +142,7 @@ _FORMS = {
 }
 
 
-def cards(report: Report) -> list[Card]:
+def cards(report: Report) -> list[CardGroup]:
     """Return one card for each layer, or several if its backends have different declarations."""
     conventions = {item.column: item for item in report.conventions}
 
@@ -157,12 +157,12 @@ def cards(report: Report) -> list[Card]:
     ]
 
 
-def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
+def polarity(cards: Sequence[CardGroup]) -> dict[str, list[tuple[CardGroup, list[MaskRow]]]]:
     """Return the cards and their mask arguments by the meaning of True: "attends" or "blocks".
 
     Arguments in which True has another meaning, or none that is known, are left out.
     """
-    answer: dict[str, list[tuple[Card, list[Reading]]]] = {"attends": [], "blocks": []}
+    answer: dict[str, list[tuple[CardGroup, list[MaskRow]]]] = {"attends": [], "blocks": []}
     for meaning, entries in answer.items():
         for card in cards:
             ids = [reading.true[0].phrase.id if reading.true else "" for reading in card.arguments]
@@ -197,11 +197,11 @@ def pooled(members: Sequence[tuple[str, Sequence[Variant]]]) -> list[Variant]:
     return sorted(variants, key=lambda variant: -variant.times)
 
 
-def _card(title: str, columns: list[Column], conventions: Sequence[Convention]) -> Card:
+def _card(title: str, columns: list[Column], conventions: Sequence[Convention]) -> CardGroup:
     names = [column.variant or column.key for column in columns]
     members = list(zip(names, conventions, strict=True))
     first = conventions[0]
-    return Card(
+    return CardGroup(
         title=title,
         columns=columns,
         arguments=[
@@ -215,7 +215,7 @@ def _card(title: str, columns: list[Column], conventions: Sequence[Convention]) 
     )
 
 
-def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
+def _reading(members: Sequence[tuple[str, Argument]]) -> MaskRow:
     declared = {form.form: form.declared for _, item in members for form in item.forms}
     observed = [(name, {form.form: form.observed for form in item.forms}) for name, item in members]
     forms = {
@@ -236,7 +236,7 @@ def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
 
     examined = any(forms[form] for form, meaning in declared.items() if meaning)
     mask = members[0][1].declared
-    return Reading(
+    return MaskRow(
         mask.name,
         mask.axes,
         shown("form.bool"),
@@ -268,21 +268,21 @@ class HandedRow(NamedTuple):
     cells: list[Handed]
 
 
-class Family(NamedTuple):
+class EncodingGroup(NamedTuple):
     """Implementations that interpret the mask correctly in the same encodings."""
 
     title: str
     rows: list[HandedRow]
 
 
-def families(report: Report) -> list[Family]:
+def families(report: Report) -> list[EncodingGroup]:
     """Group the implementations by the encodings of one mask that they interpret correctly."""
     rows: dict[tuple[str, ...], list[HandedRow]] = defaultdict(list)
     for key, cells in by_key(report.handed, lambda item: item.column).items():
         right = tuple(item.written for item in cells if item.phrase.id == "same-mask.as-meant")
         rows[right].append(HandedRow(report.column(key), cells[0].argument, cells))
     return [
-        Family(f"Right with {listed(right) or 'none'}", own)
+        EncodingGroup(f"Right with {listed(right) or 'none'}", own)
         for right, own in sorted(rows.items(), key=lambda item: -len(item[1]))
     ]
 
@@ -359,7 +359,7 @@ MARKS = (
 WIDTH, HEIGHT, LEFT, BELOW = 640.0, 170.0, 44.0, 22.0
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """The line of one dtype in a chart: the SVG paths of a mark and of the line, and its points.
 
     Each point is (x, y, value).
@@ -382,7 +382,7 @@ def height(value: float) -> float:
     return round((HEIGHT - BELOW) * (1 - position(value) / 100), 1)
 
 
-def lines(trend: Trend) -> list[Line]:
+def lines(trend: Trend) -> list[ChartLine]:
     """Return the largest errors of a trend as lines of a chart, one for each dtype."""
     names = dict.fromkeys(dtype for point in trend.points for dtype in point.worst)
     drawn = []
@@ -393,7 +393,7 @@ def lines(trend: Trend) -> list[Line]:
             if dtype in point.worst
         ]
         path = "M" + "L".join(f"{x} {y}" for x, y, _ in points)
-        drawn.append(Line(dtype, MARKS[place % len(MARKS)], path, points))
+        drawn.append(ChartLine(dtype, MARKS[place % len(MARKS)], path, points))
     return drawn
 
 
@@ -450,7 +450,7 @@ class Symptom(NamedTuple):
     reproduction: str
 
 
-class Cause(NamedTuple):
+class CauseGroup(NamedTuple):
     """Symptoms, of one or more implementations, that have the same cause.
 
     Attributes:
@@ -503,7 +503,7 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
     )
 
 
-def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Cause]:
+def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[CauseGroup]:
     """Group the symptoms that have the same kind and reason or, without a reason, the same text.
 
     The worst kinds come first, and within a kind the most frequent causes.
@@ -517,7 +517,7 @@ def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Ca
         first = by_key(members, lambda item: item[0].key).values()
         times = sum(symptom.times for _, symptom in members)
         places = [(column, symptom.deviations[0].id) for (column, symptom), *_ in first]
-        found.append(Cause(members[0][1], places, times))
+        found.append(CauseGroup(members[0][1], places, times))
     return sorted(found, key=lambda item: (SEVERITY.index(item.symptom.kind), -item.times))
 
 

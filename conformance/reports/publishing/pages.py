@@ -24,8 +24,8 @@ from conformance.records.header import Implementation, Provenance
 from conformance.records.long import Climb, Reach, as_record, reaches
 from conformance.records.record import Exploration
 from conformance.reports import wording
-from conformance.reports.cards import FAMILIES, Shown, glances_of
-from conformance.reports.gate.baseline import Baseline, Entry
+from conformance.reports.cards import FAMILIES, ShownValue, glances_of
+from conformance.reports.gate.baseline import Baseline, BaselineEntry
 from conformance.reports.gate.judging import Claims, knower
 from conformance.reports.model import Accuracy, Column, Loaded, Point, Report, Trend
 from conformance.reports.page.markdown import fenced, prose, render, text
@@ -33,7 +33,7 @@ from conformance.reports.page.views import SEVERITY
 from conformance.reports.tables import (
     Group,
     Located,
-    Part,
+    RecordPart,
     by_key,
     finding_counts,
     grouped,
@@ -75,7 +75,7 @@ class Known:
         group: the findings.
     """
 
-    entry: Entry | None
+    entry: BaselineEntry | None
     group: Group
 
     def most_frequent(self, place: str) -> list[str]:
@@ -139,11 +139,11 @@ class Known:
         }
 
 
-def _kind(entry: Entry | None) -> str:
+def _kind(entry: BaselineEntry | None) -> str:
     return (entry.kind if entry else "") or wording.UNSORTED
 
 
-def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list[Known]]]:
+def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[RecordPart, list[Known]]]:
     """Return the deviations of each part: the worst kind first, then those with most findings."""
     known = []
     for part in parts_of(records):
@@ -159,7 +159,7 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
 # The sizes of kernels
 
 
-def large_of(part: Part, baseline: Baseline) -> list[str]:
+def large_of(part: RecordPart, baseline: Baseline) -> list[str]:
     """Return a line about each dtype with the results of level "large"; "" if nothing was judged.
 
     If nothing is wrong, the line has the number of findings that conform. Otherwise, it has the
@@ -330,7 +330,7 @@ class Published:
     pages: Path
     root: Path = Path()
     versions: Sequence[Loaded] = ()
-    origins: Mapping[str, Part] = field(default_factory=dict)
+    origins: Mapping[str, RecordPart] = field(default_factory=dict)
     gpu: Published | None = None
 
     @property
@@ -432,7 +432,7 @@ class OnGpu:
         return self.all.climbs.get(self.name)
 
     @property
-    def answers(self) -> dict[str, list[Shown]]:
+    def answers(self) -> dict[str, list[ShownValue]]:
         """What experiments observed, by question."""
         return _answers(self.all.report, self.key)
 
@@ -461,7 +461,7 @@ class OnGpu:
         return lines
 
 
-def _answers(report: Report, column: str) -> dict[str, list[Shown]]:
+def _answers(report: Report, column: str) -> dict[str, list[ShownValue]]:
     """Return what experiments observed of a column, by question."""
     cards = [card for card in report.cards if card.column == column]
     return {glance.heading: glance.take(cards[0]) for glance in glances_of(cards)}
