@@ -41,6 +41,12 @@ MOST = 8
 EVERY = 15
 """The seconds between two lines of progress of environments that run beside each other."""
 
+BEGINNING = (
+    "examining implementations, which takes minutes the first time; from the end of the first one, "
+    "the report is in reports/compatibility.html; what reports/baselines lists may deviate"
+)
+"""The first line of progress."""
+
 RECORDS = "reports/records"
 REPORTED = (0, 1, 4)
 """The exit codes with which a report was written."""
@@ -104,7 +110,8 @@ class Progress(threading.Thread):
                 self.start()
 
     def run(self) -> None:
-        """Print a line every `EVERY` seconds until the process ends."""
+        """Print what comes, and then a line every `EVERY` seconds until the process ends."""
+        print(BEGINNING, flush=True)
         while True:
             time.sleep(EVERY)
             print(self.line(), flush=True)
@@ -118,8 +125,10 @@ class Progress(threading.Thread):
             if doing != "ended"
         ]
         assert self.state is not None
-        ended = sum(doing == "ended" for doing in self.doing.values())
-        of = f"{ended} of {len([*self.state.envs.iter()])} environments have ended"
+        # What only starts a run has examined nothing.
+        every = [name for name in self.state.envs.iter() if name != "begin"]
+        ended = sum(self.doing.get(name) == "ended" for name in every)
+        of = f"{ended} of {len(every)} environments have ended"
         return f"{minutes}:{seconds:02}  {'; '.join([*parts, of])}"
 
     def wants_report(self) -> bool:
@@ -242,10 +251,11 @@ def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[Outco
     Beside other environments, tox prints nothing that an environment prints, unless it fails.
     """
     PROGRESS.note(tox_env.name, "ended")
+    told = (outcome.out.strip() for outcome in outcomes if outcome.out.strip())
+    if SIDE_BY_SIDE and not exit_code:
+        print(*told, sep="\n", flush=True)
     if tox_env.name not in lines():
         return
-    if SIDE_BY_SIDE and not exit_code:
-        print(*(outcome.out.strip() for outcome in outcomes), sep="\n", flush=True)
     if SIDE_BY_SIDE and not PROGRESS.wants_report():
         return
     command = [Path(tox_env.conf["env_bin_dir"]) / "mha-conformance", "report", RECORDS, "--quiet"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -127,7 +128,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.INCOMPLETE
     except KeyboardInterrupt:
-        print("mha-conformance: interrupted; a record keeps what was measured", file=sys.stderr)
+        if arguments is None:
+            # A second one often follows at once, from whoever passes signals on.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("mha-conformance: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
 
 

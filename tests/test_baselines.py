@@ -183,7 +183,7 @@ def test_a_line_of_progress_says_how_far_each_environment_is(monkeypatch, tmp_pa
     assert [progress.wants_report(), progress.wants_report()] == [True, False]
     progress.state = SimpleNamespace(envs=SimpleNamespace(iter=lambda: ["begin", "ours", "flax"]))
     progress.doing.update(begin="ended", ours="installing")
-    assert progress.line() == "0:00  ours installing; 1 of 3 environments have ended"
+    assert progress.line() == "0:00  ours installing; 0 of 2 environments have ended"
     results = [b"{}", b'{"findings":[{"verdict":"deviates"}]}']
     journal = tmp_path / "ours.json.journal"
     journal.write_bytes(b"\n".join([b'{"planned":1200}', *results]) + b"\n")

@@ -267,9 +267,13 @@ def test_no_such_module(spec):
     assert f"there is no module {spec.partition(':')[0]!r}" in refused(spec)
 
 
-@pytest.mark.parametrize("spec", [":A", "..relative:A"])
-def test_a_module_that_can_be_none(spec):
-    assert "does not import" in refused(spec)
+def test_a_module_that_can_be_none():
+    assert "does not import" in refused("..relative:A")
+
+
+@pytest.mark.parametrize("spec", ["", " ", ":", ":A"])
+def test_a_place_that_is_empty(spec):
+    assert refused(spec).startswith(f"{spec!r} names no implementation; name FILE.py:NAME")
 
 
 def test_a_module_that_imports_a_missing_package(tmp_path, monkeypatch):

@@ -149,6 +149,8 @@ def located(spec: str) -> Any:
         UnknownName, NotAnAdapter, FailsOnImport, Unavailable: as for `load`.
     """
     place, _, attribute = spec.partition(":")
+    if not place.strip():
+        raise NotAnAdapter(f"{spec!r} names no implementation; name FILE.py:NAME, or one of `list`")
     if place.endswith(".py"):
         module = _guarded(lambda: _from_path(Path(place), spec), spec)
     elif attribute:
@@ -158,7 +160,7 @@ def located(spec: str) -> Any:
     else:
         raise UnknownName("implementation", spec, registered())
     if not attribute:
-        raise NotAnAdapter(f"{spec}: name the adapter in it, {spec}:NAME; {_offer(module)}")
+        raise NotAnAdapter(f"{place}: name the adapter in it, {place}:NAME; {_offer(module)}")
     if not hasattr(module, attribute):
         raise NotAnAdapter(f"{place} has no {attribute!r}; {_offer(module, attribute)}")
     return getattr(module, attribute)

@@ -402,6 +402,8 @@ def examine(
     # By name, because PYTEST_DISABLE_PLUGIN_AUTOLOAD may be set.
     arguments += ["-p", "mha-conformance"]
     arguments += ["--rootdir", str(SUITE.parent), "-q", "--assert=plain", "--capture=sys"]
+    # What fails is told by the suite itself.
+    arguments += [] if verbose else ["-rN"]
     arguments += [*(f"-pno:{plugin}" for plugin in (*SLOW, UNUSED)), *_for_pytest(options)]
     arguments += ["--survey"] if survey else []
     arguments += ["--conformance-baseline", str(baseline)] if gated else []

@@ -39,6 +39,8 @@ class Progress:
     def __init__(self, shown: Shown, loaded: str = "") -> None:
         self._stack = ExitStack()
         self._shown = shown
+        # pytest puts another stream there, which it prints at the end.
+        self._stderr = sys.stderr
         self._advance: Callable[..., None] | None = None
         self._done = 0
         self._deviate = 0
@@ -62,27 +64,28 @@ class Progress:
             self._reused = {*run.chosen} & {*run.reused}
             self._pace = Pace(len(run.chosen), len(self._reused))
         self._done += 1
+        result = run.results.get(name)
+        self._deviate += result is not None and result.verdict == "deviates"
+        deviate = f"{self._deviate:,} deviate" if self._deviate else ""
         if self._shown == "lines":
-            self._write(run, name)
+            self._write(run, name, deviate)
             return
         if self._advance is None:
             total, free = len(run.chosen), len(self._reused)
             self._advance = self._stack.enter_context(progress("", total, free))
-        self._advance(name, free=name in self._reused)
+        told = ", ".join(filter(None, (deviate, name)))
+        self._advance(told, free=name in self._reused)
 
-    def _write(self, run: RunPlugin, name: str) -> None:
+    def _write(self, run: RunPlugin, name: str, deviate: str) -> None:
         """Write a line to stderr after the item `name`, if it is time for one."""
         if name not in self._reused:
             self._pace.advance()
-        result = run.results.get(name)
-        self._deviate += result is not None and result.verdict == "deviates"
         if self._pace.elapsed < self._next or self._done == len(run.chosen):
             return
         self._next = self._pace.elapsed + NEXT
         text = f"{self._done:,} of {len(run.chosen):,} items"
-        text += f", {self._deviate:,} deviate" if self._deviate else ""
-        left = self._pace.left()
-        print(printable(f"{text}, {left}" if left else text), file=sys.stderr, flush=True)
+        told = ", ".join(filter(None, (text, deviate, self._pace.left())))
+        print(printable(told), file=self._stderr, flush=True)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Store the configuration, from which the number of items is read later."""

@@ -84,6 +84,8 @@ def _reported(run: Callable[[], int], channel: int) -> int:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
     finally:
+        # Only processes are left to be ended, which another Ctrl-C shall not interrupt.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.write(channel, f"{os.getpid()} {int(code)}".encode())
 
 

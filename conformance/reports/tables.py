@@ -527,7 +527,7 @@ def not_verified(
         unavailable=unavailable,
         incomplete=[
             f"{source.name}: {source.missing} of {source.planned} planned items have no outcome; "
-            "the run ended early"
+            "the run has not ended, or ended early"
             for source in sources
             if not source.complete
         ],
