@@ -26,7 +26,7 @@ from conformance.arrays.given import (
     separate,
 )
 from conformance.arrays.layers import diagnose_layer
-from conformance.arrays.noise import of_log_sum_exp
+from conformance.arrays.noise import of_statistic
 from conformance.cases.casefile import Tensor, write
 from conformance.causes.hypothesis import Maker
 from conformance.cli import main
@@ -35,6 +35,7 @@ from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Norm, Rotary
 from conformance.definition.rotary import RotaryScaling
+from conformance.definition.statistics import LOG_SUM_EXP
 from conformance.errors import (
     Ambiguous,
     BadArrays,
@@ -2012,7 +2013,7 @@ def test_an_assertion_names_the_mistake():
 
 def test_the_noise_of_a_log_sum_exp_covers_what_float32_makes_of_it():
     (reading,) = readings(Given(query=Q, key=K, value=V, output=None, layout="b h n d"))
-    want, sigma = of_log_sum_exp(reading.problem)
+    want, sigma = of_statistic(LOG_SUM_EXP, reading.problem)
     np.testing.assert_allclose(want, lse(Q, K), rtol=1e-12)
     logits = Q @ K.swapaxes(-1, -2) * np.float32(8**-0.5)
     got = np.log(np.exp(logits).sum(axis=-1, dtype=np.float32))

@@ -12,7 +12,8 @@ from mutants.run import Examiner
 from conformance import LogSumExp, attention_function, examine, merge
 from conformance.cases.catalogue import find_cases
 from conformance.causes.diagnose import explain
-from conformance.definition.expectation import LOG_SUM_EXP, expect, solve
+from conformance.definition.expectation import expect, solve
+from conformance.definition.statistics import LOG_SUM_EXP
 from conformance.errors import WrongDeclaration, WrongShape
 from conformance.requirements import find_requirement
 from conformance.requirements.examination import Examination
@@ -29,7 +30,13 @@ def asked(name, dtype="float64"):
     """The problem of a case, with a loss on the log-sum-exp."""
     (case,) = find_cases(name)
     adapter = Returning()
-    return Examination(adapter, case, dtype, "cpu", adapter.modes[0]).with_log_sum_exp
+    examination = Examination(adapter, case, dtype, "cpu", adapter.modes[0])
+    problem, _ = examination.with_statistics(adapter.log_sum_exp)
+    return problem
+
+
+def log_sum_exp(problem):
+    return solve(problem).statistics[LOG_SUM_EXP.name]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +57,7 @@ def test_the_definition_is_what_autograd_makes_of_it(name):
     problem = asked(next((case.id for case in cases if case.id == name), cases[0].id))
     if problem.rotary or problem.norm or problem.slopes is not None:
         # The log-sum-exp is a function of the logits, whatever these are made of.
-        assert np.isfinite(solve(problem).log_sum_exp).all()
+        assert np.isfinite(log_sum_exp(problem)).all()
         return
     found, shape = solve(problem), problem.shape
     given = {name: torch.tensor(getattr(problem, name)) for name in shape.distinct_inputs()}
@@ -82,7 +89,9 @@ def test_the_definition_is_what_autograd_makes_of_it(name):
     loss = (output * torch.tensor(problem.cotangent)).sum()
     loss = loss + (total * torch.tensor(problem.log_sum_exp_cotangent)).sum()
     loss.backward()
-    np.testing.assert_allclose(found.log_sum_exp, total.detach(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        found.statistics[LOG_SUM_EXP.name], total.detach(), rtol=0, atol=1e-12
+    )
     for name, tensor in given.items():
         wanted = tensor.grad.numpy()
         np.testing.assert_allclose(found.gradients[name], wanted, rtol=0, atol=1e-11)
@@ -96,7 +105,7 @@ def test_a_loss_on_it_adds_the_weights_to_the_gradient_of_the_logits():
 
     def loss(sign):
         moved = problem.replace(attn_bias=problem.attn_bias + sign * step * direction)
-        return (solve(moved).log_sum_exp * problem.log_sum_exp_cotangent).sum()
+        return (log_sum_exp(moved) * problem.log_sum_exp_cotangent).sum()
 
     slope = (loss(1) - loss(-1)) / (2 * step)
     got = (solve(problem).gradients["attn_bias"] * direction).sum()
@@ -106,8 +115,8 @@ def test_a_loss_on_it_adds_the_weights_to_the_gradient_of_the_logits():
 def test_without_a_loss_on_it_nothing_changes():
     (case,) = find_cases("plain/no-mask/cross")
     problem = case.problem("float32")
-    assert solve(problem).log_sum_exp is None
-    assert LOG_SUM_EXP not in expect(problem).arrays
+    assert not solve(problem).statistics
+    assert LOG_SUM_EXP.name not in expect(problem).arrays
     other = problem.replace(log_sum_exp_cotangent=np.zeros(problem.shape.logits[:-1]))
     assert other.digest() != problem.digest()
     assert np.array_equal(expect(problem).sigma["output"], expect(other).sigma["output"])
@@ -115,7 +124,7 @@ def test_without_a_loss_on_it_nothing_changes():
 
 def test_what_holds_statistics_in_float32_returns_it_so():
     noise = expect(asked("plain/no-mask/cross", "bfloat16")).noise
-    sizes = {name: np.sqrt((each[LOG_SUM_EXP] ** 2).mean()) for name, each in noise.items()}
+    sizes = {name: np.sqrt((each[LOG_SUM_EXP.name] ** 2).mean()) for name, each in noise.items()}
     assert sizes["A0"] < 1e-5 < 1e-3 < sizes["A"] < sizes["B"] < sizes["C"]
 
 

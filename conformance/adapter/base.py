@@ -28,6 +28,7 @@ from conformance.adapter.handing import Pages
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.definition.geometry import Fixed, Geometry
 from conformance.definition.problem import Answer, Problem, Score, Shape, check_shape
+from conformance.definition.statistics import LOG_SUM_EXP, STATISTICS, RowStatistic
 from conformance.errors import Unsupported, WrongDeclaration, check_names
 from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look, put_back
 
@@ -96,51 +97,48 @@ DEFAULT_MODE = Mode("default")
 
 
 @dataclass(frozen=True)
-class LogSumExp:
-    """The log-sum-exp of each query's logits, which an implementation returns beside its output.
+class ReturnedStatistic:
+    """A number of each query and head, which an implementation returns beside its output.
 
-    It is L = log(Σ_j exp(s_j)), over the visible keys j, of the logits s after scale, cap, bias and
-    ALiBi. Attentions over parts of the keys can be merged by it. The implementation returns
-    (output, log-sum-exp).
+    The implementation returns (output, statistic), and no attention weights.
 
     Args:
         axes: the layout, a pattern of einops over batch, heads and query.
-        base: of the logarithm, "e" or "2".
+        base: of the logarithm that the logits are, "e" or "2".
         includes_sink: whether a sink counts as a key.
-        of_no_keys: the number for a query that sees neither a key nor a sink. Only −∞ can be merged
-            without a special case. None if it is not declared.
-        differentiable: whether a loss may depend on it.
-        modes: names of the modes in which it is returned; () for all. Attention weights are not
-            returned in these modes.
+        of_no_keys: the number for a query that sees neither a key nor a sink that counts. None if
+            it is not declared.
+        modes: names of the modes in which it is returned; () for all.
 
     Raises:
         WrongDeclaration: if the base or the axes are others.
     """
 
+    of: ClassVar[RowStatistic]
     axes: str = "batch heads query"
     base: Literal["e", "2"] = "e"
     includes_sink: bool = True
     of_no_keys: float | None = -math.inf
-    differentiable: bool = False
     modes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        named = type(self).__name__
         if self.base not in ("e", "2"):
-            raise WrongDeclaration(f"LogSumExp: base={self.base!r}; say 'e' or '2'")
+            raise WrongDeclaration(f"{named}: base={self.base!r}; say 'e' or '2'")
         if sorted(layouts.axes(self.axes)) != ["batch", "heads", "query"]:
             raise WrongDeclaration(
-                f"LogSumExp: axes={self.axes!r}; they are batch, heads and query in some order"
+                f"{named}: axes={self.axes!r}; they are batch, heads and query in some order"
             )
 
     def canonical(self, native: Array, shape: Shape) -> Array:
-        """Return a returned array as natural logarithms, `[batch heads query]`.
+        """Return a returned array in base e, `[batch heads query]`.
 
         Raises:
             WrongShape: if the array does not have the declared layout.
         """
         sizes = dict(zip(("batch", "heads", "query"), shape.logits, strict=False))
         wanted = layouts.shape(self.axes, sizes)
-        check_shape(f"the log-sum-exp, [{self.axes}],", native.shape, wanted)
+        check_shape(f"the {self.of.title}, [{self.axes}],", native.shape, wanted)
         found = einops.rearrange(native, f"{self.axes} -> batch heads query", **sizes)
         return found if self.base == "e" else found * math.log(2)
 
@@ -148,6 +146,22 @@ class LogSumExp:
         """Return a gradient with respect to `canonical` as one with respect to what it is given."""
         native = einops.rearrange(natural, f"batch heads query -> {self.axes}")
         return native if self.base == "e" else native * math.log(2)
+
+
+@dataclass(frozen=True)
+class LogSumExp(ReturnedStatistic):
+    """The log-sum-exp of each query's logits, which an implementation returns beside its output.
+
+    It is L = log(Σ_j exp(s_j)), over the visible keys j, of the logits s after scale, cap, bias and
+    ALiBi. Attentions over parts of the keys can be merged by it; of those without a key, only if
+    `of_no_keys` is −∞ without a special case.
+
+    Args:
+        differentiable: whether a loss may depend on it.
+    """
+
+    of = LOG_SUM_EXP
+    differentiable: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -396,11 +410,18 @@ class Adapter(ABC):
         declared = self.fully_masked_row
         return declared.get(mode.name) if isinstance(declared, Mapping) else declared
 
+    def statistics_in(self, mode: Mode) -> dict[str, ReturnedStatistic]:
+        """Return, by name, the declarations of statistics that are returned in this mode."""
+        declared = {name: getattr(self, name) for name in STATISTICS}
+        return {
+            name: one
+            for name, one in declared.items()
+            if one is not None and (not one.modes or mode.name in one.modes)
+        }
+
     def log_sum_exp_in(self, mode: Mode) -> LogSumExp | None:
         """Return the declared log-sum-exp if it is returned in this mode; None otherwise."""
-        declared = self.log_sum_exp
-        anywhere = declared is not None and (not declared.modes or mode.name in declared.modes)
-        return declared if anywhere else None
+        return self.log_sum_exp if LOG_SUM_EXP.name in self.statistics_in(mode) else None
 
     def promised(self, dtype: str) -> str:
         """Return the accuracy class that is promised in a dtype, or "" if there is none.

@@ -15,7 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.adapter.arguments import NO_MASK, Spelling
-from conformance.adapter.base import Adapter, Call, LogSumExp, Mode, SideEffects, twice
+from conformance.adapter.base import (
+    Adapter,
+    Call,
+    LogSumExp,
+    Mode,
+    ReturnedStatistic,
+    SideEffects,
+    twice,
+)
 from conformance.adapter.features import RotaryBase, RotaryConfig, RotaryTables, Static
 from conformance.adapter.parameters import Checkpoint, Parameter, ParameterTable
 from conformance.definition.dtypes import Wide
@@ -45,14 +53,14 @@ class Prepared:
     """A problem as native arrays, with a function that can be called on them repeatedly.
 
     Attributes:
-        function: maps (variables, constants) to (output, weights, log-sum-exp or None).
+        function: maps (variables, constants) to (output, weights, statistic or None).
         variables, constants: the arrays that have gradients, and the others, by name. Names of
             parameters begin with "weights.", those of masks with "mask.".
         cotangent, weights_cotangent: the cotangents of the output and of what is returned beside
             it; the latter is None if the loss does not depend on that.
         spelling: how masks and features are encoded.
         program: a key; functions with equal keys can share one compiled program.
-        log_sum_exp: the declaration of what is returned beside the output; None if that is weights.
+        statistic: the declaration of what is returned beside the output; None if that is weights.
     """
 
     function: Callable[[Natives, Natives], tuple[Any, Any]]
@@ -62,7 +70,7 @@ class Prepared:
     spelling: Spelling
     program: Hashable
     weights_cotangent: Any = None
-    log_sum_exp: LogSumExp | None = None
+    statistic: ReturnedStatistic | None = None
 
     def split(self, wanted: frozenset[str] | None) -> tuple[Natives, Natives]:
         """Return the arrays whose gradients are wanted (see `Call.wanted`), and the others."""
@@ -243,7 +251,7 @@ class NativeAdapter(Adapter):
                 first,
                 output=first.output.copy(),
                 weights=None if first.weights is None else first.weights.copy(),
-                log_sum_exp=None if first.log_sum_exp is None else first.log_sum_exp.copy(),
+                statistics={name: array.copy() for name, array in first.statistics.items()},
                 gradients={name: array.copy() for name, array in first.gradients.items()},
             )
             self._native(call, next_one)
@@ -300,14 +308,14 @@ class NativeAdapter(Adapter):
                 )
             for what, array in zip(("output", "weights"), result, strict=True):
                 check_device_of(bridge, array, query, f"returned {what}")
-            # Without a batch axis, a log-sum-exp has another layout than the declared one.
+            # Without a batch axis, a statistic has another layout than the declared one.
             return (result[0], None) if call.unbatched and declared is not None else result
 
-        declared = self.log_sum_exp_in(call.mode)
+        declared = next(iter(self.statistics_in(call.mode).values()), None)
         cotangent = self._input("cotangent", problem, call)
         signature = (self.name, program, tuple(variables), tuple(constants), tuple(plain.items()))
         returned = problem.weights_cotangent
-        if declared is not None and problem.log_sum_exp_cotangent is not None:
+        if isinstance(declared, LogSumExp) and problem.log_sum_exp_cotangent is not None:
             returned = declared.cotangent(problem.log_sum_exp_cotangent)
         if returned is not None:
             returned = bridge.array(returned, problem.dtype, call.device)
@@ -370,7 +378,7 @@ class NativeAdapter(Adapter):
 
     def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
         bridge, output, weights = self.bridge, result.output, result.weights
-        beside = "weights" if ready.log_sum_exp is None else "log_sum_exp"
+        beside = "weights" if ready.statistic is None else ready.statistic.of.name
         for what, array in (("output", output), (beside, weights)):
             if not (bridge.is_array(array) or (what == beside and array is None)):
                 raise WrongAnswer(
@@ -394,10 +402,10 @@ class NativeAdapter(Adapter):
                 gradients[name] = variable.factor * arrays[kind + variable.argument]
         dtypes = {name: bridge.dtype(native) for name, native in returned.items()}
         found = None if weights is None else bridge.numpy(weights)
-        if ready.log_sum_exp is None or found is None:
+        if ready.statistic is None or found is None:
             return Answer(bridge.numpy(output), found, gradients, dtypes)
-        found = ready.log_sum_exp.canonical(found, problem.shape)
-        return Answer(bridge.numpy(output), None, gradients, dtypes, log_sum_exp=found)
+        statistics = {beside: ready.statistic.canonical(found, problem.shape)}
+        return Answer(bridge.numpy(output), None, gradients, dtypes, statistics=statistics)
 
 
 def check_device_of(bridge: Framework, array: Any, given: Any, did: str) -> None:

@@ -46,8 +46,9 @@ from conformance.causes.location import indices
 from conformance.causes.stages import Stages
 from conformance.definition.comparison import Comparison, accuracy_class, against, element
 from conformance.definition.dtypes import DTYPES, Array, BoolArray
-from conformance.definition.expectation import LOG_SUM_EXP, Expectation
+from conformance.definition.expectation import Expectation
 from conformance.definition.problem import Answer, Problem
+from conformance.definition.statistics import STATISTICS
 from conformance.errors import Ambiguous, BadArrays, UnknownName
 from conformance.records.findings import INFINITE, NOTHING, Argument, Phrase, Worst
 from conformance.records.numbers import LIMIT, ratios
@@ -302,7 +303,7 @@ def diagnose(
     found = of(Given(**options))
     if other is None:
         return found
-    extras = dict.fromkeys(("weights", "log_sum_exp", "gradients"))
+    extras = dict.fromkeys(("weights", *STATISTICS, "gradients"))
     return msgspec.structs.replace(
         found, wanted=of(Given(**{**options, **extras, "output": other}))
     )
@@ -447,9 +448,10 @@ class Judged:
                 weights = np.where(empty[..., None], self.expectation.arrays["weights"], weights)
             self.answer = replace(reading.answer, output=output, weights=weights)
         self.compared = against(self.expectation, self.answer.arrays())
-        self.lse: tuple[Evidence, Comparison] | None = None
-        if reading.log_sum_exp is not None:
-            self.lse = tiles.compared_lse(self.problem, reading.log_sum_exp)
+        self.statistics = {
+            name: tiles.compared_statistic(STATISTICS[name], self.problem, array)
+            for name, array in reading.statistics.items()
+        }
         self._causes: list[Phrase] | None = None
         self._partial: list[tuple[Phrase, float, Phrase]] = []
         self._accuracy = NOTHING
@@ -467,7 +469,8 @@ class Judged:
     @property
     def fits(self) -> bool:
         """Whether everything is within noise."""
-        return all(one.fits for one in self.compared) and (self.lse is None or self.lse[1].fits)
+        others = (compared for _, compared in self.statistics.values())
+        return all(one.fits for one in (*self.compared, *others))
 
     @property
     def right(self) -> float:
@@ -490,8 +493,9 @@ class Judged:
                 self.problem, self.expectation, self.answer, where=where, chosen=self.chosen
             )
             self._causes = search.causes() or self._less_accurate(search)
-            if not self._causes and self.lse is not None and not self.lse[1].fits:
-                self._causes = _causes_of_lse(self.problem, self.lse[0])
+            for name, (evidence, compared) in self.statistics.items():
+                if not self._causes and not compared.fits:
+                    self._causes = _causes_of_statistic(name, self.problem, evidence)
             self._partial = search.partial if not self._causes else []
         return self._causes
 
@@ -562,7 +566,7 @@ class Judged:
         if self.whole is not None:
             listed = [_of_screen(self.screen, "output", self.whole.answer.output.size)]
             shape = self.whole.problem.shape
-            sizes = {LOG_SUM_EXP: 1, "gradient.value": shape.value_head_size}
+            sizes = dict.fromkeys(STATISTICS, 1) | {"gradient.value": shape.value_head_size}
             for name, of_other in self.screen.others.items():
                 size = of_other.wrong.size * sizes.get(name, shape.head_size)
                 listed.append(_of_screen(of_other, name, size))
@@ -577,8 +581,8 @@ class Judged:
             )
             for one in self.compared
         ]
-        if self.lse is not None:
-            found.append(_difference(self.reading, self.lse[1], self.lse[0]))
+        for evidence, compared in self.statistics.values():
+            found.append(_difference(self.reading, compared, evidence))
         return found
 
     def as_noise(self, others: Sequence[Judged]) -> Diagnosis:
@@ -1109,11 +1113,11 @@ def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
     return [*dict.fromkeys(named or fitting)]
 
 
-def _causes_of_lse(problem: Problem, evidence: Evidence) -> list[Phrase]:
+def _causes_of_statistic(name: str, problem: Problem, evidence: Evidence) -> list[Phrase]:
     right = Stages(problem)
     return [
         cause
-        for cause, found in softmax.of_log_sum_exp(problem, right, evidence.want)
+        for cause, found in softmax.OF_STATISTIC[name](problem, right, evidence.want)
         if evidence.explained(found)
     ]
 
@@ -1139,7 +1143,7 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
         tokens = "key" if name in ("gradient.key", "gradient.value") else "query"
         where = (
             where_wrong(wrong, tokens)
-            if name == LOG_SUM_EXP
+            if name in STATISTICS
             else where_wrong(np.asarray(wrong.any(axis=-1)), tokens) or _last_axis(wrong, last)
         )
     return Difference(
@@ -1156,8 +1160,8 @@ def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> D
 
 
 def _of_queries(screen: tiles.Screen) -> Array | None:
-    """Return the largest errors of rows whose log-sum-exp or gradient is wrong; None if none is."""
-    every = [it for n, it in screen.others.items() if n in (LOG_SUM_EXP, "gradient.query")]
+    """Return the largest errors of rows whose statistic or gradient is wrong; None if none is."""
+    every = [it for n, it in screen.others.items() if n in (*STATISTICS, "gradient.query")]
     return next((it.sizes for it in every if it.wrong.any()), None)
 
 

@@ -19,6 +19,7 @@ from conformance.arrays.given import (
 )
 from conformance.cases.casefile import File, look
 from conformance.definition.features import ABSENT, FEATURES
+from conformance.definition.statistics import STATISTICS
 from conformance.errors import BadArrays, WrongTensors
 from conformance.frameworks import framework
 
@@ -35,7 +36,7 @@ NAMES: Mapping[str, str] = {
     "mask": "attn_mask attention_mask",
     "bias": "attn_bias attention_bias",
     "weights": "attn_weights attention_weights attention probs",
-    "log_sum_exp": "lse softmax_lse logsumexp",
+    **{name: entry.files for name, entry in STATISTICS.items()},
     **{name: others for entry in FEATURES for name, others in entry.files.items()},
     "gradient.output": "grad_output d_output dout do",
     "gradient.query": "grad_query d_query dq",

@@ -32,6 +32,7 @@ from conformance.definition.problem import (
     Weights,
 )
 from conformance.definition.rotary import POSITION_AXES, RotaryAxes, RotaryScaling
+from conformance.definition.statistics import STATISTICS
 from conformance.errors import BadArrays, UnknownName, WrongShape
 from conformance.frameworks import BRIDGES, framework
 from conformance.records.findings import Phrase
@@ -171,14 +172,14 @@ class Reading:
     Attributes:
         problem: the problem, on projected heads.
         answer: the output and what else was returned, in canonical layout.
-        log_sum_exp: `[batch heads query]`, or None.
+        statistics: the statistics of rows that were returned, `[batch heads query]`, by name.
         layout: the layout of query, key and value.
         assumed: what was not told and is read in this way.
     """
 
     problem: Problem
     answer: Answer
-    log_sum_exp: Array | None
+    statistics: Mapping[str, Array]
     layout: str
     assumed: tuple[Phrase, ...] = ()
     notes: tuple[Phrase, ...] = ()
@@ -377,11 +378,12 @@ def _readings(
     )
     heads_of = {"query": merged(q), "key": merged(k), "value": merged(v)}
     every = problems(given, arrays, shape, None, heads_of, open_rotation=open_rotation)
+    returned = [name for name in STATISTICS if getattr(given, name) is not None]
     for (output, placed), (problem, assumed, notes) in itertools.product(outputs, every):
         yield Reading(
             problem.replace(cotangent=_cotangent(given, placed, shape, output.shape)),
             _answer(given, output, placed, layout, shape),
-            _log_sum_exp(given, shape),
+            {n: _of_rows(n, getattr(given, n), shape) for n in returned},
             layout,
             (*assumed, *_placed(placed, layout)),
             tuple(notes),
@@ -801,10 +803,9 @@ def _answer(given: Given, output: Array, placed: str, layout: str, shape: Shape)
     return Answer(output, weights, gradients)
 
 
-def _log_sum_exp(given: Given, shape: Shape) -> Array | None:
-    if given.log_sum_exp is None:
-        return None
-    values = _floats("log_sum_exp", given.log_sum_exp, finite=False).values
+def _of_rows(name: str, array: Any, shape: Shape) -> Array:
+    """Return a statistic of rows in canonical layout, `[batch heads query]`."""
+    values = _floats(name, array, finite=False).values
     if values.ndim and values.shape[-1] == 1 and shape.query_length != 1:
         values = values[..., 0]
     while values.ndim < 3:
@@ -814,7 +815,6 @@ def _log_sum_exp(given: Given, shape: Shape) -> Array | None:
         values = values.transpose(0, 2, 1)
     if values.shape != wanted:
         raise BadArrays(
-            f"log_sum_exp has shape {list(values.shape)}, wanted [batch heads query] = "
-            f"{list(wanted)}"
+            f"{name} has shape {list(values.shape)}, wanted [batch heads query] = {list(wanted)}"
         )
     return values

@@ -100,7 +100,7 @@ def diagnose_layer(
         raise BadArrays(f"output has shape {list(got.values.shape)}, wanted {list(wanted)}")
     answer = Answer(got.values.reshape(wanted))
     found = [
-        Reading(problem, answer, None, "batch length width", (*assumed, *said), tuple(notes))
+        Reading(problem, answer, {}, "batch length width", (*assumed, *said), tuple(notes))
         for problem, assumed, notes in problems(
             given,
             {**inputs, "output": got},

@@ -21,6 +21,7 @@ from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, expect_carefully
 from conformance.definition.problem import Problem
+from conformance.definition.statistics import RowStatistic
 from conformance.errors import Ambiguous, BadArrays
 from conformance.records.numbers import LIMIT
 from conformance.words import say
@@ -106,26 +107,31 @@ def expected(problem: Problem, accuracy: str = "", gradients: bool = False) -> E
     )
 
 
-def of_log_sum_exp(problem: Problem, samples: int | None = None) -> tuple[Array, Array]:
-    """Return the expected log-sum-exp `[batch heads query]`, and σ of each element.
+def of_statistic(
+    statistic: RowStatistic, problem: Problem, samples: int | None = None
+) -> tuple[Array, Array]:
+    """Return an expected statistic of rows `[batch heads query]`, and σ of each element.
 
     σ is that of the least accurate class of the dtype, of the same noisy evaluations as that of the
-    other arrays. Sinks count. The log-sum-exp of a query that sees no key is −∞.
+    other arrays. The statistic of a query that sees no key, and no sink that counts, is −∞.
 
     Args:
+        statistic: the statistic.
         problem: the problem, on heads.
         samples: the number of noisy evaluations; None for the usual one.
     """
-    exact = forward(problem, Exact()).log_total[..., 0]
+    if not statistic.includes_sink:
+        problem = problem.replace(sinks=None)
+    exact = statistic.of(problem, forward(problem, Exact()))
     noisy = Noisy(problem.format, 1, samples, classes_of(problem.format)[-1:])
     square, count = np.zeros_like(exact), 0
     most = max(1, MOST_AT_ONCE // max(1, math.prod(problem.shape.logits)))
     for part, _ in noisy.parts(most):
-        found = forward(problem, part).log_total[..., 0]
+        found = statistic.of(problem, forward(problem, part))
         square += ((found - exact) ** 2).sum(axis=0)
         count += len(found)
     square /= count
-    # The logarithm itself is kept in float32 at least.
+    # The statistic itself is kept in float32 at least.
     kept = max(problem.format.accumulator, 2.0**-53) ** 2 / 3 * exact**2
     variance = (square + square.mean(axis=-1, keepdims=True)) / 2 + kept
     empty = ~problem.allowed_in_full().any(axis=-1)

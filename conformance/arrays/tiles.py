@@ -22,13 +22,14 @@ import numpy as np
 from conformance.arrays import ports
 from conformance.arrays.figure import pooled
 from conformance.arrays.given import MOST_LOGITS, Reading, identities, separate
-from conformance.arrays.noise import of_log_sum_exp
+from conformance.arrays.noise import of_statistic
 from conformance.causes.hypothesis import MOST_ELEMENTS, Evidence
 from conformance.definition.arithmetic import classes_of
 from conformance.definition.comparison import Comparison, compare, element
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.expectation import LOG_SUM_EXP, Expectation, expect, expect_carefully
+from conformance.definition.expectation import Expectation, expect, expect_carefully
 from conformance.definition.problem import Problem, Shape
+from conformance.definition.statistics import STATISTICS, RowStatistic
 from conformance.errors import BadArrays
 from conformance.records.findings import Worst
 from conformance.records.numbers import LIMIT, ratios
@@ -55,7 +56,7 @@ class Screen:
         count: the number of elements that deviate.
         fits: whether every tile is within its limits.
         cells: the map of each head, by batch entry and head; see `figure.pooled`.
-        others: the same of the log-sum-exp and of gradients, by name, without maps.
+        others: the same of statistics of rows and of gradients, by name, without maps.
     """
 
     sizes: Array
@@ -110,9 +111,8 @@ def screened(reading: Reading, accuracy: str) -> Screen:
     problem, output = reading.problem, reading.answer.output
     shape = problem.shape
     found = Screen(np.zeros(shape.logits[:3], np.float32))
-    sums = reading.log_sum_exp
-    if sums is not None:
-        found.others[LOG_SUM_EXP] = Screen(np.zeros(shape.logits[:3], np.float32))
+    for name in reading.statistics:
+        found.others[name] = Screen(np.zeros(shape.logits[:3], np.float32))
     if reading.answer.gradients:
         found.others |= _of_gradients(reading, accuracy)
     step = max(1, MOST_OF_TILE // (shape.group * shape.key_length))
@@ -135,20 +135,22 @@ def screened(reading: Reading, accuracy: str) -> Screen:
                 whole: Problem = whole,
                 got: Array = got,
                 place: tuple[int, slice] = (entry, heads),
-            ) -> tuple[Tile, Tile | None]:
+            ) -> tuple[Tile, list[Tile]]:
                 # Once a tile is known to deviate, so does the output.
                 tile = ports.rows_of(whole, rows)
                 judged = _judged(tile, got[:, rows], accuracy, not found.fits)
-                of_sums = None
-                if sums is not None:
-                    of_rows = sums[place[0], place[1]][:, rows]
-                    of_sums = _judged_lse(tile, of_rows, not found.others[LOG_SUM_EXP].fits)
-                return judged, of_sums
+                others = [
+                    _judged_statistic(
+                        STATISTICS[name], tile, every[place][:, rows], not found.others[name].fits
+                    )
+                    for name, every in reading.statistics.items()
+                ]
+                return judged, others
 
-            for rows, (judged, of_sums) in zip(spans, pool.map(judge, spans), strict=True):
+            for rows, (judged, others) in zip(spans, pool.map(judge, spans), strict=True):
                 size = found.add(judged, entry, heads, rows)
-                if of_sums is not None:
-                    found.others[LOG_SUM_EXP].add(of_sums, entry, heads, rows)
+                for other in others:
+                    found.others[other.array].add(other, entry, heads, rows)
                 for head, of_head in enumerate(size, heads.start):
                     cells = pooled(of_head, rows, shape.query_length)
                     before = found.cells.get((entry, head), 0.0)
@@ -288,10 +290,10 @@ def _narrowed(problem: Problem) -> Problem:
     return problem.replace(**{name: getattr(problem, name).astype(np.float32) for name in names})
 
 
-def _judged_lse(tile: Problem, got: Array, known: bool) -> Tile:
-    """Return the same of the log-sum-exp `[heads query]`."""
+def _judged_statistic(statistic: RowStatistic, tile: Problem, got: Array, known: bool) -> Tile:
+    """Return the same of a statistic of rows, `[heads query]`."""
     shape = tile.shape
-    # The log-sum-exp does not depend on the values, so one component of each is enough.
+    # The statistic does not depend on the values, so one component of each is enough.
     small = Shape.of_heads(
         (1, shape.heads, shape.query_length, shape.head_size), (1, 1, shape.key_length, 1)
     )
@@ -301,24 +303,26 @@ def _judged_lse(tile: Problem, got: Array, known: bool) -> Tile:
         value=tile.value[..., :1],
         cotangent=np.zeros((1, shape.query_length, shape.heads)),
     )
-    evidence, compared = compared_lse(ports.of_seen_keys(tile), got[None], samples=1)
+    seen = ports.of_seen_keys(tile)
+    evidence, compared = compared_statistic(statistic, seen, got[None], samples=1)
     if not known and not compared.fits:
-        evidence, compared = compared_lse(tile, got[None])
+        evidence, compared = compared_statistic(statistic, tile, got[None])
     numbers, want, noise = evidence.got, evidence.want, evidence.noise
     ratio = ratios(numbers, want, noise, evidence.underflow)
-    return Tile(LOG_SUM_EXP, numbers[0], want[0], noise[0], ratio[0], compared.fits)
+    return Tile(statistic.name, numbers[0], want[0], noise[0], ratio[0], compared.fits)
 
 
-def compared_lse(
-    problem: Problem, got: Array, samples: int | None = None
+def compared_statistic(
+    statistic: RowStatistic, problem: Problem, got: Array, samples: int | None = None
 ) -> tuple[Evidence, Comparison]:
-    """Return how a log-sum-exp `[batch heads query]` compares; σ is of so many evaluations."""
-    want, sigma = of_log_sum_exp(problem, samples)
+    """Return how a statistic `[batch heads query]` compares; σ is of so many evaluations."""
+    want, sigma = of_statistic(statistic, problem, samples)
     blocked = np.isneginf(want)
     # What a query gets that sees no key is open.
     got, want = np.where(blocked, 0.0, got), np.where(blocked, 0.0, want)
     underflow = problem.format.underflow
-    return Evidence(got, want, sigma, underflow), compare(LOG_SUM_EXP, got, want, sigma, underflow)
+    compared = compare(statistic.name, got, want, sigma, underflow)
+    return Evidence(got, want, sigma, underflow), compared
 
 
 def chosen(reading: Reading, sizes: Array | None = None) -> IntArray:
@@ -366,10 +370,9 @@ def thinned(reading: Reading, rows: IntArray) -> Reading:
         )
     # The gradient of a query depends on no other query.
     gradients = {n: it[:, rows] for n, it in answer.gradients.items() if n == "query"}
-    sums = reading.log_sum_exp
     return replace(
         reading,
-        log_sum_exp=None if sums is None else sums[:, :, rows],
+        statistics={name: every[:, :, rows] for name, every in reading.statistics.items()},
         problem=_narrowed(ports.rows_of(reading.problem, rows)),
         answer=replace(answer, output=answer.output[:, rows], gradients=gradients),
     )

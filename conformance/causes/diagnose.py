@@ -34,8 +34,9 @@ from conformance.causes.handing import HandedTokens
 from conformance.causes.hypothesis import ALIKE, MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import LOG_SUM_EXP, Expectation, expect, solve
+from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Answer, Problem
+from conformance.definition.statistics import STATISTICS
 from conformance.errors import ConformanceError
 from conformance.records.findings import NOTHING, Argument, Entry, Finding, Phrase
 from conformance.records.numbers import LIMIT
@@ -123,8 +124,7 @@ def _with_cause(finding: Finding, ex: Examination) -> Finding:
         # A defect that also appears without a mask takes precedence over causes about masks.
         with np.errstate(all="ignore"):
             cause = _cause(finding.requirement, ex)
-    if finding.requirement == "log-sum-exp.equals-definition":
-        cause = _of_log_sum_exp(ex)
+    cause = cause or _of_statistic(finding.requirement, ex)
     cause = cause or _gradients_missing(finding, ex) or _of_observation(finding, ex)
     if finding.requirement.startswith(LOCATED):
         where = _where(finding, ex)
@@ -166,17 +166,22 @@ def _of_kernel(ex: Examination) -> Phrase:
     return known.output or known.gradients
 
 
-def _of_log_sum_exp(ex: Examination) -> Phrase:
-    """Return the cause of a wrong log-sum-exp, or an empty phrase; a wrong output has none here."""
-    problem, got = ex.with_log_sum_exp, ex.answer.log_sum_exp
-    if got is None or causes(ex, ex.mode).output:
+def _of_statistic(requirement: str, ex: Examination) -> Phrase:
+    """Return the cause of a wrong log-sum-exp or another statistic of rows, or an empty phrase.
+
+    There is none if the requirement is about something else, or if the output is wrong, too.
+    """
+    compared = {f"{one.chapter}.equals-definition": name for name, one in STATISTICS.items()}
+    name = compared.get(requirement, "")
+    got, declared = ex.answer.statistics.get(name), ex.adapter.statistics_in(ex.mode).get(name)
+    if got is None or declared is None or causes(ex, ex.mode).output:
         return NOTHING
-    expected = ex.expected("log-sum-exp", lambda: problem)
+    problem, expected = ex.with_statistics(declared)
     seen = problem.allowed_in_full().any(axis=-1)
-    shown = np.where(seen, got, expected.arrays[LOG_SUM_EXP])
-    evidence, right = Evidence.of(LOG_SUM_EXP, shown, expected), Stages(problem)
+    shown = np.where(seen, got, expected.arrays[name])
+    evidence, right = Evidence.of(name, shown, expected), Stages(problem)
     with np.errstate(all="ignore"):
-        for cause, found in softmax.of_log_sum_exp(problem, right, evidence.want):
+        for cause, found in softmax.OF_STATISTIC[name](problem, right, evidence.want):
             if evidence.explained(np.where(seen, found, evidence.want)):
                 return cause
     return NOTHING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.definition.problem import Problem
+from conformance.definition.statistics import LOG_SUM_EXP
 from conformance.records.findings import NOTHING, Phrase
 
 MOST_TILES = 12
@@ -499,6 +500,13 @@ def of_log_sum_exp(problem: Problem, right: Stages, want: Array) -> Iterator[tup
     for narrow in (FLOAT16, BFLOAT16):
         if narrow.significand_bits < problem.format.significand_bits:
             yield Phrase("lse.rounded", {"to": narrow.name}), narrow.round(want)
+
+
+OF_STATISTIC: Mapping[str, Callable[[Problem, Stages, Array], Iterator[tuple[Phrase, Array]]]] = {
+    LOG_SUM_EXP.name: of_log_sum_exp,
+}
+"""For each statistic of rows, a function of the problem, the right stages and the right statistic,
+which yields causes of a wrong one, each with the array that is returned in its place."""
 
 
 def log_sum_exp(logits: Array) -> Array:

@@ -36,13 +36,10 @@ from conformance.definition.arithmetic import (
 from conformance.definition.attention import backward, forward
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import ARRAY_NAMES, Answer, Problem
+from conformance.definition.statistics import STATISTICS
 
 ROW_SUMS = "row sums"
 """The name of the sums of the weights of each query, `[batch heads query]`, in an expectation."""
-
-LOG_SUM_EXP = "log_sum_exp"
-"""The name of the log-sum-exp, `[batch heads query]`, in an expectation; 0 for queries that see
-neither a key nor a sink. It is there if the problem has a loss on it."""
 
 IN_FLOAT32 = {item.name for item in CLASSES if not item.logits}
 """The accuracy classes that hold statistics in float32."""
@@ -79,7 +76,8 @@ class Expectation:
     """The reference answer with its noise.
 
     Attributes:
-        arrays: "output", "weights", `ROW_SUMS`, "gradient.query", ... in float64.
+        arrays: "output", "weights", `ROW_SUMS`, "gradient.query", ... in float64. If the problem
+            has a loss on the log-sum-exp, they include the `STATISTICS`.
         noise: σ of each element, by accuracy class and then by array name. Classes are ordered
             from the most accurate to the least.
         underflow: the absolute error that underflow causes in any element of the dtype.
@@ -124,13 +122,14 @@ def solve(problem: Problem, *, gradients: bool = True) -> Answer:
 def _solved(problem: Problem, hold: Exact, gradients: bool) -> Answer:
     results = forward(problem, hold)
     every = backward(problem, results, hold) if gradients else {}
-    kept = None if problem.log_sum_exp_cotangent is None else results.log_total[..., 0]
-    return Answer(results.output, results.weights, every, log_sum_exp=kept)
+    asked = () if problem.log_sum_exp_cotangent is None else STATISTICS.values()
+    statistics = {entry.name: entry.of(problem, results) for entry in asked}
+    return Answer(results.output, results.weights, every, statistics=statistics)
 
 
 def _with_sums(answer: Answer, weights: bool) -> dict[str, Array]:
     """Return all arrays of an answer and, if wanted, its weights and the sums of their rows."""
-    more = {} if answer.log_sum_exp is None else {LOG_SUM_EXP: answer.log_sum_exp}
+    more = dict(answer.statistics)
     if not weights:
         return replace(answer, weights=None).arrays() | more
     assert answer.weights is not None
@@ -179,8 +178,8 @@ def expect(
     noise: dict[str, dict[str, Array]] = {name: {} for name in squares}
     for name, values in exact.items():
         for accuracy, arrays in squares.items():
-            # What holds its statistics in float32 returns the log-sum-exp in float32 too.
-            wide = name == LOG_SUM_EXP and accuracy in IN_FLOAT32
+            # What holds its statistics in float32 returns them in float32 too.
+            wide = name in STATISTICS and accuracy in IN_FLOAT32
             stored = problem.format.accumulator if wide else problem.format.roundoff
             final = stored**2 / 3 * values**2
             square = arrays[name] / times if times > 1 else arrays[name]

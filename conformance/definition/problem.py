@@ -304,7 +304,7 @@ class Problem:
         weights_cotangent: gradient of the loss with respect to the returned attention weights,
             `[batch heads query key]`; None if the loss does not depend on them.
         log_sum_exp_cotangent: likewise with respect to the log-sum-exp, `[batch heads query]`. If
-            it is there, an answer has the log-sum-exp too.
+            it is there, an answer has the statistics of rows too.
         heads_alone: whether query, key and value are heads that have already been projected; the
             projections are then the identity.
         window: how many keys before and after its own position a query sees; None means no limit.
@@ -602,16 +602,16 @@ class Answer:
             "attn_bias", "sinks", "norm.query", "norm.key". Inputs that share an array have one
             gradient, under the name of the first.
         dtypes: the native dtype of each returned array, by the array's name.
-        log_sum_exp: `[batch heads query]`, the natural logarithm of each query's normaliser, sinks
-            included if the implementation includes them; None if it does not return one. It is
-            none of the arrays of `arrays`.
+        statistics: those of each query's logits that the implementation returns, by their names in
+            `conformance.definition.statistics`, `[batch heads query]` in base e. They are none of
+            the arrays of `arrays`.
     """
 
     output: Array
     weights: Array | None = None
     gradients: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
     dtypes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    log_sum_exp: Array | None = None
+    statistics: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
 
     def arrays(self) -> dict[str, Array]:
         """Return all arrays by name: "output", "weights", "gradient.query", ..."""

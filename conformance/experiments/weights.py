@@ -12,11 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.adapter.arguments import AXES, Native
+from conformance.adapter.base import ReturnedStatistic
 from conformance.adapter.features import Sinks, SoftCap
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
+from conformance.definition.statistics import LOG_SUM_EXP, RowStatistic
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import agreeing, topic
 from conformance.experiments.masks import BIASES, blockings
@@ -30,7 +32,7 @@ from conformance.requirements.laboratory import (
 )
 from conformance.requirements.meaning import ADDED, examined, forms_of, telling
 from conformance.requirements.probed import returned_weights
-from conformance.requirements.requirement import returns_log_sum_exp
+from conformance.requirements.requirement import returns
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
 
@@ -128,7 +130,7 @@ def _logits(lab: Laboratory) -> Iterator[Entry]:
 
 
 BIASED = 1.5
-"""The logit of each sink beside which a log-sum-exp is asked for."""
+"""How far above the largest logit a sink is beside which a statistic of rows is asked for."""
 
 
 @topic(
@@ -138,17 +140,12 @@ BIASED = 1.5
     place=95,
     every_mode=True,
     every_dtype=True,
-    where=returns_log_sum_exp,
+    where=returns(LOG_SUM_EXP),
 )
 def log_sum_exp(lab: Laboratory) -> Iterator[Entry]:
     """Find out of which logits, and in which base, the returned log-sum-exp is. Ask for it beside a
     sink, and for a query whose keys are all blocked by each mask argument."""
-    declared, problem = lab.adapter.log_sum_exp_in(lab.mode), lab.problem()
-    assert declared is not None
-    found, unit = lab.plain(), math.log(2) if declared.base == "2" else 1.0
-    if found.answer.log_sum_exp is None:
-        raise Unsupported("returns no log-sum-exp")
-    got = found.answer.log_sum_exp / unit
+    problem = lab.problem()
     results = forward(problem, Exact())
     logits, natural = results.logits, results.log_total[..., 0]
     unscaled = logits / problem.logit_scale
@@ -161,18 +158,33 @@ def log_sum_exp(lab: Laboratory) -> Iterator[Entry]:
         "without-maximum": natural - logits.max(axis=-1),
         "unscaled": np.logaddexp.reduce(unscaled, axis=-1),
     }
+    yield from _statistic(lab, LOG_SUM_EXP, stages)
+
+
+def _statistic(
+    lab: Laboratory, statistic: RowStatistic, stages: dict[str, Array]
+) -> Iterator[Entry]:
+    """Yield the entries about a returned statistic of rows.
+
+    `stages` holds what may be returned without a mask, by the last part of the entry's value.
+    """
+    declared, problem = lab.adapter.statistics_in(lab.mode)[statistic.name], lab.problem()
+    found, unit = lab.plain(), math.log(2) if declared.base == "2" else 1.0
+    if statistic.name not in found.answer.statistics:
+        raise Unsupported(f"returns no {statistic.title}")
+    got, chapter = found.answer.statistics[statistic.name] / unit, statistic.chapter
     value = SOMETHING_ELSE
     for name, stage in stages.items():
         if np.abs(got - stage).max() <= LOGITS_APART * (1 + np.abs(stage).max()):
-            value = Phrase(f"log-sum-exp.{name}")
+            value = Phrase(f"{chapter}.{name}")
             break
     told = f"entry 0, head 0: {numbers(got[0, 0])}"
-    said = Phrase(f"log-sum-exp.{declared.base}")
-    yield agreeing(Phrase("log-sum-exp.returned"), value, told, said)
-    dtype = found.answer.dtypes.get("log_sum_exp", "")
-    yield Entry(Phrase("log-sum-exp.dtype"), Phrase("text", {"text": dtype}))
+    said = Phrase(f"{chapter}.{declared.base}")
+    yield agreeing(Phrase(f"{chapter}.returned"), value, told, said)
+    dtype = found.answer.dtypes.get(statistic.name, "")
+    yield Entry(Phrase(f"{chapter}.dtype"), Phrase("text", {"text": dtype}))
     for sinks in lab.features(Sinks):
-        yield _beside_sink(lab, sinks.name, unit, declared.includes_sink)
+        yield _beside_sink(lab, sinks.name, unit, declared)
     for argument in lab.arguments():
         for way in blockings(lab, argument):
             visible = np.ones(problem.shape.logits, np.bool_)
@@ -181,31 +193,36 @@ def log_sum_exp(lab: Laboratory) -> Iterator[Entry]:
             if native is None or (-np.inf < way.hidden < 0):
                 continue
             answered = lab.ask(problem, {argument.name: native})
-            subject = Phrase("log-sum-exp.of-no-keys", way.about)
+            subject = Phrase(f"{chapter}.of-no-keys", way.about)
             if isinstance(answered, Refused):
                 yield Entry(subject, answered.value, answered.told)
                 continue
-            assert answered.answer.log_sum_exp is not None
-            rows = answered.answer.log_sum_exp[0] / unit
+            rows = answered.answer.statistics[statistic.name][0] / unit
             said = NOTHING if declared.of_no_keys is None else _number(declared.of_no_keys)
             value = _number(float(rows[0, 0])) if _all_same(rows) else SOMETHING_ELSE
             yield agreeing(subject, value, f"entry 0, head 0: {numbers(rows[0])}", said)
 
 
-def _beside_sink(lab: Laboratory, name: str, unit: float, included: bool) -> Entry:
-    """Return the entry that states whether a sink counts in the log-sum-exp."""
-    problem = lab.problem()
-    given = problem.format.round(np.full(problem.shape.heads, BIASED))
-    subject, said = Phrase("log-sum-exp.sink"), Phrase(f"log-sum-exp.sink-{_yes(included)}")
+def _beside_sink(lab: Laboratory, name: str, unit: float, declared: ReturnedStatistic) -> Entry:
+    """Return the entry that states whether a sink counts in a returned statistic."""
+    problem, statistic = lab.problem(), declared.of
+    results = forward(problem, Exact())
+    above = np.full(problem.shape.heads, results.logits.max() + BIASED)
+    given = problem.format.round(above)
+    subject = Phrase(f"{statistic.chapter}.sink")
+    said, *values = (
+        Phrase(f"{statistic.chapter}.sink-{_yes(counts)}")
+        for counts in (declared.includes_sink, True, False)
+    )
     answered = lab.ask(problem, {name: given})
     if isinstance(answered, Refused):
         return Entry(subject, answered.value, answered.told)
-    without = forward(problem, Exact()).log_total[..., 0]
-    counted = np.logaddexp(without, given[:, None])
-    assert answered.answer.log_sum_exp is not None
-    got = answered.answer.log_sum_exp
-    near = [np.abs(got - each).max() <= LOGITS_APART for each in (counted, without)]
-    value = Phrase(f"log-sum-exp.sink-{_yes(near[0])}") if any(near) else SOMETHING_ELSE
+    without = statistic.of(problem, results)
+    sinking = problem.replace(sinks=given)
+    counted = statistic.of(sinking, forward(sinking, Exact()))
+    got = answered.answer.statistics[statistic.name]
+    near = (np.abs(got - each).max() <= LOGITS_APART for each in (counted, without))
+    value = next((value for value, fits in zip(values, near, strict=True) if fits), SOMETHING_ELSE)
     return agreeing(subject, value, f"entry 0, head 0: {numbers(got[0, 0] / unit)}", said)
 
 

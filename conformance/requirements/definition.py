@@ -16,8 +16,9 @@ import numpy as np
 
 from conformance.definition.comparison import accuracy_class, against, between, element
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import LOG_SUM_EXP, ROW_SUMS, Expectation
+from conformance.definition.expectation import ROW_SUMS, Expectation
 from conformance.definition.problem import Answer, Problem
+from conformance.definition.statistics import LOG_SUM_EXP, RowStatistic
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
@@ -25,7 +26,7 @@ from conformance.requirements.requirement import (
     Check,
     judge,
     requirement,
-    returns_log_sum_exp,
+    returns,
 )
 
 
@@ -187,20 +188,13 @@ def through_weights(ex: Examination) -> Finding | None:
     why="Parts of a text are merged by it, and backward passes make the weights from it.",
     every_case=True,
     of_answer=True,
-    where=returns_log_sum_exp,
+    where=returns(LOG_SUM_EXP),
 )
 def log_sum_exp(ex: Examination) -> Finding | None:
     """Compare the log-sum-exp of every query that sees a key, converted to natural logarithms, with
     that of the float64 reference, up to rounding noise. A sink counts if the declaration says
     so."""
-    if ex.adapter.log_sum_exp_in(ex.mode) is None:
-        return None
-    got = _returned_log_sum_exp(ex.answer)
-    expected = ex.expected("log-sum-exp", lambda: ex.with_log_sum_exp)
-    want = expected.arrays[LOG_SUM_EXP]
-    seen = ex.with_log_sum_exp.allowed_in_full().any(axis=-1)
-    compared = against(expected, {LOG_SUM_EXP: np.where(seen, got, want)})
-    return judge(log_sum_exp.id, compared, said="the returned log-sum-exp is not the definition's")
+    return _as_defined(log_sum_exp.id, ex, LOG_SUM_EXP)
 
 
 @requirement(
@@ -210,25 +204,12 @@ def log_sum_exp(ex: Examination) -> Finding | None:
     "gives it all.",
     cases=("edge/fully-masked-row/*", "feature/*lengths*/*", "causal/bottom-right/*"),
     of_answer=True,
-    where=returns_log_sum_exp,
+    where=returns(LOG_SUM_EXP),
 )
 def of_no_keys(ex: Examination) -> Finding | None:
     """Look at the log-sum-exps of queries that see neither a key nor a sink that counts. Each must
     be exactly the number that the adapter declares."""
-    declared, problem = ex.adapter.log_sum_exp_in(ex.mode), ex.with_log_sum_exp
-    if declared is None or declared.of_no_keys is None or problem.sinks is not None:
-        return None
-    empty = ~problem.allowed_in_full().any(axis=-1)
-    if not empty.any():
-        return None
-    got, want = _returned_log_sum_exp(ex.answer), declared.of_no_keys
-    wrong = empty & ~(np.isnan(got) if math.isnan(want) else got == want)
-    if not wrong.any():
-        return Finding(of_no_keys.id, "conforms")
-    at = np.unravel_index(np.argmax(wrong), wrong.shape)
-    worst = element(LOG_SUM_EXP, at, got[at], want, 0.0)
-    detail = f"{got[at]:g} instead of {want:g} for {int(wrong.sum())} of {int(empty.sum())} rows"
-    return Finding(of_no_keys.id, "deviates", detail=detail, worst=worst)
+    return _as_declared(of_no_keys.id, ex, LOG_SUM_EXP)
 
 
 @requirement(
@@ -236,26 +217,66 @@ def of_no_keys(ex: Examination) -> Finding | None:
     "A loss on the log-sum-exp reaches query and key, as one on the output does.",
     why="Merged parts are trained through it: a gradient that stops there is too small, silently.",
     cases=("plain/no-mask/*", "mask/per-batch/*", "feature/sinks*/*", "feature/soft-cap*/*"),
-    where=returns_log_sum_exp,
+    where=returns(LOG_SUM_EXP),
 )
 def through_log_sum_exp(ex: Examination) -> Finding | None:
     """Check the gradients of a loss on both the output and the log-sum-exp, in float32 and float64.
     They are compared with those of the float64 reference. Gradients that already deviate for a loss
     on the output alone are left out."""
-    declared, both = ex.adapter.log_sum_exp_in(ex.mode), ex.with_log_sum_exp
+    declared = ex.adapter.log_sum_exp_in(ex.mode)
     if declared is None or not (declared.differentiable and ex.mode.gradients):
         return None
-    apart = both.sinks is not ex.problem.sinks
+    apart = ex.problem.sinks is not None and not declared.includes_sink
     if apart or not ex.varies_arguments or ex.dtype not in ("float32", "float64"):
         return None
+    both, _ = ex.with_statistics(declared)
     said = "{array} is not that of a loss on the output and the log-sum-exp"
     return _beside(through_log_sum_exp.id, ex, both, "log-sum-exp", said)
 
 
-def _returned_log_sum_exp(answer: Answer) -> Array:
-    if answer.log_sum_exp is None:
-        raise Unsupported("returns no log-sum-exp")
-    return answer.log_sum_exp
+def _as_defined(name: str, ex: Examination, statistic: RowStatistic) -> Finding | None:
+    """Return the finding on whether a statistic of queries that see a key is the definition's.
+
+    `name` is the id of the requirement; the result is None if the statistic is not declared.
+    """
+    declared = ex.adapter.statistics_in(ex.mode).get(statistic.name)
+    if declared is None:
+        return None
+    got = _returned(ex.answer, statistic)
+    problem, expected = ex.with_statistics(declared)
+    seen, want = problem.allowed_in_full().any(axis=-1), expected.arrays[statistic.name]
+    compared = against(expected, {statistic.name: np.where(seen, got, want)})
+    return judge(name, compared, said=f"the returned {statistic.title} is not the definition's")
+
+
+def _as_declared(name: str, ex: Examination, statistic: RowStatistic) -> Finding | None:
+    """Return the finding on whether a statistic of queries that see nothing is as declared.
+
+    `name` is the id of the requirement; the result is None if no number is declared, or if every
+    query sees a key or a sink that counts.
+    """
+    declared = ex.adapter.statistics_in(ex.mode).get(statistic.name)
+    if declared is None or declared.of_no_keys is None:
+        return None
+    if ex.problem.sinks is not None and declared.includes_sink:
+        return None
+    empty = ~ex.problem.allowed_in_full().any(axis=-1)
+    if not empty.any():
+        return None
+    got, want = _returned(ex.answer, statistic), declared.of_no_keys
+    wrong = empty & ~(np.isnan(got) if math.isnan(want) else got == want)
+    if not wrong.any():
+        return Finding(name, "conforms")
+    at = np.unravel_index(np.argmax(wrong), wrong.shape)
+    worst = element(statistic.name, at, got[at], want, 0.0)
+    detail = f"{got[at]:g} instead of {want:g} for {int(wrong.sum())} of {int(empty.sum())} rows"
+    return Finding(name, "deviates", detail=detail, worst=worst)
+
+
+def _returned(answer: Answer, statistic: RowStatistic) -> Array:
+    if statistic.name not in answer.statistics:
+        raise Unsupported(f"returns no {statistic.title}")
+    return answer.statistics[statistic.name]
 
 
 def _beside(name: str, ex: Examination, both: Problem, variant: str, said: str) -> Finding | None:

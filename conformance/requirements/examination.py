@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conformance.adapter.arguments import Spelling
-from conformance.adapter.base import Adapter, Call, Mode, SideEffects
+from conformance.adapter.base import Adapter, Call, Mode, ReturnedStatistic, SideEffects
 from conformance.cases.case import Case
 from conformance.definition.attention import heads_alone
 from conformance.definition.dtypes import Array, BoolArray
@@ -260,21 +260,25 @@ class Examination:
         arrays = self.answer.arrays()
         names = repr([*arrays, *sorted(self.answer.dtypes.items())]).encode()
         digest = hashlib.blake2b(names)
-        for array in (*arrays.values(), self.answer.log_sum_exp):
-            digest.update(b"" if array is None else array.tobytes())
+        for array in (*arrays.values(), *self.answer.statistics.values()):
+            digest.update(array.tobytes())
         *key, _ = self._answer_key(self.mode)
         return (*key, self.mode.gradients, self.mode.weights, digest.digest())
 
-    @cached_property
-    def with_log_sum_exp(self) -> Problem:
-        """The problem with a loss on the log-sum-exp of every query that sees a key, too."""
-        problem, declared = self.problem, self.adapter.log_sum_exp_in(self.mode)
+    def with_statistics(self, declared: ReturnedStatistic) -> tuple[Problem, Expectation]:
+        """Return the problem of which a declared statistic is, and what is expected of it, cached.
+
+        The problem has a loss on the log-sum-exp of every query that sees a key, too. It has no
+        sink if none counts in the statistic.
+        """
+        problem, variant = self.problem, "log-sum-exp"
         loss = self.case.random("loss on log-sum-exp").standard_normal(problem.shape.logits[:-1])
         seen = problem.allowed_in_full().any(axis=-1)
-        if declared is not None and not declared.includes_sink:
-            problem = problem.replace(sinks=None)
+        if problem.sinks is not None and not declared.includes_sink:
+            problem, variant = problem.replace(sinks=None), "log-sum-exp without sinks"
         loss = problem.format.round(np.where(seen, loss, 0.0))
-        return problem.replace(log_sum_exp_cotangent=loss)
+        problem = problem.replace(log_sum_exp_cotangent=loss)
+        return problem, self.expected(variant, lambda: problem)
 
     def exchanged(self) -> dict[str, Array]:
         """Return the output, its reference and its noise, for comparing implementations.
@@ -420,8 +424,8 @@ def check_answer(answer: Answer, problem: Problem) -> None:
         if array.dtype.kind not in "fiub":
             raise WrongShape(f"{name} is of {array.dtype}, not of real numbers")
         check_shape(name, array.shape, wanted[name])
-    if answer.log_sum_exp is not None:
-        check_shape("log_sum_exp", answer.log_sum_exp.shape, problem.shape.logits[:-1])
+    for name, array in answer.statistics.items():
+        check_shape(name, array.shape, problem.shape.logits[:-1])
 
 
 @lru_cache(maxsize=64)

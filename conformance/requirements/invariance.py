@@ -23,10 +23,11 @@ from conformance.definition.attention import merge
 from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Positions, Problem
+from conformance.definition.statistics import LOG_SUM_EXP
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
-from conformance.requirements.requirement import judge, requirement, returns_log_sum_exp
+from conformance.requirements.requirement import judge, requirement, returns
 
 
 def _between(ex: Examination, name: str, one: Array, other: Array, noise: Array) -> Comparison:
@@ -473,7 +474,7 @@ def steps(ex: Examination) -> Finding | None:
         "feature/sinks/*",
         "feature/sinks-with-mask/*",
     ),
-    where=returns_log_sum_exp,
+    where=returns(LOG_SUM_EXP),
 )
 def merges_parts(ex: Examination) -> Finding | None:
     """Call the function on projected heads with each third of the keys; a sink is passed with the
@@ -500,10 +501,10 @@ def merges_parts(ex: Examination) -> Finding | None:
         part = part if last else part.replace(sinks=None)
         seen = part.allowed_in_full().any(axis=-1)
         answer = ex.ask(part, projected=True)
-        if answer.log_sum_exp is None:
+        if LOG_SUM_EXP.name not in answer.statistics:
             raise Unsupported("returns no log-sum-exp")
         nothing = np.asarray(~seen & (part.sinks is None))
-        sums = np.where(nothing, -np.inf, answer.log_sum_exp)
+        sums = np.where(nothing, -np.inf, answer.statistics[LOG_SUM_EXP.name])
         parts.append((np.where(nothing[..., None], 0.0, _by_head(answer.output, part)), sums))
     merged, _ = merge(*parts)
     together = merged.transpose(0, 2, 1, 3).reshape(ex.kernel_answer.output.shape)

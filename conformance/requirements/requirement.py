@@ -17,6 +17,7 @@ import msgspec
 from conformance.adapter.base import Adapter, Mode
 from conformance.cases.case import Case
 from conformance.definition.comparison import RMS, Comparison, worst_of
+from conformance.definition.statistics import RowStatistic
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
 
@@ -83,9 +84,9 @@ def requirement(name: str, sentence: str, **fields: Any) -> Callable[[Check], Re
     return lambda check: Requirement(name, sentence, check, **fields)
 
 
-def returns_log_sum_exp(adapter: Adapter, mode: Mode) -> bool:
-    """Return whether an implementation declares a log-sum-exp in a mode."""
-    return adapter.log_sum_exp_in(mode) is not None
+def returns(statistic: RowStatistic) -> Callable[[Adapter, Mode], bool]:
+    """Return a function that says whether an implementation returns a statistic in a mode."""
+    return lambda adapter, mode: statistic.name in adapter.statistics_in(mode)
 
 
 def judge(
