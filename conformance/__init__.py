@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from conformance.adapter.base import Adapter as Adapter
     from conformance.adapter.base import Call as Call
     from conformance.adapter.base import LogSumExp as LogSumExp
+    from conformance.adapter.base import MaxLogit as MaxLogit
     from conformance.adapter.base import Mode as Mode
     from conformance.adapter.code import Example as Example
     from conformance.adapter.features import Alibi as Alibi
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "conformance.adapter.arguments": "CausalFlag MaskArgument",
-    "conformance.adapter.base": "Adapter Call LogSumExp Mode",
+    "conformance.adapter.base": "Adapter Call LogSumExp MaxLogit Mode",
     "conformance.adapter.code": "Example",
     "conformance.adapter.features": "Alibi Chunk HeadNorm Lengths PositionIds RotaryBase "
     "RotaryConfig RotaryTables SegmentIds Sinks SoftCap Spans Tree Window",

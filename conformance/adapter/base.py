@@ -28,7 +28,7 @@ from conformance.adapter.handing import Pages
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.definition.geometry import Fixed, Geometry
 from conformance.definition.problem import Answer, Problem, Score, Shape, check_shape
-from conformance.definition.statistics import LOG_SUM_EXP, STATISTICS, RowStatistic
+from conformance.definition.statistics import LOG_SUM_EXP, MAX_LOGIT, STATISTICS, RowStatistic
 from conformance.errors import Unsupported, WrongDeclaration, check_names
 from conformance.frameworks.base import PROCESS, Setting, Strides, changes, look, put_back
 
@@ -164,6 +164,19 @@ class LogSumExp(ReturnedStatistic):
     differentiable: bool = False
 
 
+@dataclass(frozen=True)
+class MaxLogit(ReturnedStatistic):
+    """The largest logit of each query, which an implementation returns beside its output.
+
+    It is M = max_j s_j, over the visible keys j, of the logits s after scale, cap, bias and ALiBi.
+    Optimisers clip by it, and kernels in tiles subtract it before the exponential. A sink is no
+    key, unless `includes_sink`. Nothing is asked of its gradient.
+    """
+
+    of = MAX_LOGIT
+    includes_sink: bool = MAX_LOGIT.includes_sink
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """Options of a call to an implementation; most are changed only by experiments and some checks.
@@ -291,6 +304,7 @@ class Adapter(ABC):
         returned_logits: for each option with which logits are returned in place of weights, the
             options of a mode that passes it.
         log_sum_exp: the log-sum-exp that is returned in place of weights, or None.
+        max_logit: the largest logit of each query that is returned in place of weights, or None.
         fully_masked_row: the output of a fully masked query, in all modes or by name of the mode;
             None if it is not declared.
         conventions: further declared conventions, which the experiments must observe, such as
@@ -330,6 +344,7 @@ class Adapter(ABC):
     weights_otherwise: ClassVar[str] = "averaged"
     returned_logits: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     log_sum_exp: LogSumExp | None = None
+    max_logit: MaxLogit | None = None
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
     conventions: Mapping[str, str] = MappingProxyType({})
     implicit_masks: tuple[MaskArgument, ...] = ()

@@ -32,9 +32,9 @@ from conformance.adapter.arguments import CausalFlag, MaskArgument
 from conformance.adapter.base import (
     PROMISES,
     Adapter,
-    LogSumExp,
     Mode,
     Promise,
+    ReturnedStatistic,
     check_promises,
 )
 from conformance.adapter.code import Example
@@ -50,6 +50,7 @@ from conformance.errors import (
     Unavailable,
     UnknownName,
     WrongDeclaration,
+    check_names,
 )
 from conformance.text import message
 from conformance.words import tables
@@ -347,6 +348,7 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
         if not getattr(found, attribute):
             raise WrongDeclaration(f"{spec}: there must be a {attribute.removesuffix('s')}")
     _check_accuracy(found, spec)
+    _check_statistics(found, spec)
     check_promises(found.promises, PROMISES, spec)
     if set(found.name) & set(":[] \t\n"):
         raise WrongDeclaration(f"{spec}: the name {found.name!r} has a colon, bracket or blank")
@@ -384,7 +386,6 @@ _SINGLE: Mapping[str, tuple[Any, str]] = {
     "fixed": (Fixed | None, "a conformance.Fixed or None"),
     "example": (Example | None, "a conformance.Example or None"),
     "returns_weights": (str | None, '"per head", "averaged" or None'),
-    "log_sum_exp": (LogSumExp | None, "a conformance.LogSumExp or None"),
     "fully_masked_row": (str | Mapping | None, "text, a dictionary by mode, or None"),
     **dict.fromkeys(("conventions", "promises"), (Mapping, "a dictionary of texts")),
 }
@@ -419,6 +420,32 @@ def _check_types(adapter: Adapter, spec: str) -> None:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _check_statistics(adapter: Adapter, spec: str) -> None:
+    """Raise an error if a declared statistic of rows is none, or is returned in no mode or beside
+    another one.
+
+    Raises:
+        WrongDeclaration: if it is none, or if a mode returns several.
+        UnknownName: if there is no such mode.
+    """
+    for kind in ReturnedStatistic.__subclasses__():
+        declared = getattr(adapter, kind.of.name)
+        if not isinstance(declared, kind | None):
+            raise WrongDeclaration(
+                f"{spec}: {kind.of.name} must be a conformance.{kind.__name__} or None, and is "
+                f"{_short(declared)}"
+            )
+        named = () if declared is None else declared.modes
+        check_names("mode", named, [mode.name for mode in adapter.modes])
+    for mode in adapter.modes:
+        several = [*adapter.statistics_in(mode)]
+        if len(several) > 1:
+            raise WrongDeclaration(
+                f"{spec}: mode {mode.name!r} returns one of {' and '.join(several)}; name the "
+                "modes of each, modes=(...)"
+            )
 
 
 def _check_accuracy(adapter: Adapter, spec: str) -> None:

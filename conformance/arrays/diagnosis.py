@@ -229,6 +229,7 @@ def diagnose(
     global_tokens: Any = None,
     weights: Any = None,
     log_sum_exp: Any = None,
+    max_logit: Any = None,
     gradients: Mapping[str, Any] | None = None,
     wanted: Any = None,
     layout: str = "",
@@ -281,6 +282,8 @@ def diagnose(
             window, dilation or chunk hides anything, and 0 for others.
         weights: the attention weights, `[batch heads query key]`, if they were returned.
         log_sum_exp: `[batch heads query]`, if it was returned.
+        max_logit: the largest logit of each query, `[batch heads query]`, if it was returned: after
+            scale, soft cap and bias, of the keys that the query sees. A sink does not count.
         gradients: those of "query", "key" and "value", and that of the "output" they come from.
         wanted: the output of another implementation, to which this one was compared.
         layout: the axes of query, key and value, such as "batch query heads head" or
@@ -1114,11 +1117,10 @@ def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
 
 
 def _causes_of_statistic(name: str, problem: Problem, evidence: Evidence) -> list[Phrase]:
-    right = Stages(problem)
+    counted, seen = STATISTICS[name].counted(problem), problem.allowed_in_full().any(axis=-1)
+    every = softmax.OF_STATISTIC[name](counted, Stages(counted), evidence.want, problem.sinks)
     return [
-        cause
-        for cause, found in softmax.OF_STATISTIC[name](problem, right, evidence.want)
-        if evidence.explained(found)
+        cause for cause, found in every if evidence.explained(np.where(seen, found, evidence.want))
     ]
 
 

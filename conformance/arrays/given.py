@@ -155,6 +155,7 @@ class Given(_Plain):  # type: ignore[misc]
     positions: Any = None
     weights: Any = None
     log_sum_exp: Any = None
+    max_logit: Any = None
     gradients: Mapping[str, Any] | None = None
     layout: str = ""
     heads: int | None = None

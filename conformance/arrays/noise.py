@@ -120,8 +120,7 @@ def of_statistic(
         problem: the problem, on heads.
         samples: the number of noisy evaluations; None for the usual one.
     """
-    if not statistic.includes_sink:
-        problem = problem.replace(sinks=None)
+    problem = statistic.counted(problem)
     exact = statistic.of(problem, forward(problem, Exact()))
     noisy = Noisy(problem.format, 1, samples, classes_of(problem.format)[-1:])
     square, count = np.zeros_like(exact), 0

@@ -16,7 +16,7 @@ from conformance.causes.precision import Again, coarse
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.definition.problem import Problem
-from conformance.definition.statistics import LOG_SUM_EXP
+from conformance.definition.statistics import LOG_SUM_EXP, MAX_LOGIT
 from conformance.records.findings import NOTHING, Phrase
 
 MOST_TILES = 12
@@ -463,11 +463,10 @@ def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
 # The log-sum-exp
 
 
-def of_log_sum_exp(problem: Problem, right: Stages, want: Array) -> Iterator[tuple[Phrase, Array]]:
-    """Yield causes of a wrong log-sum-exp, each with the array that is returned in its place.
-
-    `want` is the expected array, `[batch heads query]`.
-    """
+def of_log_sum_exp(
+    problem: Problem, right: Stages, want: Array, sinks: Array | None
+) -> Iterator[tuple[Phrase, Array]]:
+    """Yield causes of a wrong log-sum-exp, as in `OF_STATISTIC`."""
     peak = right.logits.max(axis=-1)
     yield Phrase("lse.base-2"), want / np.log(2)
     yield Phrase("lse.natural-taken-for-base-2"), want * np.log(2)
@@ -502,11 +501,62 @@ def of_log_sum_exp(problem: Problem, right: Stages, want: Array) -> Iterator[tup
             yield Phrase("lse.rounded", {"to": narrow.name}), narrow.round(want)
 
 
-OF_STATISTIC: Mapping[str, Callable[[Problem, Stages, Array], Iterator[tuple[Phrase, Array]]]] = {
+def of_max_logit(
+    problem: Problem, right: Stages, want: Array, sinks: Array | None
+) -> Iterator[tuple[Phrase, Array]]:
+    """Yield causes of a wrong largest logit, as in `OF_STATISTIC`."""
+
+    def whole(logits: Array) -> Array:
+        found = logits.max(axis=-1)
+        return found if problem.sinks is None else np.maximum(found, problem.sinks[:, None])
+
+    yield Phrase("largest.base-2"), want / np.log(2)
+    yield Phrase("largest.natural-taken-for-base-2"), want * np.log(2)
+    yield Phrase("largest.clamped"), np.maximum(want, 0.0)
+    if problem.allowed is not None:
+        yield Phrase("largest.without-mask"), whole(right.shown)
+    yield Phrase("largest.without-scale"), whole(right.hide(right.added(right.scores)))
+    if problem.soft_cap is not None:
+        uncapped = right.biased(right.sloped(right.scaled(right.scores)))
+        yield Phrase("largest.without-cap"), whole(right.hide(uncapped))
+    if problem.attn_bias is not None:
+        unbiased = right.hide(right.shown - problem.attn_bias)
+        yield Phrase("largest.without-bias"), whole(unbiased)
+    if problem.sinks is not None:
+        yield Phrase("largest.without-sink"), right.logits.max(axis=-1)
+    elif sinks is not None:
+        yield Phrase("largest.with-sink"), np.maximum(want, sinks[:, None])
+    yield Phrase("largest.log-sum-exp"), log_sum_exp(right.logits)
+    absolute = np.where(right.allowed, np.abs(right.shown), -np.inf)
+    yield Phrase("largest.absolute"), whole(absolute)
+    for step, cause in ((1, "previous-query"), (-1, "next-query")):
+        yield Phrase(f"largest.of-{cause}"), np.roll(want, step, axis=-1)
+    of_head = want.max(axis=-1, keepdims=True)
+    yield Phrase("largest.of-head"), np.broadcast_to(of_head, want.shape)
+    if len(want) > 1:
+        yield Phrase("largest.of-first-entry"), np.broadcast_to(want[:1], want.shape)
+    if want.shape[1] > 1:
+        yield Phrase("largest.of-first-head"), np.broadcast_to(want[:, :1], want.shape)
+    for narrow in (FLOAT16, BFLOAT16):
+        if narrow.significand_bits < problem.format.significand_bits:
+            yield Phrase("largest.rounded", {"to": narrow.name}), narrow.round(want)
+    keys = right.logits.shape[-1]
+    for first in range(keys - 1, 0, -1):
+        found = whole(right.logits[..., :first])
+        yield Phrase("largest.of-first-keys", {"first": first, "of": keys}), found
+
+
+OfStatistic = Callable[[Problem, Stages, Array, Array | None], Iterator[tuple[Phrase, Array]]]
+
+OF_STATISTIC: Mapping[str, OfStatistic] = {
     LOG_SUM_EXP.name: of_log_sum_exp,
+    MAX_LOGIT.name: of_max_logit,
 }
-"""For each statistic of rows, a function of the problem, the right stages and the right statistic,
-which yields causes of a wrong one, each with the array that is returned in its place."""
+"""For each statistic of rows, a function that yields causes of a wrong one, `[batch heads query]`,
+each with the array that is returned in its place.
+
+It takes the problem without sinks that do not count, its stages, the right statistic, and the
+sinks `[heads]`, whether they count or not."""
 
 
 def log_sum_exp(logits: Array) -> Array:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from conformance.definition.attention import Forward
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
@@ -38,6 +40,10 @@ class RowStatistic:
         """The first part of the ids of requirements, experiments and entries about it."""
         return self.name.replace("_", "-")
 
+    def counted(self, problem: Problem) -> Problem:
+        """Return the problem without its sinks, if they do not count where nothing is declared."""
+        return problem if self.includes_sink else problem.replace(sinks=None)
+
 
 LOG_SUM_EXP = RowStatistic(
     "log_sum_exp",
@@ -47,5 +53,23 @@ LOG_SUM_EXP = RowStatistic(
     files="lse softmax_lse logsumexp",
 )
 
-STATISTICS: Mapping[str, RowStatistic] = {entry.name: entry for entry in (LOG_SUM_EXP,)}
+
+def _largest(problem: Problem, results: Forward) -> Array:
+    seen = problem.allowed_in_full()
+    found = np.max(results.logits, axis=-1, where=seen, initial=-np.inf)
+    for entry in problem.entries:
+        extra = entry.extra(problem)
+        found = found if extra is None else np.maximum(found, extra[:, None])
+    return np.where(np.isneginf(found), 0.0, found)
+
+
+MAX_LOGIT = RowStatistic(
+    "max_logit",
+    "largest logit",
+    _largest,
+    includes_sink=False,
+    files="max_logits max_score max_scores softmax_max row_max",
+)
+
+STATISTICS: Mapping[str, RowStatistic] = {entry.name: entry for entry in (LOG_SUM_EXP, MAX_LOGIT)}
 """The entries by name."""

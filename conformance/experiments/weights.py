@@ -1,4 +1,4 @@
-"""Experiments on what is returned beside the output: attention weights, and the log-sum-exp.
+"""Experiments on what is returned beside the output: weights, log-sum-exp and largest logit.
 
 Another experiment finds what dropout does to weights.
 """
@@ -18,7 +18,7 @@ from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
-from conformance.definition.statistics import LOG_SUM_EXP, RowStatistic
+from conformance.definition.statistics import LOG_SUM_EXP, MAX_LOGIT, RowStatistic
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import agreeing, topic
 from conformance.experiments.masks import BIASES, blockings
@@ -130,7 +130,7 @@ def _logits(lab: Laboratory) -> Iterator[Entry]:
 
 
 BIASED = 1.5
-"""How far above the largest logit a sink is beside which a statistic of rows is asked for."""
+"""The logit of each sink beside which a statistic of rows is asked for."""
 
 
 @topic(
@@ -159,6 +159,32 @@ def log_sum_exp(lab: Laboratory) -> Iterator[Entry]:
         "unscaled": np.logaddexp.reduce(unscaled, axis=-1),
     }
     yield from _statistic(lab, LOG_SUM_EXP, stages)
+
+
+@topic(
+    "max-logit",
+    "The largest logit",
+    "Of which logits is it, does a sink count, and what is that of a query that sees no key?",
+    place=96,
+    every_mode=True,
+    every_dtype=True,
+    where=returns(MAX_LOGIT),
+)
+def max_logit(lab: Laboratory) -> Iterator[Entry]:
+    """Find out of which logits, and in which base, the returned largest logit is. Ask for it beside
+    a sink, and for a query whose keys are all blocked by each mask argument."""
+    problem = lab.problem()
+    results = forward(problem, Exact())
+    largest = results.logits.max(axis=-1)
+    stages = {
+        "e": largest,
+        "2": largest / math.log(2),
+        "unscaled": largest / problem.logit_scale,
+        "absolute": np.abs(results.logits).max(axis=-1),
+        "log-sum-exp": results.log_total[..., 0],
+        "of-head": np.broadcast_to(largest.max(axis=-1, keepdims=True), largest.shape),
+    }
+    yield from _statistic(lab, MAX_LOGIT, stages)
 
 
 def _statistic(
@@ -206,23 +232,19 @@ def _statistic(
 def _beside_sink(lab: Laboratory, name: str, unit: float, declared: ReturnedStatistic) -> Entry:
     """Return the entry that states whether a sink counts in a returned statistic."""
     problem, statistic = lab.problem(), declared.of
-    results = forward(problem, Exact())
-    above = np.full(problem.shape.heads, results.logits.max() + BIASED)
-    given = problem.format.round(above)
+    given = problem.format.round(np.full(problem.shape.heads, BIASED))
     subject = Phrase(f"{statistic.chapter}.sink")
-    said, *values = (
-        Phrase(f"{statistic.chapter}.sink-{_yes(counts)}")
-        for counts in (declared.includes_sink, True, False)
-    )
+    said = Phrase(f"{statistic.chapter}.sink-{_yes(declared.includes_sink)}")
     answered = lab.ask(problem, {name: given})
     if isinstance(answered, Refused):
         return Entry(subject, answered.value, answered.told)
-    without = statistic.of(problem, results)
-    sinking = problem.replace(sinks=given)
-    counted = statistic.of(sinking, forward(sinking, Exact()))
     got = answered.answer.statistics[statistic.name]
-    near = (np.abs(got - each).max() <= LOGITS_APART for each in (counted, without))
-    value = next((value for value, fits in zip(values, near, strict=True) if fits), SOMETHING_ELSE)
+    value, nearest = SOMETHING_ELSE, math.inf
+    for counts, asked in ((True, problem.replace(sinks=given)), (False, problem)):
+        stage = statistic.of(asked, forward(asked, Exact()))
+        apart = np.abs(got - stage).max() / (1 + np.abs(stage).max())
+        if apart <= LOGITS_APART and apart < nearest:
+            value, nearest = Phrase(f"{statistic.chapter}.sink-{_yes(counts)}"), apart
     return agreeing(subject, value, f"entry 0, head 0: {numbers(got[0, 0] / unit)}", said)
 
 

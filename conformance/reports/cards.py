@@ -353,6 +353,8 @@ GLANCES = (
     Glance("Returned weights", _weights),
     Glance("Returned log-sum-exp", taking("log-sum-exp.returned")),
     Glance("Log-sum-exp without a key", taking("log-sum-exp.of-no-keys")),
+    Glance("Returned largest logit", taking("max-logit.returned")),
+    Glance("Largest logit without a key", taking("max-logit.of-no-keys")),
     Glance("No key at all", taking("size.no-key", "size.no-length")),
     Glance("No batch axis", taking("input.unbatched")),
     Glance("Bits in another batch", _bits("again.batches", "again.alone", "again.place")),

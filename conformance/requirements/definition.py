@@ -2,7 +2,7 @@
 
 Other requirements are that the output and the input gradients have the dtype of the inputs, that
 the returned weights of each query sum to one and are 0 for blocked keys, that the output is
-made of these weights, and that a returned log-sum-exp is the definition's.
+made of these weights, and that a returned log-sum-exp or largest logit is the definition's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.definition.comparison import accuracy_class, against, between, 
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import ROW_SUMS, Expectation
 from conformance.definition.problem import Answer, Problem
-from conformance.definition.statistics import LOG_SUM_EXP, RowStatistic
+from conformance.definition.statistics import LOG_SUM_EXP, MAX_LOGIT, RowStatistic
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
@@ -232,6 +232,37 @@ def through_log_sum_exp(ex: Examination) -> Finding | None:
     both, _ = ex.with_statistics(declared)
     said = "{array} is not that of a loss on the output and the log-sum-exp"
     return _beside(through_log_sum_exp.id, ex, both, "log-sum-exp", said)
+
+
+@requirement(
+    "max-logit.equals-definition",
+    "The returned largest logit is that of the definition.",
+    why="Training clips queries and keys by it: a maximum over masked keys clips what no query "
+    "sees, and one of other logits clips too late.",
+    every_case=True,
+    of_answer=True,
+    where=returns(MAX_LOGIT),
+)
+def max_logit(ex: Examination) -> Finding | None:
+    """Compare the largest logit of every query that sees a key, converted to base e, with that of
+    the float64 reference, up to rounding noise. The logits are those after scale, soft cap, ALiBi
+    and bias, of the keys that the query sees. A sink counts only if the declaration says so."""
+    return _as_defined(max_logit.id, ex, MAX_LOGIT)
+
+
+@requirement(
+    "max-logit.of-no-keys",
+    "The largest logit of a query that sees nothing is the declared number.",
+    why="Only −∞ is neutral in a further maximum: 0 hides that all other logits are negative, and "
+    "NaN spreads.",
+    cases=("edge/fully-masked-row/*", "feature/*lengths*/*", "causal/bottom-right/*"),
+    of_answer=True,
+    where=returns(MAX_LOGIT),
+)
+def max_of_no_keys(ex: Examination) -> Finding | None:
+    """Look at the largest logits of queries that see neither a key nor a sink that counts. Each
+    must be exactly the number that the adapter declares."""
+    return _as_declared(max_of_no_keys.id, ex, MAX_LOGIT)
 
 
 def _as_defined(name: str, ex: Examination, statistic: RowStatistic) -> Finding | None:
