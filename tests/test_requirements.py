@@ -13,6 +13,7 @@ from mutants import miniatures, wrong_attentions
 from mutants.features import MUTANTS as FEATURES
 from mutants.honest import Honest, LogSoftmax, StoredNormaliser, ThroughTheNormaliser
 from mutants.log_sum_exp import MUTANTS as RETURNING
+from mutants.max_logit import MUTANTS as LARGEST
 from mutants.mutant import SUMS
 from mutants.sizes import MUTANTS as SIZES
 from mutants.zoo import SMALL, find_mutants
@@ -80,7 +81,7 @@ KILLED_BY_EXPERIMENT = {
 }
 """Requirement to a mutant, and the experiment that kills it: no case says anything about it."""
 
-for _mutant in (*SMALL, *FEATURES, *RETURNING):
+for _mutant in (*SMALL, *FEATURES, *RETURNING, *LARGEST):
     # A new requirement is killed by the first mutant that names it first.
     if not {_mutant.killed_by[0]} & (KILLS.keys() | KILLED_BY_EXPERIMENT.keys()):
         KILLS[_mutant.killed_by[0]] = _mutant.name

@@ -16,6 +16,7 @@ from mutants.handed import MUTANTS as HANDED
 from mutants.log_sum_exp import MUTANTS as RETURNING
 from mutants.long import EVERY_ELEMENT
 from mutants.long import MUTANTS as LONG
+from mutants.max_logit import MUTANTS as LARGEST
 from mutants.mutant import Mutant
 from mutants.page import page
 from mutants.run import Examiner, Outcome, count, examined, survivors
@@ -108,6 +109,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "buffered",
         "ring",
         "log-sum-exp",
+        "max-logit",
         "world",
     }
 
@@ -115,7 +117,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
 def test_what_mutants_name_exists():
     requirements = {item.id for item in REQUIREMENTS}
     places = {case.id for case in catalogue()} | {item.id for item in EXPERIMENTS}
-    for mutant in (*SMALL, *FEATURES, *HANDED, *RETURNING, *WORLD):
+    for mutant in (*SMALL, *FEATURES, *HANDED, *RETURNING, *LARGEST, *WORLD):
         assert mutant.killed_by, mutant.name
         assert set(mutant.killed_by) <= requirements, mutant.name
         assert mutant.case in places, mutant.name
@@ -123,7 +125,7 @@ def test_what_mutants_name_exists():
 
 
 def test_every_requirement_is_expected_by_some_mutant():
-    every = (*SMALL, *FEATURES, *RETURNING, *SIZES)
+    every = (*SMALL, *FEATURES, *RETURNING, *LARGEST, *SIZES)
     expected = {name for mutant in every for name in mutant.killed_by}
     assert expected == {item.id for item in REQUIREMENTS}
 
@@ -138,7 +140,7 @@ def test_a_change_is_one_place_or_two_and_never_the_whole():
         assert set(mutant.changes) <= stages - {"forward", "backward"}, mutant.name
         assert 1 <= len(mutant.changes) <= 2, mutant.name
     stages = {name for name in vars(Tiled) if not name.startswith("__")}
-    before = sum(map(len, (SMALL, FEATURES, HANDED, RETURNING, WORLD)))
+    before = sum(map(len, (SMALL, FEATURES, HANDED, RETURNING, LARGEST, WORLD)))
     for mutant in MUTANTS[before:]:
         assert set(mutant.changes) <= stages - {"forward", "backward", "run"}, mutant.name
         assert 1 <= len(mutant.changes) <= 2, mutant.name

@@ -36,7 +36,8 @@ The chapters from [packed](#packed) to [ring](#ring) are mutants of five attenti
 [packed, in pages or beside a cache](../tests/mutants/handed.py): what kernels of serving get wrong.
 
 The chapter [log-sum-exp](#log-sum-exp) has mutants of an attention that
-[returns the log-sum-exp](../tests/mutants/log_sum_exp.py) of its logits, too.
+[returns the log-sum-exp](../tests/mutants/log_sum_exp.py) of its logits, too; those of
+[max-logit](#max-logit) return [the largest logit](../tests/mutants/max_logit.py).
 
 The chapter [world](#world) has mutants of a [ring attention](../tests/mutants/world.py) on one to
 eight ranks, which are threads here.

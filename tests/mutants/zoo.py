@@ -11,6 +11,7 @@ from mutants.handed import MUTANTS as HANDED
 from mutants.log_sum_exp import MUTANTS as RETURNING
 from mutants.long import MUTANTS as LONG
 from mutants.masks import MUTANTS as MASKS
+from mutants.max_logit import MUTANTS as LARGEST
 from mutants.modes import MUTANTS as MODES
 from mutants.mutant import Mutant
 from mutants.precision import MUTANTS as PRECISION
@@ -29,7 +30,16 @@ SMALL: tuple[Mutant, ...] = (
 )
 """Mutants of the attention in small stages, which show at the sizes of the small catalogue."""
 
-MUTANTS: tuple[Mutant, ...] = (*SMALL, *FEATURES, *HANDED, *RETURNING, *WORLD, *SIZES, *LONG)
+MUTANTS: tuple[Mutant, ...] = (
+    *SMALL,
+    *FEATURES,
+    *HANDED,
+    *RETURNING,
+    *LARGEST,
+    *WORLD,
+    *SIZES,
+    *LONG,
+)
 
 CHAPTERS = tuple(dict.fromkeys(mutant.chapter for mutant in MUTANTS))
 
