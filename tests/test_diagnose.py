@@ -137,6 +137,12 @@ def lse(q, k, scale=8**-0.5):
     return np.log(np.exp(logits).sum(axis=-1))
 
 
+def largest(q, k, scale=8**-0.5, *, mask=True, bias=0.0):
+    """The largest logit of each query, in float32."""
+    logits = np.where(mask, np.float32(scale) * (q @ k.swapaxes(-1, -2)) + bias, -np.inf)
+    return logits.max(axis=-1).astype(np.float32)
+
+
 def stale(array, at):
     written = array.copy()
     written[:, :, at:] = 0
@@ -364,6 +370,54 @@ STORIES = {
     "log-sum-exp without the scale": (
         of(Q, K, V, attention(Q, K, V), lse=lse(Q, K, 1.0)),
         "lse.without-scale",
+        {},
+    ),
+    "largest logit over masked keys": (
+        of(Q, K, V, attention(Q, K, V, mask=MASK), mask=MASK[:, 0, 0], max_logit=largest(Q, K)),
+        "largest.without-mask",
+        {},
+    ),
+    "largest logit without the scale": (
+        of(Q, K, V, attention(Q, K, V), max_score=largest(Q, K, 1.0)),
+        "largest.without-scale",
+        {},
+    ),
+    "largest logit before the bias": (
+        of(Q, K, V, attention(Q, K, V, bias=BIAS), bias=BIAS, max_logit=largest(Q, K)),
+        "largest.without-bias",
+        {},
+    ),
+    "largest logit in base 2": (
+        of(Q, K, V, attention(Q, K, V), max_logits=largest(Q, K, 8**-0.5 / np.log(2))),
+        "largest.base-2",
+        {},
+    ),
+    "largest logit of the first keys": (
+        of(Q, K, V, attention(Q, K, V), max_logit=largest(Q, K[:, :, :8])),
+        "largest.of-first-keys",
+        {"first": 8, "of": 12},
+    ),
+    "largest logit with a sink": (
+        of(
+            *(Q, K, V, attention(Q, K, V, sinks=SINKS)),
+            sinks=SINKS,
+            max_logit=np.maximum(largest(Q, K), SINKS[:, None]),
+        ),
+        "largest.with-sink",
+        {},
+    ),
+    "largest logit that is never less than 0": (
+        of(
+            *(Q, K, V, attention(Q, K, V, causal=0)),
+            causal=True,
+            max_logit=np.maximum(largest(Q, K, mask=np.tri(12, dtype=bool)), 0),
+        ),
+        "largest.clamped",
+        {},
+    ),
+    "largest logit of the previous query": (
+        of(Q, K, V, attention(Q, K, V), max_logit=np.roll(largest(Q, K), 1, axis=-1)),
+        "largest.of-previous-query",
         {},
     ),
     "one head twice as large": (
@@ -598,6 +652,22 @@ HONEST = {
     "rotary": of(Q, K, V, attention(rotated(Q), rotated(K), V), rotary={"base": 10000.0}),
     "norm": of(Q, K, V, attention(normed(Q), normed(K), V), norm={"epsilon": 1e-6}),
     "log-sum-exp": of(Q, K, V, attention(Q, K, V), log_sum_exp=lse(Q, K)),
+    "largest logit": of(Q, K, V, attention(Q, K, V), max_logit=largest(Q, K)),
+    "both": of(
+        Q, K, V, attention(Q, K, V), log_sum_exp=lse(Q, K), max_logit=largest(Q, K)[..., None]
+    ),
+    "largest logit of the keys that are seen": of(
+        *(Q, K, V, attention(Q, K, V, mask=MASK)),
+        mask=MASK[:, 0, 0],
+        max_logit=largest(Q, K, mask=MASK).transpose(0, 2, 1),
+    ),
+    "largest logit beside a sink": of(
+        Q, K, V, attention(Q, K, V, sinks=SINKS), sinks=SINKS, max_logit=largest(Q, K)
+    ),
+    "largest logit of grouped heads": of(
+        *(GQ, GK, GV, attention(GQ, GK, GV)),
+        max_logit=largest(GQ, np.repeat(GK, 2, axis=1)),
+    ),
     "bfloat16": of(
         *map(in_bfloat16, (Q, K, V)), in_bfloat16(attention(*map(in_bfloat16, (Q, K, V))))
     ),
@@ -1171,6 +1241,24 @@ def test_the_log_sum_exp_of_a_long_output_is_judged():
     output = attention(q, k, v, causal=0)
     found = diagnose(q, k, v, output, log_sum_exp=sums, causal=True, **told)
     assert found.verdict == "noise", str(found)
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_the_largest_logit_of_a_long_output_is_judged():
+    q, k, v = drawn(queries=40)
+    output, peaks, told = attention(q, k, v), largest(q, k), {"layout": "batch heads length head"}
+    both = {"log_sum_exp": lse(q, k), "max_logit": peaks}
+    found = diagnose(q, k, v, output, **both, **told)
+    assert found.verdict == "noise", str(found)
+    assert [it.array for it in found.differences] == ["output", "log_sum_exp", "max_logit"]
+    found = diagnose(q, k, v, output, **{**both, "max_logit": peaks / np.log(2)}, **told)
+    assert [it.id for it in found.causes] == ["largest.base-2"], str(found)
+    assert [it.fits for it in found.differences] == [True, True, False]
+    spoilt = peaks.copy()
+    spoilt[1, 2, 33:35] += 1
+    found = diagnose(q, k, v, output, max_logit=spoilt, **told)
+    assert found.verdict == "deviates"
+    assert found.differences[1].where.text == "batch entry 1 (the last), head 2, queries 33 and 34"
 
 
 def test_a_mistake_that_blocks_everything_is_named_beside_queries_that_see_no_key(monkeypatch):
@@ -2041,6 +2129,8 @@ BAD = {
     "text": ({"query": np.array(["a"])}, "neither numbers nor booleans"),
     "weights": ({"weights": np.ones((2, 4, 3, 3))}, "weights have shape"),
     "log-sum-exp": ({"log_sum_exp": np.ones((2, 3))}, "log_sum_exp has shape"),
+    "largest logit": ({"max_logit": np.ones((2, 3))}, "max_logit has shape .*, wanted \\[batch"),
+    "largest logit of integers": ({"max_logit": np.ones((2, 4, 12), int)}, "max_logit holds int64"),
     "window": ({"window": 0}, "at least 1"),
     "rotary": ({"rotary": {"bases": 3}}, "rotary takes"),
 }

@@ -117,6 +117,14 @@ def test_the_cause_is_named(mutant):
     assert explain(finding, examination).cause.id == CAUSES[mutant.name]
 
 
+def test_a_sink_that_is_said_to_count_and_does_not_is_named():
+    adapter = Largest()
+    adapter.max_logit = MaxLogit(includes_sink=True)
+    examination = examined(adapter, "feature/sinks/mqa", "float32")
+    finding = find_requirement(REQUIREMENTS[0]).check(examination)
+    assert explain(finding, examination).cause.id == "largest.without-sink"
+
+
 @for_each(declared=[{"base": "10"}, {"axes": "batch query"}, {"axes": "batch heads query key"}])
 def test_a_declaration_that_cannot_be_is_refused(declared):
     with pytest.raises(WrongDeclaration, match="MaxLogit"):
