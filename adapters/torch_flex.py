@@ -15,8 +15,8 @@ the code around them. A sink cannot be expressed by a function of a single score
 the whole row.
 
 `return_aux` also returns the log-sum-exp, natural and in float32; −∞ for a query that sees no key.
-The largest score, which it can return too, does not exist on a CPU, and neither exists there if
-compiled.
+The largest score, which it can return too, is that of the scores after score_mod and block mask,
+natural too. It does not exist on a CPU, and neither exists there if compiled.
 
 Tracing takes a fraction of a second for each set of shapes, and compiling takes some seconds.
 Therefore float16, which is handled like bfloat16, is not examined, and the compiled mode is
@@ -37,6 +37,7 @@ from conformance import (
     Lengths,
     LogSumExp,
     MaskArgument,
+    MaxLogit,
     Mode,
     PositionIds,
     SegmentIds,
@@ -50,6 +51,11 @@ from conformance import (
 
 _EAGER = {"compile": False}
 _ASKED = ("float64", "float32", "bfloat16")
+_BESIDE = {"log-sum-exp": "lse", "max-scores": "max_scores"}
+"""By mode, what is asked for beside the output, as `AuxRequest` calls it."""
+
+_LACKED = ("does not support backward", "max scores is not supported")
+"""Parts of the messages with which it refuses what it does not do on a CPU."""
 
 
 class FlexAttention(Function):
@@ -62,6 +68,7 @@ class FlexAttention(Function):
     custom_scale = True
     fully_masked_row = "zeros"
     log_sum_exp = LogSumExp(modes=("log-sum-exp",))
+    max_logit = MaxLogit(modes=("max-scores",))
 
     mask_arguments = (
         MaskArgument("block_mask", ("query key", "batch heads query key"), true="attends"),
@@ -102,6 +109,14 @@ class FlexAttention(Function):
             every_case=False,
             dtypes=_ASKED,
             about="called as it is, with return_aux=AuxRequest(lse=True)",
+        ),
+        Mode(
+            "max-scores",
+            _EAGER,
+            gradients=False,
+            every_case=False,
+            dtypes=_ASKED,
+            about="called as it is, with return_aux=AuxRequest(max_scores=True); not on a CPU",
         ),
         Mode(
             "compiled",
@@ -149,20 +164,20 @@ def attention(query, key, value, block_mask=None, score_mod=None):
                 *sizes[2:],
                 device=query.device,
             )
-        returned = mode.name in self.log_sum_exp.modes
-        if returned:
+        beside = _BESIDE.get(mode.name)
+        if beside is not None:
             if not hasattr(flex, "AuxRequest"):
                 raise Unsupported("the installed torch has no AuxRequest")
-            options["return_aux"] = flex.AuxRequest(lse=True)
+            options["return_aux"] = flex.AuxRequest(**{beside: True})
         if mode["compile"]:
             return _compiled(query, key, value, options)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
             try:
                 found = flex.flex_attention(query, key, value, **options)
-                return (found[0], found[1].lse) if returned else found
+                return found if beside is None else (found[0], getattr(found[1], beside))
             except NotImplementedError as error:
-                if "does not support backward" not in str(error):
+                if not any(each in str(error) for each in _LACKED):
                     raise
                 raise Unsupported(str(error)) from error
 

@@ -10,6 +10,7 @@ from mutants.max_logit import MUTANTS, SOUND, TWINS, Largest
 from mutants.run import Examiner
 
 from conformance import LogSumExp, MaxLogit, attention_function, examine
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.causes.diagnose import explain
 from conformance.definition.expectation import expect, solve
@@ -208,3 +209,59 @@ def test_the_experiment_reads_another_convention(name):
     (mutant,) = (one for one in MUTANTS if one.name == name)
     outcome = examine(mutant.adapter(), cases=["probe/max-logit"], dtypes="float32")
     assert READ[name] in {row["value"] for row in outcome.card if not row["agrees"]}, outcome.card
+
+
+def test_flex_attention_says_that_it_returns_none_on_a_cpu():
+    pytest.importorskip("torch.nn.attention.flex_attention")
+    outcome = examine(
+        "torch-flex", cases=["plain/no-mask/cross"], dtypes="float32", modes="max-scores"
+    )
+    (found,) = (row for row in outcome.findings if row["requirement"] == REQUIREMENTS[0])
+    assert found["verdict"] == "unsupported"
+
+
+@pytest.fixture
+def flex(monkeypatch):
+    """The adapter of FlexAttention, with its maximum on CPUs, too.
+
+    Its implementation without a kernel, which other devices call as well, computes the maximum
+    anywhere; a check before it refuses to return it on CPUs.
+    """
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    if not hasattr(flex, "AuxRequest"):
+        pytest.skip("the installed torch has no AuxRequest")
+    checked = flex._apply_kernel_options
+
+    def unchecked(query, key, value, return_lse, kernel_options, return_aux=None):
+        options = checked(query, key, value, return_lse, kernel_options)
+        options["OUTPUT_MAX"] = return_aux is not None and return_aux.max_scores
+        return options
+
+    monkeypatch.setattr(flex, "_apply_kernel_options", unchecked)
+    adapter = load("torch-flex")
+    (mode,) = (mode for mode in adapter.modes if mode.name == "max-scores")
+    return adapter, mode
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_flex_attention_returns_what_its_adapter_declares(flex, dtype):
+    adapter, mode = flex
+    seen = set()
+    for name in (*SOUND[:2], "bias/in-full/cross", "feature/soft-cap/cross", SOUND[-1]):
+        (case,) = find_cases(name)
+        examination = Examination(adapter, case, dtype, "cpu", mode)
+        for wanted in map(find_requirement, REQUIREMENTS):
+            finding = wanted.check(examination) if wanted.serves(case) else None
+            if finding is not None:
+                assert finding.verdict == "conforms", (name, finding)
+                seen.add((name, wanted.id))
+    assert len(seen) == 5, seen
+
+
+def test_a_wrong_declaration_of_flex_attention_is_noticed(flex, monkeypatch):
+    adapter, mode = flex
+    monkeypatch.setattr(adapter, "max_logit", MaxLogit(base="2", modes=(mode.name,)))
+    (case,) = find_cases("mask/per-batch/gqa")
+    examination = Examination(adapter, case, "float32", "cpu", mode)
+    finding = find_requirement(REQUIREMENTS[0]).check(examination)
+    assert explain(finding, examination).cause.id == "largest.natural-taken-for-base-2"
