@@ -29,7 +29,7 @@ def add_parser(commands: Commands) -> None:
         description="Say whether an output is attention within rounding noise and, if not, which "
         "known mistake explains every wrong element. Files are .npz, .npy, .safetensors, files of "
         "torch.save, or folders of these; arrays are recognised by name: query, key, value, "
-        "output, mask, bias, sinks, weights, log_sum_exp, ... (docs/diagnose.md).",
+        "output, mask, bias, sinks, weights, log_sum_exp, max_logit, ... (docs/diagnose.md).",
     )
     diagnose.add_argument(
         "files", nargs="*", type=_named, metavar="FILE", help="a dump, or a folder"

@@ -1,7 +1,8 @@
 """Statistics of each query's logits, which kernels compute anyway and some return.
 
-An entry says what a statistic is. How an implementation returns it, an adapter declares
-(`conformance.adapter.base`).
+Of the logits S_ij of the keys j that query i sees, after scale, soft cap, ALiBi and bias, they are
+L_i = log Σ_j exp(S_ij) and M_i = max_j S_ij. An entry says what a statistic is; how an
+implementation returns it, an adapter declares (`conformance.adapter.base`).
 """
 
 from __future__ import annotations
