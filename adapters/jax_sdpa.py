@@ -136,7 +136,7 @@ class DotProductAttention(Function):
     ) -> Any:
         import jax
 
-        if mode.name in self.log_sum_exp.modes:
+        if self.log_sum_exp_in(mode) is not None:
             options["return_residual"] = True
         if isinstance(window := masks.get("local_window_size"), tuple):
             # JAX has no number for "no limit" on one side, so pass the length.
@@ -161,6 +161,7 @@ class CudnnAttention(DotProductAttention):
     dtypes = ("bfloat16", "float16")
     geometry = Geometry(head_sizes=(64, 128), tiles=(64, 64))
     fully_masked_row = None
+    log_sum_exp = None
     mask_arguments = tuple(
         replace(argument, broadcasts=False) for argument in DotProductAttention.mask_arguments
     )

@@ -37,6 +37,7 @@ class ShardedAttention(FunctionOnMesh, DotProductAttention):
     title = "jax.nn.dot_product_attention on divided arrays"
     documentation = "https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html"
     dtypes = ("float32", "bfloat16")
+    log_sum_exp = None
     example = None
     modes = modes(
         ("heads-1", "heads-2", "heads-3", "heads-4", "queries-2", "queries-3", "keys-2", "keys-3")
