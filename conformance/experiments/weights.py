@@ -140,6 +140,7 @@ BIASED = 1.5
     place=95,
     every_mode=True,
     every_dtype=True,
+    revision=2,
     where=returns(LOG_SUM_EXP),
 )
 def log_sum_exp(lab: Laboratory) -> Iterator[Entry]:
