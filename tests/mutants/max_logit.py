@@ -145,18 +145,18 @@ _add(
 )
 _add(
     "max-logit-before-scale",
-    "returns that of the products, before the scale",
+    "returns the largest product, before the scale",
     returned=_of(lambda a: a.given["products"]),
 )
 _add(
     "max-logit-before-cap",
-    "returns that of the logits before the soft cap",
+    "returns the largest logit before the soft cap",
     case="feature/soft-cap-with-sinks/cross",
     returned=_of(lambda a: a.given["products"] * a.given["scale"]),
 )
 _add(
     "max-logit-before-bias",
-    "returns that of the logits before the bias",
+    "returns the largest logit before the bias",
     case="bias/in-full/cross",
     returned=_of(lambda a: a.given["products"] * a.given["scale"]),
 )
@@ -167,7 +167,7 @@ _add(
 )
 _add(
     "max-logit-converted-twice",
-    "multiplies by log 2 what is in base e already",
+    "multiplies the largest logit by log 2, although it is in base e",
     of_no_keys=lambda a, found: found * math.log(2),
 )
 _add(
@@ -214,12 +214,12 @@ _add(
 )
 _add(
     "max-logit-of-first-head",
-    "returns that of the first head for all",
+    "returns the largest logit of the first head for all",
     largest=lambda a, hidden: hidden.amax(-1)[:, :1].expand(hidden.shape[:-1]),
 )
 _add(
     "max-logit-of-first-entry",
-    "returns that of the first batch entry for all",
+    "returns the largest logit of the first batch entry for all",
     largest=lambda a, hidden: hidden.amax(-1)[:1].expand(hidden.shape[:-1]),
 )
 _add(
