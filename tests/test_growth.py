@@ -627,6 +627,8 @@ def test_a_command_that_has_nothing_to_ask(whole, monkeypatch, capsys, verb):
 
     monkeypatch.setattr("conformance.commands.run.examine", never)
     monkeypatch.setattr("conformance.commands.gate.examine", never)
+    # First in the module that has it by import, or it would have this one for good.
+    monkeypatch.setattr("conformance.running.run.load", never)
     monkeypatch.setattr("conformance.adapter.loading.load", never)
     monkeypatch.chdir(whole.parent)
     begun = "20300102T030405Z-abcd"
