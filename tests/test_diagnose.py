@@ -128,6 +128,8 @@ MASK[..., 0] = True
 SINKS = np.float32([0.5, -1.0, 2.0, 0.0])
 GQ, GK, GV = drawn(kv_heads=2)
 LQ, LK, LV = drawn(queries=5, keys=12)
+CORNERS = {"top-left": 0, "bottom-right": 7}
+"""What `attention` takes as `causal` for LQ and LK, by the alignment."""
 LARGE = 4 * Q
 BIAS = np.random.default_rng(2).standard_normal((1, 4, 12, 12)).astype(np.float32)
 
@@ -978,6 +980,86 @@ def test_the_other_output_is_judged_too():
     assert found.wanted.cause is not None
     assert found.wanted.cause.id == "scale.missing"
     assert "compared to" in str(found)
+
+
+ALIGNED = {name: attention(LQ, LK, LV, causal=offset) for name, offset in CORNERS.items()}
+SQUARE = np.random.default_rng(3).random((12, 12)) < 0.5
+SQUARE[np.arange(12), np.arange(12)] = True
+SQUARE[np.arange(12), np.arange(12) - 1] = False
+TURNED = {"model_type": "llama", "num_attention_heads": 4, "head_dim": 8, "rope_theta": 10000.0}
+READ_IN_TWO_WAYS = {
+    "alignment": (
+        (LQ, LK, LV, ALIGNED["top-left"], ALIGNED["bottom-right"]),
+        {"causal": True},
+        "causal mask aligned top-left against causal mask aligned bottom-right",
+    ),
+    "meaning of a mask": (
+        (Q, K, V, attention(Q, K, V, mask=SQUARE), attention(Q, K, V, mask=~SQUARE)),
+        {"mask": SQUARE},
+        "the query attends to the key against True in the mask: the key is blocked",
+    ),
+    "axes": (
+        (Q, K, V, attention(Q, K, V), attention(*turned(Q, K, V)).swapaxes(1, 2)),
+        {},
+        "axes batch heads length head against axes batch length heads head",
+    ),
+    "rotation": (
+        (Q, K, V, attention(Q, K, V, causal=0), attention(rotated(Q), rotated(K), V, causal=0)),
+        {"config": TURNED},
+        "after their rotation against query and key before their rotation",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ_IN_TWO_WAYS)
+def test_outputs_that_are_right_in_different_readings_differ(name):
+    (q, k, v, one, other), options, message = READ_IN_TWO_WAYS[name]
+    found = diagnose(q, k, v, one, wanted=other, **options)
+    assert found.verdict == "deviates", str(found)
+    assert found.wanted is not None
+    assert found.wanted.verdict == "noise"
+    assert [it.id for it in found.causes] == ["outputs.read-differently"]
+    assert message in found.cause.text
+    # The numbers are those of the first output where the second one is right.
+    assert found.differences[0].wrong > one.size / 2
+    # Each output is what it is compared to, if it is the same.
+    for same in (one, other):
+        found = diagnose(q, k, v, same, wanted=same + 0, **options)
+        assert (found.verdict, found.wanted.verdict) == ("noise", "noise"), str(found)
+        assert found.assumed == found.wanted.assumed
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_long_outputs_that_are_right_in_different_readings_differ():
+    outputs = ALIGNED["top-left"], ALIGNED["bottom-right"]
+    found = diagnose(LQ, LK, LV, outputs[0], wanted=outputs[1], causal=True)
+    assert (found.verdict, found.cause.id) == ("deviates", "outputs.read-differently")
+
+
+def test_a_reading_that_fits_both_outputs_is_preferred():
+    # In bfloat16, values that hardly differ hide the alignment, which float32 shows.
+    v = 1 + 1e-4 * LV
+    coarse, fine = in_bfloat16(attention(LQ, LK, v, causal=0)), attention(LQ, LK, v, causal=0)
+    alone = diagnose(LQ, LK, v, coarse, causal=True)
+    assert "causal mask aligned bottom-right" in [it.text for it in alone.assumed]
+    found = diagnose(LQ, LK, v, coarse, wanted=fine, causal=True)
+    assert "deviates" not in (found.verdict, found.wanted.verdict)
+    assert found.assumed == found.wanted.assumed
+    assert "causal mask aligned top-left" in [it.text for it in found.assumed]
+
+
+def test_the_command_says_that_two_outputs_differ(tmp_path, capsys):
+    both, one, other = (tmp_path / f"{name}.npz" for name in ("both", "one", "other"))
+    first, second = ALIGNED.values()
+    np.savez(both, **of(LQ, LK, LV, first), expected=second)
+    np.savez(one, **of(LQ, LK, LV, first))
+    np.savez(other, output=second)
+    for files_named in ([both], [one, "--against", other]):
+        line = ["diagnose", *map(str, files_named), "--causal"]
+        assert main(line) == ExitCode.DEVIATES
+        assert "the two outputs differ" in capsys.readouterr().out
+    assert main(["diagnose", str(both), "--causal", "top-left"]) == ExitCode.OK
+    assert main(["diagnose", str(one), "--against", str(one), "--causal"]) == ExitCode.OK
 
 
 def gradients_of(q, k, v, d):

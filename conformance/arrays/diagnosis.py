@@ -285,7 +285,8 @@ def diagnose(
         max_logit: the largest logit of each query, `[batch heads query]`, if it was returned: after
             scale, soft cap and bias, of the keys that the query sees. A sink does not count.
         gradients: those of "query", "key" and "value", and that of the "output" they come from.
-        wanted: the output of another implementation, to which this one was compared.
+        wanted: the output of another implementation, to which this one was compared. What was not
+            told is read in the same way for both: if no way fits both, this one deviates.
         layout: the axes of query, key and value, such as "batch query heads head" or
             "batch length (heads head)"; "" finds it out.
         heads: the number of query heads, if a layout joins them with their components.
@@ -303,13 +304,11 @@ def diagnose(
     """
     options = dict(locals())
     other = options.pop("wanted")
-    found = of(Given(**options))
+    given = Given(**options)
     if other is None:
-        return found
+        return of(given)
     extras = dict.fromkeys(("weights", *STATISTICS, "gradients"))
-    return msgspec.structs.replace(
-        found, wanted=of(Given(**{**options, **extras, "output": other}))
-    )
+    return _of_two(given, Given(**{**options, **extras, "output": other}))
 
 
 def assert_within_noise(got: Any, query: Any, key: Any, value: Any, **told: Any) -> None:
@@ -345,6 +344,46 @@ def of(given: Given) -> Diagnosis:
         # Without a causal mask, or with one, the answer would be another one altogether.
         return found
     return _if_causal(given) or found
+
+
+@np.errstate(all="ignore")
+def _of_two(given: Given, other: Given) -> Diagnosis:
+    """Return the diagnosis of an output, with that of the one to which it was compared.
+
+    What was not told, such as the alignment of a causal mask, has one meaning for both. If each
+    output is right, but in no reading both are, the first one deviates from the second.
+    """
+    found, wanted = of(given), of(other)
+    if "deviates" in (found.verdict, wanted.verdict) or found.assumed == wanted.assumed:
+        return msgspec.structs.replace(found, wanted=wanted)
+    sides = [(one, readings(one)) for one in (given, other)]
+    right = [[one for one in every if Judged(one, side).fits_everywhere] for side, every in sides]
+    if not all(right):
+        return msgspec.structs.replace(found, wanted=wanted)
+    common = set(map(_meant, right[0])) & set(map(_meant, right[1]))
+    if common:
+        found, wanted = (
+            judged([one for one in every if _meant(one) in common], side)
+            for (side, _), every in zip(sides, right, strict=True)
+        )
+        return msgspec.structs.replace(found, wanted=wanted)
+    own, others = (_meant(every[0]) for every in right)
+    cause = Phrase(
+        "outputs.read-differently",
+        {
+            "output": [one for one in own if one not in others],
+            "other": [one for one in others if one not in own],
+        },
+    )
+    # If the axes of the first output allow it, it is compared with what the second one is.
+    shown = next((one for one in sides[0][1] if _meant(one) == others), right[0][0])
+    found = Judged(shown, given).with_wrong_rows().as_deviating_by(cause)
+    return msgspec.structs.replace(found, wanted=wanted)
+
+
+def _meant(reading: Reading) -> tuple[Phrase, ...]:
+    """Return what is assumed in a reading, without the layout of the output itself."""
+    return tuple(one for one in reading.assumed if one.id != "reading.output")
 
 
 def _is_near(found: Diagnosis) -> bool:
@@ -476,6 +515,11 @@ class Judged:
         return all(one.fits for one in (*self.compared, *others))
 
     @property
+    def fits_everywhere(self) -> bool:
+        """Whether everything is within noise, in all rows of a long output, too."""
+        return self.fits and (self.whole is None or all(it.fits for it in self.differences()))
+
+    @property
     def right(self) -> float:
         """The share of the output's elements that are right."""
         return 1.0 - float(Evidence.of("output", self.answer.output, self.expectation).wrong.mean())
@@ -593,7 +637,7 @@ class Judged:
 
         Of a long output, a row may be wrong that has not been seen yet.
         """
-        if self.whole is not None and not all(one.fits for one in self.differences()):
+        if not self.fits_everywhere:
             return self.with_wrong_rows().as_deviating([])
         hidden = self._hidden()
         notes = [*self._notes(), *_alike(self.reading, [one.reading for one in others])]
@@ -621,6 +665,10 @@ class Judged:
             ],
             notes=notes,
         )
+
+    def as_deviating_by(self, cause: Phrase) -> Diagnosis:
+        """Return the diagnosis of an output that deviates, with a cause that is known."""
+        return self._diagnosis("deviates", causes=[told(cause)], notes=self._notes())
 
     def _diagnosis(self, verdict: Verdict, **fields: Any) -> Diagnosis:
         assumed = [told(one) for one in self.reading.assumed]
