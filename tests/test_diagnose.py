@@ -820,6 +820,14 @@ def test_two_readings_of_a_mask_that_fit_are_told():
     assert "causal mask aligned top-left" in [it.text for it in found.assumed]
 
 
+@pytest.mark.parametrize("every", [True, False])
+def test_a_mask_is_not_read_as_one_that_blocks_all_keys(every):
+    mask = np.full((12, 12), every)
+    found = diagnose(Q, K, V, attention(Q, K, V, scale=1.0), mask=mask)
+    assert (found.verdict, found.cause.id) == ("deviates", "scale.missing")
+    assert diagnose(Q, K, V, attention(Q, K, V), mask=mask).verdict == "noise"
+
+
 def test_a_mask_that_fits_in_no_way_gets_the_causes_of_both_readings():
     found = diagnose(**of(Q, K, V, attention(Q, K, V), mask=MASK))
     assert {"mask.not-applied"} <= {it.id for it in found.causes}
@@ -1046,6 +1054,41 @@ def test_a_reading_that_fits_both_outputs_is_preferred():
     assert "deviates" not in (found.verdict, found.wanted.verdict)
     assert found.assumed == found.wanted.assumed
     assert "causal mask aligned top-left" in [it.text for it in found.assumed]
+
+
+def test_a_dump_is_passed_by_the_names_in_it():
+    wrong, right = attention(Q, K, V, scale=1.0, mask=MASK), attention(Q, K, V, mask=MASK)
+    dump = {**of(Q, K, V, wrong), "expected": right, "attn_mask": MASK}
+    found = diagnose(**dump)
+    assert found.wanted is not None
+    assert (found.verdict, found.wanted.verdict) == ("deviates", "noise")
+    ones = np.ones_like(Q)
+    parts = {"dout": ones, "dv": gradients_of(Q, K, V, ones)[0]["value"]}
+    found = diagnose(**of(Q, K, V, attention(Q, K, V)), **parts)
+    assert [it.array for it in found.differences] == ["output", "gradient.value"]
+    turned_pairs = {"rotary.base": 10000.0, "rotary_pairs": "halves"}
+    output = attention(rotated(Q), rotated(K), V)
+    assert diagnose(**of(Q, K, V, output), **turned_pairs).verdict == "noise"
+    for others, message in (
+        ({"expcted": wrong}, "unknown argument of diagnose 'expcted'; did you mean expected"),
+        ({"expected": wrong, "reference": wrong}, "reference is a second array for wanted"),
+        ({"expected": wrong, "wanted": wrong}, "expected is a second array for wanted"),
+        ({"out": wrong}, "out is a second array for output"),
+        ({"rotary_base": 1.0, "rotary": {"base": 1.0}}, "rotary is passed as a whole and in part"),
+        ({"hidden_states": wrong}, "unknown argument of diagnose 'hidden_states'"),
+    ):
+        with pytest.raises(ConformanceError, match=message) as raised:
+            diagnose(**of(Q, K, V, wrong), **others)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_file_that_is_missing_is_named(tmp_path, capsys, there):
+    dump, gone = tmp_path / "dump.npz", tmp_path / "gone.npz"
+    np.savez(dump, **of(Q, K, V, attention(Q, K, V)))
+    line = [str(dump), "--against", str(gone)] if there else [str(gone), "--against", str(dump)]
+    assert main(["diagnose", *line]) == ExitCode.USAGE
+    assert f"{gone} cannot be read: No such file" in capsys.readouterr().err
 
 
 def test_the_command_says_that_two_outputs_differ(tmp_path, capsys):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from conformance.arrays import figure, ports, tiles
+from conformance.arrays import figure, files, ports, tiles
 from conformance.arrays.given import (
     Given,
     Reading,
@@ -239,6 +239,7 @@ def diagnose(
     accuracy: str = "",
     config: Any = None,
     layer: int = 0,
+    **others: Any,
 ) -> Diagnosis:
     """Say whether an output is noise apart from attention, and if not, which mistake explains it.
 
@@ -297,12 +298,16 @@ def diagnose(
         config: the model's configuration in the words of Hugging Face, or its file: it says what
             the other arguments do not.
         layer: the number of the layer in the configuration.
+        others: any of these by another name that it may have in a file, such as `expected` for
+            `wanted`, so that a dump can be passed as it was loaded: `diagnose(**dump)`.
 
     Raises:
+        UnknownName: if none of these has such a name.
         ConformanceError: if the arrays contradict each other, are no floating-point numbers, or can
             be read in several ways between which the numbers do not decide.
     """
     options = dict(locals())
+    options |= files.renamed(options.pop("others"), options)
     other = options.pop("wanted")
     given = Given(**options)
     if other is None:

@@ -20,7 +20,7 @@ from conformance.arrays.given import (
 from conformance.cases.casefile import File, look
 from conformance.definition.features import ABSENT, FEATURES
 from conformance.definition.statistics import STATISTICS
-from conformance.errors import BadArrays, WrongTensors
+from conformance.errors import BadArrays, UnknownName, WrongTensors
 from conformance.frameworks import framework
 
 MOST_BYTES = 2**31
@@ -116,6 +116,39 @@ def _meant(name: str, contents: Mapping[str, Any]) -> str | None:
         # Flax and Keras call the bias of a projection so.
         return None
     return _KNOWN.get(last.lower())
+
+
+def renamed(others: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `conformance.diagnose` that have other names, by their own.
+
+    Args:
+        others: the arguments by the names that arrays and options may have in files.
+        told: the arguments that have their own names.
+
+    Raises:
+        UnknownName: if a name is none of those in files either.
+        BadArrays: if an argument is passed under two names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in others.items():
+        canonical = _meant(name, {})
+        if canonical is None or _argument(canonical) not in told:
+            known = [it for it, meant in _KNOWN.items() if _argument(meant) in told]
+            raise UnknownName("argument of diagnose", name, known)
+        if canonical in found or told.get(canonical) is not None:
+            raise BadArrays(f"{name} is a second array for {canonical}; pass one of them")
+        found[canonical] = value
+    parts = grouped(found)
+    for name in parts:
+        if told.get(name) is not None:
+            raise BadArrays(f"{name} is passed as a whole and in parts; pass one of them")
+    return {name: it for name, it in found.items() if "." not in name} | parts
+
+
+def _argument(canonical: str) -> str:
+    """Return the argument of `conformance.diagnose` that an array, or a part of it, belongs to."""
+    group = canonical.partition(".")[0]
+    return "gradients" if group == "gradient" else group
 
 
 def output(path: Path) -> Numbers:
@@ -271,13 +304,6 @@ def arguments(arrays: Mapping[str, Numbers], options: Mapping[str, Any]) -> dict
             "compare two of them: --against"
         )
     found: dict[str, Any] = {n: a for n, a in arrays.items() if "." not in n}
-    gradients = {
-        name.removeprefix("gradient."): array
-        for name, array in arrays.items()
-        if name.startswith("gradient.")
-    }
-    if gradients:
-        found["gradients"] = gradients
     for name, value in options.items():
         if name in ("causal", "window"):
             found[name] = option(name, str(value))
@@ -288,10 +314,10 @@ def arguments(arrays: Mapping[str, Numbers], options: Mapping[str, Any]) -> dict
 
 
 def grouped(told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the parts of features, such as "rotary.base", by the feature, without the others."""
+    """Return parts, such as "rotary.base" or "gradient.key", by the argument that they are of."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in told.items():
-        group, _, part = name.partition(".")
-        if part and group in ABSENT:
-            found.setdefault(group, {})[part] = value
+        part = name.partition(".")[2]
+        if part and _argument(name) in (*ABSENT, "gradients"):
+            found.setdefault(_argument(name), {})[part] = value
     return found

@@ -730,6 +730,9 @@ def _masks(given: Given, shape: Shape) -> Iterator[tuple[dict[str, Any], tuple[P
             for means in ("attends", "blocks"):
                 if given.mask_true in ("", means):
                     seen = full.astype(np.bool_) == (means == "attends")
+                    if not given.mask_true and not seen.any():
+                        # No element would be judged, so that anything would fit.
+                        continue
                     said = () if given.mask_true else (Phrase(f"reading.mask-{means}"),)
                     yield {"mask": seen}, (*said, *where)
             continue

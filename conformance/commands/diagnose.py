@@ -36,7 +36,7 @@ def add_parser(commands: Commands) -> None:
     )
     diagnose.add_argument(
         "--against",
-        type=Path,
+        type=_named,
         metavar="FILE",
         help="another output: judged, too, if there are query, key and value; else compared",
     )
