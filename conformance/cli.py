@@ -9,7 +9,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from conformance.commands import (
     convert,
@@ -150,8 +150,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     end = given.index("--") if given[0] == "matrix" and "--" in given else len(given)
     options, rest = parser.parse_known_args(given[:end])
     rest += given[end + 1 :]
+    # Options may be pickled, which parsers cannot be.
+    of_command = vars(options).pop("parser")
     if rest and not getattr(options, "passes_on", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        of_command.refuse(rest)
     options.rest = rest
     if getattr(options, "quiet", False):
         silence_progress()
@@ -173,8 +175,28 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print a line that says what is wrong and where help is, and exit."""
-        line = f"mha-conformance: {printable(message)}; {self.prog} --help says what there is\n"
-        self.exit(ExitCode.USAGE, line)
+        end = "" if message.endswith("?") else ";"
+        told = f"{printable(message)}{end} {self.prog} --help says what there is"
+        self.exit(ExitCode.USAGE, f"mha-conformance: {told}\n")
+
+    # The types of the base class are overloads for namespaces of any class.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as `argparse` does, and store the parser of the command as `parser`."""
+        options, rest = super().parse_known_args(args, namespace)
+        # The parser of a subcommand is done before the one that it belongs to.
+        if not hasattr(options, "parser"):
+            options.parser = self
+        return options, rest
+
+    def refuse(self, rest: Sequence[str]) -> NoReturn:
+        """Print a line about arguments that are unknown, with a similar option, and exit."""
+        import difflib
+
+        unknown = next((one for one in rest if one.startswith("-")), rest[0])
+        known = [*self._option_string_actions]
+        near = difflib.get_close_matches(unknown.partition("=")[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
 
 
 def _parser() -> argparse.ArgumentParser:

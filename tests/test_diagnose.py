@@ -2512,6 +2512,33 @@ def test_a_scale_that_is_none_is_refused(scale):
         diagnose(*heads, heads[2], scale=scale)
 
 
+@pytest.mark.parametrize("option", ["--aginst", "--aginst=other.npz"])
+def test_an_unknown_option_gets_the_one_that_is_meant(option, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["diagnose", "dump.npz", option, "other.npz"])
+    assert raised.value.code == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert "did you mean --against? mha-conformance diagnose --help" in error
+    assert error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["diagnose", "dump.npz", "--zzz"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_folder_is_one_dump(tmp_path, capsys):
+    for name in ("first", "second"):
+        np.savez(tmp_path / f"{name}.npz", **of(Q, K, V, attention(Q, K, V)))
+    assert main(["diagnose", str(tmp_path)]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert f"second.npz: query is a second array for query, which {tmp_path / 'first.npz'}" in error
+    assert "a folder, or all files that are named, are one dump" in error
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    for name, array in of(Q, K, V, attention(Q, K, V)).items():
+        np.save(apart / f"{name}.npy", array)
+    assert main(["diagnose", str(apart)]) == ExitCode.OK
+
+
 def test_no_file_is_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):

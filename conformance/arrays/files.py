@@ -70,6 +70,7 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
         BadArrays: if a file cannot be read, is of another kind, or two arrays have one name.
     """
     arrays: dict[str, Numbers] = {}
+    places: dict[str, Path] = {}
     options: dict[str, Any] = {}
     foreign: list[str] = []
     for path in _files(paths):
@@ -81,8 +82,12 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
             elif canonical is None:
                 foreign.append(name)
             elif canonical in arrays:
-                raise BadArrays(f"{path}: {name} is a second array for {canonical}")
+                raise BadArrays(
+                    f"{path}: {name} is a second array for {canonical}, which {places[canonical]} "
+                    "holds; a folder, or all files that are named, are one dump: name one file"
+                )
             else:
+                places[canonical] = path
                 arrays[canonical] = Numbers.of(f"{path}: {name}", array)
     if not arrays and foreign:
         raise BadArrays(
