@@ -61,13 +61,19 @@ def say(phrase: Phrase) -> str:
     return text
 
 
-def advice(cause: Phrase) -> str:
+def advice(cause: Phrase, *, of_arrays: bool = False) -> str:
     """Return the advice on what to change so that the cause of a deviation is removed.
+
+    If the cause is that of arrays which no adapter made (`of_arrays`), the advice asks for no
+    declarations.
 
     Return "" if `words.toml` has no advice for the cause, or the advice does not fit its arguments.
     """
+    template = tables()["advice"].get(cause.id, "")
+    if of_arrays:
+        template = tables()["advice for arrays"].get(cause.id, template)
     try:
-        return tables()["advice"].get(cause.id, "").format(**_fields(cause.arguments))
+        return template.format(**_fields(cause.arguments))
     except (KeyError, IndexError, ValueError):
         return ""
 

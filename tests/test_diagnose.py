@@ -128,6 +128,7 @@ MASK[..., 0] = True
 SINKS = np.float32([0.5, -1.0, 2.0, 0.0])
 GQ, GK, GV = drawn(kv_heads=2)
 LQ, LK, LV = drawn(queries=5, keys=12)
+WIDE = drawn(queries=20)
 CORNERS = {"top-left": 0, "bottom-right": 7}
 """What `attention` takes as `causal` for LQ and LK, by the alignment."""
 LARGE = 4 * Q
@@ -2491,6 +2492,40 @@ def test_a_mistake_in_a_causal_mask_that_is_not_told_is_named(beyond):
     # A right causal answer is not said to be causal by mistake in another way.
     right = diagnose(*heads, attends(*heads, np.tri(10, dtype=bool), 0.25), causal=True)
     assert right.verdict == "noise"
+
+
+@pytest.mark.parametrize("keys", [5, 12])
+def test_a_causal_mask_that_is_not_told_is_one_cause(keys):
+    q, k, v = drawn(queries=5, keys=keys)
+    for alignment, offset in (("top-left", 0), ("bottom-right", keys - 5)):
+        found = diagnose(q, k, v, attention(q, k, v, causal=offset))
+        # Of a square, both alignments are the same.
+        wanted = alignment if keys != 5 else "bottom-right"
+        assert [(it.id, it.arguments) for it in found.causes] == [
+            ("untold.causal", {"alignment": wanted})
+        ], str(found)
+
+
+def test_advice_is_to_be_followed_on_the_command_line(tmp_path, capsys):
+    """With the options that the advice for an output names, the output is right."""
+    outputs = {
+        "causal": attention(Q, K, V, causal=0),
+        "rotary": attention(rotated(Q), rotated(K), V),
+        "pairs": attention(rotated(Q, pairs="interleaved"), rotated(K, pairs="interleaved"), V),
+        "window": attention(*WIDE, mask=np.tri(20, dtype=bool) & ~np.tri(20, k=-16, dtype=bool)),
+    }
+    asked = {"pairs": ["--rotary-base", "10000", "--rotary-pairs", "halves"]}
+    for name, output in outputs.items():
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **of(*(WIDE if name == "window" else (Q, K, V)), output))
+        options = asked.get(name, [])
+        assert main(["diagnose", str(path), *options]) == ExitCode.DEVIATES
+        said = capsys.readouterr().out
+        assert "adapter" not in said
+        advised = re.search(r"change .*\((--[^)]*)\)", said)
+        assert advised, said
+        assert main(["diagnose", str(path), *options, *advised[1].split()]) == ExitCode.OK, said
+        capsys.readouterr()
 
 
 @pytest.mark.parametrize("size", [1e-5, 1e-4])

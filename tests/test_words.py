@@ -83,7 +83,7 @@ def test_an_id_of_a_newer_suite_stands_for_itself():
 
 
 def test_advice_is_of_causes_and_asks_for_no_more_than_they_have():
-    for cause, template in tables()["advice"].items():
+    for cause, template in [*tables()["advice"].items(), *tables()["advice for arrays"].items()]:
         assert cause in causes(), cause
         asked = {name for _, name, _, _ in string.Formatter().parse(template) if name}
         known = {name for _, name, _, _ in string.Formatter().parse(tables()["causes"][cause])}
@@ -93,6 +93,21 @@ def test_advice_is_of_causes_and_asks_for_no_more_than_they_have():
     )
     assert advice(Phrase("projection.transposed")) == "", "an argument that is not there"
     assert advice(Phrase("state.changes")) == advice(NOTHING) == ""
+
+
+def test_advice_for_arrays_asks_for_no_declaration():
+    ours, theirs = tables()["advice"], tables()["advice for arrays"]
+    assert theirs.keys() <= ours.keys()
+    for cause in ours:
+        # A geometry, a layer with a state: no arrays show these.
+        if cause != "sizes.refused" and not cause.startswith("stateful."):
+            template = theirs.get(cause, ours[cause])
+            assert not {"adapter", "declare"} & {*re.findall(r"\w+", template)}, cause
+    aligned = Phrase("causal.aligned", {"alignment": "top-left"})
+    assert "--causal top-left" in advice(aligned, of_arrays=True)
+    assert "in the adapter" in advice(aligned)
+    missing = Phrase("scale.missing")
+    assert advice(missing, of_arrays=True) == advice(missing) != ""
 
 
 def test_help_reads_no_wording():
