@@ -1070,6 +1070,11 @@ def test_a_dump_is_passed_by_the_names_in_it():
     turned_pairs = {"rotary.base": 10000.0, "rotary_pairs": "halves"}
     output = attention(rotated(Q), rotated(K), V)
     assert diagnose(**of(Q, K, V, output), **turned_pairs).verdict == "noise"
+    # Options are loaded as arrays without axes.
+    loaded = {"causal": True, "window": 3, "layout": "batch heads length head", "dtype": "float32"}
+    output = attention(Q, K, V, mask=np.tri(12, dtype=bool) & ~np.tri(12, k=-3, dtype=bool))
+    found = diagnose(**of(Q, K, V, output), **{name: np.array(it) for name, it in loaded.items()})
+    assert (found.verdict, found.assumed) == ("noise", [])
     for others, message in (
         ({"expcted": wrong}, "unknown argument of diagnose 'expcted'; did you mean expected"),
         ({"expected": wrong, "reference": wrong}, "reference is a second array for wanted"),

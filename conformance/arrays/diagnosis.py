@@ -308,6 +308,7 @@ def diagnose(
     """
     options = dict(locals())
     options |= files.renamed(options.pop("others"), options)
+    options = {name: files.scalar(it) for name, it in options.items()}
     other = options.pop("wanted")
     given = Given(**options)
     if other is None:

@@ -142,12 +142,17 @@ def renamed(others: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any
             raise UnknownName("argument of diagnose", name, known)
         if canonical in found or told.get(canonical) is not None:
             raise BadArrays(f"{name} is a second array for {canonical}; pass one of them")
-        found[canonical] = value
+        found[canonical] = scalar(value)
     parts = grouped(found)
     for name in parts:
         if told.get(name) is not None:
             raise BadArrays(f"{name} is passed as a whole and in parts; pass one of them")
     return {name: it for name, it in found.items() if "." not in name} | parts
+
+
+def scalar(value: Any) -> Any:
+    """Return a number or text that NumPy loaded as an array without axes; else the value."""
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def _argument(canonical: str) -> str:
