@@ -1634,6 +1634,21 @@ WEIGHTS = weights_of()
 LAYER = {"config": LLAMA | {"rope_theta": 10000.0}}
 
 
+def test_the_other_output_of_a_layer_is_judged_too(tmp_path, capsys):
+    right, wrong = layer_output(X, WEIGHTS), layer_output(X, WEIGHTS, scale=1.0)
+    found = diagnose_layer(X, WEIGHTS, right, wanted=wrong, **LAYER)
+    assert (found.verdict, found.wanted.cause.id) == ("noise", "scale.missing")
+    found = diagnose_layer(X, WEIGHTS, wrong, wanted=right, **LAYER)
+    assert (found.verdict, found.wanted.verdict) == ("deviates", "noise")
+    with pytest.raises(UnknownName, match="unknown argument of diagnose 'cuasal'; did you mean ca"):
+        diagnose_layer(X, WEIGHTS, right, cuasal=True, **LAYER)
+    dump, config = tmp_path / "layer.npz", tmp_path / "config.json"
+    config.write_text(json.dumps(LAYER["config"]))
+    np.savez(dump, x=X, output=right, expected=wrong, **WEIGHTS)
+    assert main(["diagnose", str(dump), "--config", str(config)]) == ExitCode.OK
+    assert "equals the answer without the scale" in capsys.readouterr().out
+
+
 def test_a_layer_may_lack_the_bias_of_its_output():
     random = np.random.default_rng(4)
     sizes = {"q": 32, "k": 16, "v": 16}

@@ -314,7 +314,8 @@ def diagnose(
     if other is None:
         return of(given)
     extras = dict.fromkeys(("weights", *STATISTICS, "gradients"))
-    return _of_two(given, Given(**{**options, **extras, "output": other}))
+    second = Given(**{**options, **extras, "output": other})
+    return beside(of(given), of(second), lambda: [(one, readings(one)) for one in (given, second)])
 
 
 def assert_within_noise(got: Any, query: Any, key: Any, value: Any, **told: Any) -> None:
@@ -353,16 +354,24 @@ def of(given: Given) -> Diagnosis:
 
 
 @np.errstate(all="ignore")
-def _of_two(given: Given, other: Given) -> Diagnosis:
+def beside(
+    found: Diagnosis,
+    wanted: Diagnosis,
+    both: Callable[[], Sequence[tuple[Given, Sequence[Reading]]]],
+) -> Diagnosis:
     """Return the diagnosis of an output, with that of the one to which it was compared.
 
     What was not told, such as the alignment of a causal mask, has one meaning for both. If each
     output is right, but in no reading both are, the first one deviates from the second.
+
+    Args:
+        found: the diagnosis of the output alone.
+        wanted: the diagnosis of the other output alone.
+        both: how to read the first output, and how to read the second one.
     """
-    found, wanted = of(given), of(other)
     if "deviates" in (found.verdict, wanted.verdict) or found.assumed == wanted.assumed:
         return msgspec.structs.replace(found, wanted=wanted)
-    sides = [(one, readings(one)) for one in (given, other)]
+    sides = both()
     right = [[one for one in every if Judged(one, side).fits_everywhere] for side, every in sides]
     if not all(right):
         return msgspec.structs.replace(found, wanted=wanted)
@@ -383,7 +392,7 @@ def _of_two(given: Given, other: Given) -> Diagnosis:
     )
     # If the axes of the first output allow it, it is compared with what the second one is.
     shown = next((one for one in sides[0][1] if _meant(one) == others), right[0][0])
-    found = Judged(shown, given).with_wrong_rows().as_deviating_by(cause)
+    found = Judged(shown, sides[0][0]).with_wrong_rows().as_deviating_by(cause)
     return msgspec.structs.replace(found, wanted=wanted)
 
 

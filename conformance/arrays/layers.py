@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import numpy as np
 from conformance.adapter.loading import checkpoints
 from conformance.adapter.native import Layer
 from conformance.arrays import configuration
-from conformance.arrays.diagnosis import Diagnosis, judged
+from conformance.arrays.diagnosis import Diagnosis, beside, judged
 from conformance.arrays.given import Given, Numbers, Reading, problems
 from conformance.cases.casefile import Tensor
 from conformance.definition.problem import Answer, Shape, Weights
-from conformance.errors import BadArrays, ConformanceError
+from conformance.errors import BadArrays, ConformanceError, check_names
 from conformance.porting.checkpoints import configuration as read_configuration
 from conformance.porting.checkpoints import contents
 from conformance.porting.conversion import absent, layer_of, table_of, tables
@@ -74,8 +74,8 @@ def diagnose_layer(
         raise BadArrays(f"x is a tuple of {len(own)}; it is one array, or query, key and value")
     inputs = dict(zip(("query", "key", "value"), own * 3 if len(own) == 1 else own, strict=True))
     query, key, value = inputs.values()
-    given = Given(query=query, key=key, value=value, output=output, **told, **features)
-    got = Numbers.of("output", output)
+    other = told.pop("wanted", None)
+    check_names("argument of diagnose", told, [it.name for it in fields(Given)])
     values = {
         name: it.values.reshape((1,) * (3 - it.values.ndim) + it.values.shape)
         for name, it in inputs.items()
@@ -96,20 +96,25 @@ def diagnose_layer(
         sharing="self" if len(own) == 1 else "separate",
     )
     wanted = (batch, queries, shape.output_width)
-    if got.values.size != np.prod(wanted):
-        raise BadArrays(f"output has shape {list(got.values.shape)}, wanted {list(wanted)}")
-    answer = Answer(got.values.reshape(wanted))
-    found = [
-        Reading(problem, answer, {}, "batch length width", (*assumed, *said), tuple(notes))
-        for problem, assumed, notes in problems(
-            given,
-            {**inputs, "output": got},
-            shape,
-            Weights(**named),
-            values,
-        )
-    ]
-    return judged(found, given)
+
+    def read(name: str, output: Any) -> tuple[Given, list[Reading]]:
+        given = Given(query=query, key=key, value=value, output=output, **told, **features)
+        got = Numbers.of(name, output)
+        if got.values.size != np.prod(wanted):
+            raise BadArrays(f"{name} has shape {list(got.values.shape)}, wanted {list(wanted)}")
+        answer = Answer(got.values.reshape(wanted))
+        arrays = {**inputs, "output": got}
+        return given, [
+            Reading(problem, answer, {}, "batch length width", (*assumed, *said), tuple(notes))
+            for problem, assumed, notes in problems(given, arrays, shape, Weights(**named), values)
+        ]
+
+    given, every = read("output", output)
+    found = judged(every, given)
+    if other is None:
+        return found
+    second, others = read("the other output", other)
+    return beside(found, judged(others, second), lambda: [(given, every), (second, others)])
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
