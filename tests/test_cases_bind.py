@@ -303,7 +303,20 @@ def spoilt_scaling(problem: Problem, scaling: RotaryScaling) -> Iterator[Spoilt]
             yield f"rotary {name}", "replaced", problem.replace(rotary_scaling=changed)
 
 
-@pytest.mark.parametrize("entry", FEATURES, ids=lambda entry: entry.name)
+CASELESS = {"axes"}
+"""Features that no adapter can be told, so that no case has them."""
+
+
+def test_every_feature_that_can_be_told_has_a_case():
+    posed = {name for case in CASES for name in case.problem("float32").features}
+    assert {entry.name for entry in FEATURES} - posed == CASELESS
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in FEATURES if entry.name not in CASELESS],
+    ids=lambda entry: entry.name,
+)
 def test_every_feature_is_spoilt(entry):
     """A feature that `spoilt_features` does not know would bind without being looked at."""
     problem = next(

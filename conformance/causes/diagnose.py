@@ -173,7 +173,13 @@ def _of_statistic(requirement: str, ex: Examination) -> Phrase:
     """
     compared = {f"{one.chapter}.equals-definition": name for name, one in STATISTICS.items()}
     name = compared.get(requirement, "")
-    got, declared = ex.answer.statistics.get(name), ex.adapter.statistics_in(ex.mode).get(name)
+    if not name:
+        return NOTHING
+    try:
+        got = ex.answer.statistics.get(name)
+    except NO_ANSWER:
+        return NOTHING
+    declared = ex.adapter.statistics_in(ex.mode).get(name)
     if got is None or declared is None or causes(ex, ex.mode).output:
         return NOTHING
     problem, expected = ex.with_statistics(declared)
