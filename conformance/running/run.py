@@ -94,6 +94,13 @@ SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan", "dura
 REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.terminal", __name__}
 """The plugins that use only the report of a test's call, not those of setup and teardown."""
 
+ASKS_LESS = {
+    "first": "a few cases; --level default asks all of them",
+    "core": "some cases in some dtypes and modes; --level default asks all cases",
+    "default": "each case in some dtypes and modes; --level full asks for all",
+}
+"""What a level leaves out, for those that do."""
+
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 GARBAGE = 10_000
@@ -668,8 +675,8 @@ class RunPlugin:
             journal = journal_path(self._record)
             kept_there = f"; what was measured is kept in {journal}" if journal.exists() else ""
             yield f"{self._record}: cannot be written ({self._unwritten}){kept_there}"
-        if self.selection.level == "default":
-            yield "level default: each case in some dtypes and modes; --level full asks for all"
+        if self.selection.level in ASKS_LESS:
+            yield f"level {self.selection.level}: {ASKS_LESS[self.selection.level]}"
         if self.written is not None and self.written != self._given and self.shard[1] == 1:
             yield f"{self._given} is left for a run that nothing restricts"
         if self.written is not None:
