@@ -27,6 +27,7 @@ token: the queries whose output changes are those that attend to it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -195,12 +196,15 @@ def arrange(
     """Return an array of these sizes with the values in random order in each row along `axis`.
 
     The values are repeated or cut off to fill a row. The array is drawn again, up to a hundred
-    times, until no two rows are equal; if they still are, the last draw is returned.
+    times, until no two rows are equal; if they still are, the last draw is returned. It is drawn
+    once if there are more rows than orders of a row.
     """
     length = sizes[axis]
     row = np.resize(np.array(values, np.float64), length)
     rows = int(np.prod(sizes)) // max(length, 1)
-    for _ in range(101):
+    repeats = np.unique(row, return_counts=True)[1].tolist()
+    orders = math.factorial(length) // math.prod(map(math.factorial, repeats))
+    for _ in range(101 if rows <= orders else 1):
         best = np.stack([random.permutation(row) for _ in range(rows)]) if rows else row[None][:0]
         if len({row.tobytes() for row in best}) == rows:
             break
