@@ -568,7 +568,7 @@ class MaskTable:
         return ""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def _preferred(table: MaskTable, problem: Problem) -> Spelling | None:
     """Return the first encoding, or None if there is none; cached, because it is needed often."""
     return next(table.spellings(problem), None)

@@ -202,7 +202,7 @@ def _on(case: Case, grid: Grid) -> Case:
     return dataclasses.replace(case, grid=grid, mask=mask, scale=scale, exchanged=False)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2048)
 def _problem(case: Case, dtype: str) -> Problem:
     shape, random = case.shape, case.random()
     several = apart(shape, FAMILIES[case.family].sharing) if case.beside else shape

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import os
 import sys
 import tempfile
@@ -52,8 +53,10 @@ _AT_ONCE = 100 * 2**20
 _written: dict[Path, int] = {}
 
 
-def _functions(module: ModuleType) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if callable(value)}
+def _functions(module: ModuleType) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Return the names of a module's callables, and the callables."""
+    found = {name: value for name, value in vars(module).items() if callable(value)}
+    return tuple(found), tuple(found.values())
 
 
 _JUDGES = [
@@ -65,17 +68,19 @@ _JUDGES = [
 ]
 """The modules with which expectations are computed and answers are compared."""
 
-_OWN = [(module, _functions(module)) for module in _JUDGES]
+_OWN = [(module, *_functions(module)) for module in _JUDGES]
 """Their functions as they were when this module was imported, before any implementation."""
 
 
 def _others() -> Iterator[tuple[ModuleType, str, Any, Any]]:
     """Yield each function that was replaced, as (module, name, function then, object now)."""
-    for module, functions in _OWN:
-        now = vars(module)
-        for name, function in functions.items():
-            if now.get(name) is not function:
-                yield module, name, function, now.get(name)
+    for module, names, functions in _OWN:
+        now = [*map(vars(module).get, names)]
+        # This is asked for every expectation, and almost always in vain.
+        if not all(map(operator.is_, now, functions)):
+            for name, function, other in zip(names, functions, now, strict=True):
+                if other is not function:
+                    yield module, name, function, other
 
 
 def replaced() -> str:
