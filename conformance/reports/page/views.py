@@ -60,6 +60,12 @@ def places(report: Report) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
+def machines(report: Report) -> list[str]:
+    """Return the processors on which the records were made, as far as these name them."""
+    made = (source.provenance.machine for source in report.sources)
+    return list(dict.fromkeys(filter(None, made)))
+
+
 def known(column: Column) -> bool:
     """Return whether any finding of a column was verified."""
     return verified(column.findings) > 0

@@ -21,7 +21,6 @@ import msgspec
 import psutil
 
 from conformance.errors import BrokenRecord, ConformanceError
-from conformance.records.header import processor
 from conformance.records.long import Climb, as_record, read_climb
 from conformance.records.record import Record, read_exploration, sealed, write_document
 from conformance.reports.figures.lengths import plot
@@ -298,7 +297,6 @@ def packed(record: Record) -> bytes:
 
 def _made(minutes: int, expected: Sequence[str], problems: Sequence[str]) -> Made:
     return Made(
-        processor=processor(),
         cores=os.cpu_count() or 1,
         memory=round(psutil.virtual_memory().total / 2**30),
         minutes=minutes,

@@ -286,7 +286,6 @@ class Made(msgspec.Struct, frozen=True):
         problems: lines about records that could not be used.
     """
 
-    processor: str
     cores: int
     memory: int
     minutes: int
