@@ -328,6 +328,8 @@ def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
             "empty.py: name the adapter in it, empty.py:NAME; th",
         ),
         (["run", "empty.py:A"], ExitCode.USAGE, "empty.py has no 'A'; there is no adapter in it"),
+        (["run", "plain.py:nope"], ExitCode.USAGE, "functions and classes in it: mine, Layer"),
+        (["new-adapter", "plain.py:mien"], ExitCode.USAGE, "did you mean mine? functions and cl"),
         (
             ["run", "needy.py:A", "--no-isolate"],
             ExitCode.NOTHING_VERIFIED,
@@ -351,6 +353,8 @@ def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
 def test_one_line_for_what_is_not_there(tmp_path, arguments, code, told):
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "needy.py").write_text("import no_such_package_anywhere")
+    own = "def mine(q, k, v): return q\nclass Layer: pass\ndef _helper(): pass\n"
+    (tmp_path / "plain.py").write_text(f"from os.path import join\n{own}")
     done = mha(*arguments, cwd=tmp_path, expect=code)
     (line,) = done.stderr.splitlines()
     assert line.startswith("mha-conformance: ")
@@ -548,7 +552,7 @@ def test_two_files_with_a_function_of_one_name(tmp_path, monkeypatch, capsys):
     assert "'Correct': a.py:Correct and b.py:Correct; rename one, or run them one by one" in line
     assert main(["report", "a.py:Correct", "b.py:Correct"]) == ExitCode.USAGE
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("first mha-conformance run a.py:Correct --record Correct.json")
+    assert "first mha-conformance run a.py:Correct --record a-Correct.json, each" in line
 
 
 # Help and lists

@@ -470,16 +470,26 @@ def _check_accuracy(adapter: Adapter, spec: str) -> None:
 def _offer(module: ModuleType, attribute: str = "") -> str:
     """Return a hint that lists the adapters in a module: instances, and classes defined in it.
 
-    If there is none, the hint is the name in the module that is most like `attribute`.
+    If there is none, the hint lists its functions and other classes, and asks for the one that is
+    most like `attribute`.
     """
-
-    def defined(value: Any) -> bool:
-        if inspect.isclass(value):
-            return issubclass(value, Adapter) and value.__module__ == module.__name__
-        return isinstance(value, Adapter)
-
-    names = [name for name, value in vars(module).items() if defined(value)]
-    near = difflib.get_close_matches(attribute, vars(module), n=1)
-    if near and not names:
-        return f"did you mean {near[0]}?"
-    return f"adapters in it: {', '.join(names)}" if names else "there is no adapter in it"
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    own = {
+        name: value
+        for name, value in public.items()
+        if (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == module.__name__
+    }
+    adapters = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, Adapter)
+        or (name in own and inspect.isclass(value) and issubclass(value, Adapter))
+    ]
+    if adapters:
+        return f"adapters in it: {', '.join(adapters)}"
+    if not own:
+        return "there is no adapter in it"
+    near = difflib.get_close_matches(attribute, own, n=1)
+    asked = f"did you mean {near[0]}? " if near else ""
+    return f"{asked}functions and classes in it: {', '.join(own)}"

@@ -189,10 +189,11 @@ def _report(options: argparse.Namespace) -> int:
         raise ConformanceError(f"--previous changes nothing that is written; add {needed}")
     for path in map(str, options.records):
         if ".py:" in path and not Path(path).exists():
-            name = path.rpartition(":")[2]
+            file, _, name = path.rpartition(":")
             raise ConformanceError(
                 f"{path} is an implementation, and a report is made of records; first "
-                f"mha-conformance run {path} --record {name}.json"
+                f"mha-conformance run {path} --record {Path(file).stem}-{name}.json, each with a "
+                "record of its own"
             )
     code: int = ExitCode.OK
     output = options.output
