@@ -98,13 +98,27 @@ class Progress:
 
 
 class Interruption:
-    """A pytest plugin that leaves the last words after Ctrl-C to the command.
+    """A pytest plugin that leaves the last words of a run that ends early to the command.
 
-    pytest would print where its own code was interrupted, and a hint how to see its traceback.
+    After Ctrl-C pytest would print where its own code was interrupted, and a hint how to see its
+    traceback; after `-x` that it stops after "1 failures".
     """
 
     def __init__(self) -> None:
         self._interrupted = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
+        """Let several processes that end at a failure, for `-x`, fail as one process does.
+
+        pytest-xdist ends them by a `KeyboardInterrupt` of its own.
+        """
+        try:
+            return (yield)
+        except KeyboardInterrupt as error:
+            if type(error) is KeyboardInterrupt or not session.shouldfail:
+                raise
+            raise session.Failed(session.shouldfail) from None
 
     @pytest.hookimpl(trylast=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -121,11 +135,14 @@ class Interruption:
         self._config = config
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
-        """Collect the frames that were interrupted, while pytest still captures output.
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Word pytest's last line anew, and collect the frames that were interrupted.
 
-        One of them is a generator of pytest that would raise an exception if it ended later.
+        One of them is a generator of pytest that would raise an exception if it ended later, when
+        pytest no longer captures output.
         """
+        if session.shouldfail:
+            session.shouldfail = "ended early, as -x or --maxfail asks"
         if self._interrupted:
             gc.collect()
 
