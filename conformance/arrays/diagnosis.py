@@ -557,7 +557,9 @@ class Judged:
             self._causes = search.causes() or self._less_accurate(search)
             for name, (evidence, compared) in self.statistics.items():
                 if not self._causes and not compared.fits:
-                    self._causes = _causes_of_statistic(name, self.problem, evidence)
+                    counted = STATISTICS[name].counted(self.problem)
+                    found = softmax.causes_of_statistic(name, counted, evidence, self.problem.sinks)
+                    self._causes = [*found]
             self._partial = search.partial if not self._causes else []
         return self._causes
 
@@ -1178,14 +1180,6 @@ def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
     fitting = [cause for misfit, cause in known if dtype not in HALF or misfit <= limit]
     named = [cause for cause in fitting if cause.id not in FITTED]
     return [*dict.fromkeys(named or fitting)]
-
-
-def _causes_of_statistic(name: str, problem: Problem, evidence: Evidence) -> list[Phrase]:
-    counted, seen = STATISTICS[name].counted(problem), problem.allowed_in_full().any(axis=-1)
-    every = softmax.OF_STATISTIC[name](counted, Stages(counted), evidence.want, problem.sinks)
-    return [
-        cause for cause, found in every if evidence.explained(np.where(seen, found, evidence.want))
-    ]
 
 
 def _difference(reading: Reading, compared: Comparison, evidence: Evidence) -> Difference:

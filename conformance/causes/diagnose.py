@@ -185,13 +185,8 @@ def _of_statistic(requirement: str, ex: Examination) -> Phrase:
     problem, expected = ex.with_statistics(declared)
     seen = problem.allowed_in_full().any(axis=-1)
     shown = np.where(seen, got, expected.arrays[name])
-    evidence, right = Evidence.of(name, shown, expected), Stages(problem)
-    every = softmax.OF_STATISTIC[name](problem, right, evidence.want, ex.problem.sinks)
-    with np.errstate(all="ignore"):
-        for cause, found in every:
-            if evidence.explained(np.where(seen, found, evidence.want)):
-                return cause
-    return NOTHING
+    evidence = Evidence.of(name, shown, expected)
+    return next(softmax.causes_of_statistic(name, problem, evidence, ex.problem.sinks), NOTHING)
 
 
 def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:

@@ -559,6 +559,26 @@ It takes the problem without sinks that do not count, its stages, the right stat
 sinks `[heads]`, whether they count or not."""
 
 
+def causes_of_statistic(
+    name: str, problem: Problem, evidence: Evidence, sinks: Array | None
+) -> Iterator[Phrase]:
+    """Yield the causes that explain a wrong statistic of rows, `[batch heads query]`.
+
+    Queries that see no key are not explained: what is returned for them is a convention.
+
+    Args:
+        name: the name of the statistic, as in `STATISTICS`.
+        problem: the problem, without sinks that the statistic does not count.
+        evidence: what was returned.
+        sinks: the sinks `[heads]`, whether the statistic counts them or not.
+    """
+    seen = problem.allowed_in_full().any(axis=-1)
+    with np.errstate(all="ignore"):
+        for cause, found in OF_STATISTIC[name](problem, Stages(problem), evidence.want, sinks):
+            if evidence.explained(np.where(seen, found, evidence.want)):
+                yield cause
+
+
 def log_sum_exp(logits: Array) -> Array:
     """Return log Σ exp over the last axis; −∞ where everything is blocked."""
     peak = logits.max(axis=-1, keepdims=True)
