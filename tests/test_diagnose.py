@@ -1568,7 +1568,7 @@ def test_a_scale_that_cannot_be_told(tmp_path, capsys):
                 "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000},
             },
             0,
-            {"heads": 64},
+            {"heads": 64, "window": 128},
         ),
         (
             {
@@ -1591,12 +1591,50 @@ def test_a_scale_that_cannot_be_told(tmp_path, capsys):
             0,
             {"chunk": 8192},
         ),
+        (
+            {
+                "model_type": "longformer",
+                "num_attention_heads": 12,
+                "hidden_size": 768,
+                "attention_window": [512, 256],
+            },
+            1,
+            {"heads": 12, "window": (128, 128)},
+        ),
+        (
+            {
+                "model_type": "modernbert",
+                "num_attention_heads": 12,
+                "hidden_size": 768,
+                "local_attention": 128,
+                "global_attn_every_n_layers": 3,
+                "global_rope_theta": 160000.0,
+                "local_rope_theta": 10000.0,
+            },
+            1,
+            {
+                "window": (64, 64),
+                "rotary": {"base": 10000.0, "pairs": "halves", "size": 64},
+            },
+        ),
+        (
+            {
+                "model_type": "modernbert",
+                "num_attention_heads": 12,
+                "hidden_size": 768,
+                "local_attention": 128,
+                "global_rope_theta": 160000.0,
+            },
+            3,
+            {"rotary": {"base": 160000.0, "pairs": "halves", "size": 64}},
+        ),
     ],
 )
 def test_kinds_of_configurations(config, layer, wanted):
     options, said = configuration.told(config, layer)
     for name, value in wanted.items():
         assert options[name] == pytest.approx(value) if name == "scale" else value == options[name]
+    assert ("window" in options) == ("window" in wanted)
     assert said[0].id == "config.heads"
     if config["model_type"] == "gpt_oss":
         assert {"config.frequencies", "config.sinks"} <= {it.id for it in said}

@@ -13,6 +13,7 @@ from conformance.porting.checkpoints import (
     completed,
     configuration,
     counts,
+    reach_of,
     rotation,
     scale_of,
     window_of,
@@ -72,6 +73,9 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
     if not both_ways and (window := window_of(config, layer)):
         found["window"] = window
         said.append(Phrase("config.window", {"size": window}))
+    if (reach := reach_of(config, layer)) is not None:
+        found["window"] = (reach, reach)
+        said.append(Phrase("config.window-on-both-sides", {"count": reach}))
     if not both_ways and (chunk := chunk_of(config, layer)):
         found["chunk"] = chunk
         said.append(Phrase("config.chunk", {"size": chunk}))

@@ -449,6 +449,9 @@ def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
     elif kind == SLIDING and "rope_local_base_freq" in config:
         # A base of their own, and frequencies that are never scaled.
         turns = {"rope_theta": config["rope_local_base_freq"]}
+    elif "global_rope_theta" in config:
+        local = config.get("local_rope_theta") if kind == SLIDING else None
+        turns = {"rope_theta": local or config["global_rope_theta"]}
     base = turns.get("rope_theta", config.get("rope_theta"))
     part = turns.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     size = None
@@ -524,6 +527,26 @@ def window_of(config: Mapping[str, Any], layer: int) -> int | None:
     return (config.get("sliding_window") or None) if _kind(config, layer) == SLIDING else None
 
 
+def reach_of(config: Mapping[str, Any], layer: int) -> int | None:
+    """Return how many keys on each side a token of a layer sees beside itself; None if all.
+
+    Configurations of encoders with windows tell both sides together: Longformer and LED by layer,
+    ModernBERT for its layers that are local. An odd size is rounded down, as these models do.
+
+    Raises:
+        WrongTensors: if the sizes of windows by layer have none for this layer.
+    """
+    sizes = config.get("attention_window")
+    if isinstance(sizes, list) and layer >= len(sizes):
+        raise WrongTensors(
+            f"config.json has attention_window for {len(sizes)} layers, and none for layer {layer}"
+        )
+    size = sizes[layer] if isinstance(sizes, list) else sizes
+    if size is None and _kind(config, layer) == SLIDING:
+        size = config.get("local_attention")
+    return None if size is None else int(size) // 2
+
+
 def chunk_of(config: Mapping[str, Any], layer: int) -> int | None:
     """Return the number of positions of a block of a layer, as of Llama 4; None without blocks."""
     size, turns = config.get("attention_chunk_size"), config.get("no_rope_layers") or ()
@@ -546,6 +569,7 @@ def _kind(config: Mapping[str, Any], layer: int) -> str:
         or (model in ("gemma2", "gpt_oss") and layer % 2 == 0)
         or (model == "gemma3_text" and (layer + 1) % config["sliding_window_pattern"])
         or (model in ("qwen2", "qwen3") and layer >= config["max_window_layers"])
+        or (model == "modernbert" and layer % config.get("global_attn_every_n_layers", 3))
     )
     return SLIDING if slides else ""
 
