@@ -17,6 +17,7 @@ import pytest
 
 from conformance.cli import main
 from conformance.records.record import read
+from conformance.running import inputs
 
 CASE = ("--case", "plain/no-mask/self", "--dtype", "float32")
 ATTENTION = """
@@ -62,21 +63,10 @@ WAYS = {
         "inner/program.txt",
     ),
     "a hidden file": ("exec(open('.settings').read())", ".settings"),
-    "a file that it names to a program": (
-        "import subprocess; exec(subprocess.check_output(['cat', 'program.txt']))",
-        "program.txt",
-    ),
-    "a shell": ("import os; exec(os.popen('cat program.txt').read())", "program.txt"),
     "a database": (
         "import sqlite3; base = sqlite3.connect('factor.sqlite')\n"
         "(factor,) = base.execute('select factor from factors').fetchone(); base.close()",
         "factor.sqlite",
-    ),
-    "a file that compiled code maps": (
-        "import ctypes; c = ctypes.CDLL(None); c.mmap.restype = ctypes.c_void_p\n"
-        "size, start = ctypes.c_size_t(14), ctypes.c_long(0)\n"
-        "exec(ctypes.string_at(c.mmap(None, size, 1, 1, c.open(b'program.txt', 0), start), 13))",
-        "program.txt",
     ),
 }
 """How a factor comes into the attention when it is imported, and from where."""
@@ -139,7 +129,9 @@ def write(folder: Path, place: str, factor: float) -> None:
             about.mkdir(exist_ok=True)
             (package / "__init__.py").write_text(code)
             (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-            (about / "RECORD").write_text(f"{name}/__init__.py,{zlib.crc32(code.encode())},\n")
+            (about / "RECORD").write_text(
+                f"{name}/__init__.py,{zlib.crc32(code.encode())},\n{about.name}/RECORD,,\n"
+            )
             (about / "top_level.txt").write_text(name)
     elif path.suffix == ".sqlite":
         with closing(sqlite3.connect(path)) as base, base:
@@ -350,3 +342,349 @@ def test_a_process_of_several_implementations_says_so_of_all(project):
     main([*RUN[:2], "other.py:another", *RUN[2:], "--no-isolate"])
     header = read(Path("r.narrowed.json")).header
     assert all("file helper.py" in one.inputs for one in header.implementations)
+
+
+# What changes beside the files that it opens
+
+
+def compiled(folder: Path, code: str) -> None:
+    """Compile C code into `kernel.so` in a folder, or skip the test if nothing compiles it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no compiler of C")
+    (folder / "kernel.c").write_text(code)
+    command = [compiler, "-shared", "-fPIC", "-o", "kernel.so", "kernel.c"]
+    subprocess.run(command, cwd=folder, check=True)
+
+
+KERNEL = "import ctypes; kernel = ctypes.CDLL('./kernel.so')"
+BESIDE = {
+    "a module earlier on the path": (
+        "import sys; sys.path.append('later')\nfactor = __import__('hel' + 'per').factor",
+        "later/helper.py",
+        "helper.py",
+    ),
+    "a package with the name of a module": (
+        "factor = __import__('hel' + 'per').factor",
+        "helper.py",
+        "helper/__init__.py",
+    ),
+    "a module with the name of a standard one": (
+        f"{FIRST}; import colorsys; factor = getattr(colorsys, 'factor', 1.0)",
+        "unused.py",
+        "colorsys.py",
+    ),
+    "a temporary file": ("exec(open('../{name}.txt').read())", "../{name}.txt", ""),
+    "a temporary file that was absent": (
+        "factor = 1.25 if os.path.exists('../{name}.txt') else 1.0",
+        "unused.py",
+        "../{name}.txt",
+    ),
+    "numbers in a hidden folder": (
+        "factor = float(np.load('.cache/factor.npy'))",
+        ".cache/factor.npy",
+        "",
+    ),
+    "access to a file": ("factor = 1.25 if os.access('fast', 4) else 1.0", "unused.py", "fast"),
+    "a link": (
+        "factor = 1.25 if os.path.lexists('fast') else 1.0",
+        "unused.py",
+        "fast",
+    ),
+}
+"""How the attention finds its factor, what it finds at first, and what is there later, which
+otherwise is the same."""
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("way", BESIDE)
+def test_what_changes_beside_is_noticed(way, project, capsys):
+    code, before, after = BESIDE[way]
+    folder = project()
+    code, before, after = (text.replace("{name}", folder.name) for text in (code, before, after))
+    project(before=f"import os\n{code}")
+    write(folder, before, 1.0)
+    assert examined() == ["conforms"]
+    capsys.readouterr()
+    assert examined() == ["conforms"]
+    assert "1 of 1 items as measured" in capsys.readouterr().out
+    write(folder, after or before, 1.25)
+    assert examined() == ["deviates"]
+
+
+SET = {
+    "a variable that its C code reads": (
+        f"{KERNEL}; factor = 1.0 + kernel.set() / 4",
+        '#include <stdlib.h>\nint set(void) { return getenv("FACTOR") != NULL; }',
+        {"FACTOR": "1"},
+    ),
+    "a path of modules": (
+        "import sys; sys.path.append('later'); factor = __import__('hel' + 'per').factor",
+        "",
+        {"PYTHONPATH": "other"},
+    ),
+    "a module that customises Python": (
+        "import sys; factor = getattr(sys, 'factor', 1.0)",
+        "",
+        {"PYTHONPATH": "custom"},
+    ),
+}
+"""What reads variables beside the code, the C code if there is any, and the variables."""
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("way", SET)
+def test_a_variable_that_no_code_of_python_reads_is_noticed(way, project, capsys):
+    code, kernel, variables = SET[way]
+    folder = project(before=code)
+    write(folder, "later/helper.py", 1.0)
+    write(folder, "other/helper.py", 1.25)
+    (folder / "custom").mkdir()
+    (folder / "custom" / "sitecustomize.py").write_text("import sys; sys.factor = 1.25")
+    if kernel:
+        compiled(folder, kernel)
+    for again in (False, True):
+        assert examined(OTHER=str(again)) == ["conforms"]
+        assert ("as measured" in capsys.readouterr().out) is again
+    assert examined(OTHER="1", **variables) == ["deviates"]
+
+
+def test_sitecustomize_itself_is_noticed(project, capsys):
+    folder = project(before="import sys; factor = sys.factor")
+    for factor, verdict, again in (
+        (1.0, "conforms", False),
+        (1.0, "conforms", True),
+        (1.25, "deviates", False),
+    ):
+        (folder / "custom").mkdir(exist_ok=True)
+        (folder / "custom" / "sitecustomize.py").write_text(f"import sys; sys.factor = {factor}")
+        assert examined(PYTHONPATH="custom") == [verdict]
+        assert ("as measured" in capsys.readouterr().out) is again
+
+
+def test_a_package_that_is_edited_in_place_is_noticed(project, capsys):
+    folder = project(before="from dependency import factor")
+    write(folder, "site-packages", 1.0)
+    path = str(folder / "site-packages")
+    for again in (False, True):
+        assert examined(PYTHONPATH=path) == ["conforms"]
+        assert ("as measured" in capsys.readouterr().out) is again
+    module = folder / "site-packages" / "dependency" / "__init__.py"
+    module.write_text("factor = 1.5 ")
+    later = module.stat().st_mtime + 60
+    os.utime(module, (later, later))
+    assert examined(PYTHONPATH=path) == ["deviates"]
+
+
+@pytest.mark.parametrize("asked", ["version", "entry_points"])
+def test_what_is_installed_is_noticed_if_it_is_asked(asked, project, capsys):
+    code = {
+        "version": "try:\n    m.version('extra')\n    factor = 1.25\n"
+        "except m.PackageNotFoundError:\n    factor = 1.0",
+        "entry_points": "factor = 1.0 + len(m.entry_points(group='fast_attention')) / 4",
+    }[asked]
+    folder = project(before=f"import importlib.metadata as m\n{code}")
+    about = folder / "more" / "extra-1.0.dist-info"
+    about.parent.mkdir()
+    for again in (False, True):
+        assert examined(PYTHONPATH="more") == ["conforms"]
+        assert ("as measured" in capsys.readouterr().out) is again
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[fast_attention]\nfast = os:name\n")
+    assert examined(PYTHONPATH="more") == ["deviates"]
+
+
+SYSTEM = {
+    "its name": ("import platform; platform.node()", "platform.node"),
+    "its name, by a socket": ("import socket; socket.gethostname()", "socket.gethostname"),
+    "how many processors it has": ("import os; os.cpu_count()", "os.cpu_count"),
+}
+
+
+@pytest.mark.parametrize("way", SYSTEM)
+def test_what_it_asks_of_the_system_is_noticed(way, project, capsys, monkeypatch):
+    code, function = SYSTEM[way]
+    project(before=code, inside="factor = 1.0")
+    for again in (False, True):
+        examined()
+        assert ("as measured" in capsys.readouterr().out) is again
+    monkeypatch.setattr(function, lambda: 77)
+    examined()
+    assert "as measured" not in capsys.readouterr().out
+
+
+def test_the_time_zone_of_the_system_is_noticed(project, capsys, monkeypatch, tmp_path):
+    project(inside="factor = 1.0")
+    monkeypatch.delenv("TZ", raising=False)
+    for again in (False, True):
+        examined()
+        assert ("as measured" in capsys.readouterr().out) is again
+    real = inputs._of_file
+    monkeypatch.setattr(
+        inputs, "_of_file", lambda path: "other" if "localtime" in str(path) else real(path)
+    )
+    examined()
+    assert "as measured" not in capsys.readouterr().out
+
+
+# What cannot be seen
+
+CAT = "['cat', 'program.txt']"
+UNSEEN = {
+    "a program": (f"import subprocess; exec(subprocess.check_output({CAT}))", "a program"),
+    "a shell": ("exec(os.popen('cat program.txt').read())", "a program"),
+    "a command": (
+        "os.system('cat program.txt > copy.txt'); exec(open('copy.txt').read())",
+        "a program",
+    ),
+    "posix_spawn": (
+        "f = [(os.POSIX_SPAWN_OPEN, 1, 'copy.txt', os.O_WRONLY | os.O_CREAT, 0o600)]\n"
+        f"os.waitpid(os.posix_spawnp('cat', {CAT}, os.environ, file_actions=f), 0)\n"
+        "exec(open('copy.txt').read())",
+        "a program",
+    ),
+    "a fork": (
+        "r, w = os.pipe()\nif not os.fork():\n"
+        "    os.write(w, open('program.txt', 'rb').read()); os._exit(0)\n"
+        "exec(os.read(r, 99))",
+        "a process",
+    ),
+    "a worker": (
+        "from multiprocessing import get_context\ndef work(queue):\n"
+        "    queue.put(open('program.txt').read())\nqueue = get_context('fork').Queue()\n"
+        "p = get_context('fork').Process(target=work, args=(queue,)); p.start()\n"
+        "exec(queue.get()); p.join()",
+        "a process",
+    ),
+    "a worker that is spawned": (
+        "import reading\nfrom multiprocessing import get_context\n"
+        "from concurrent.futures import ProcessPoolExecutor as P\n"
+        "with P(1, mp_context=get_context('spawn')) as p:\n"
+        "    exec(p.submit(reading.read, 'program.txt').result())",
+        "a process",
+    ),
+    "a connection": (
+        "import socket; s = socket.socket(); s.settimeout(1)\n"
+        "try:\n    s.connect(('127.0.0.1', 9))\nexcept OSError:\n    pass\ns.close()\n"
+        "exec(open('program.txt').read())",
+        "the network",
+    ),
+    "a name of the network": (
+        "import socket; socket.getaddrinfo('127.0.0.1', 9); exec(open('program.txt').read())",
+        "the network",
+    ),
+    "the time": ("import time; time.time(); exec(open('program.txt').read())", "the clock"),
+    "the local time": (
+        "import time; time.strftime('%H'); exec(open('program.txt').read())",
+        "the clock",
+    ),
+    "the date": (
+        "import datetime; datetime.date.today(); exec(open('program.txt').read())",
+        "the clock",
+    ),
+    "a variable by the C library": (
+        "import ctypes; ctypes.CDLL(None).getenv(b'FACTOR'); exec(open('program.txt').read())",
+        "getenv",
+    ),
+    "a file by the C library": (
+        "import ctypes; c = ctypes.CDLL(None); c.fopen.restype = ctypes.c_void_p\n"
+        "b = ctypes.create_string_buffer(99)\n"
+        "f = ctypes.c_void_p(c.fopen(b'program.txt', b'r')); c.fread(b, 1, 98, f)\n"
+        "exec(b.value.decode())",
+        "fopen",
+    ),
+    "a file that compiled code maps": (
+        "import ctypes; c = ctypes.CDLL(None); c.mmap.restype = ctypes.c_void_p\n"
+        "size, start = ctypes.c_size_t(14), ctypes.c_long(0)\n"
+        "exec(ctypes.string_at(c.mmap(None, size, 1, 1, c.open(b'program.txt', 0), start), 13))",
+        "open",
+    ),
+    "what changes by itself": (
+        "open('/proc/uptime').read(); exec(open('program.txt').read())",
+        "/proc/uptime",
+    ),
+}
+"""How the attention gets at its factor, and what the summary says of it."""
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("way", UNSEEN)
+def test_what_cannot_be_seen_is_asked_again(way, project, capsys, monkeypatch):
+    code, told = UNSEEN[way]
+    folder = project(before=f"import os\n{code}")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    (folder / "reading.py").write_text("def read(name): return open(name).read()")
+    write(folder, "program.txt", 1.0)
+    for _ in range(2):
+        assert examined(FACTOR="1") == ["conforms"]
+        printed = capsys.readouterr().out
+        assert "as measured" not in printed
+        assert "attention is measured anew in every run: " in printed
+        assert told in printed
+    write(folder, "program.txt", 1.25)
+    assert examined(FACTOR="1") == ["deviates"]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("fopen", '#include <stdio.h>\nint set(void) { return fopen("x", "r") != NULL; }'),
+        ("popen", '#include <stdio.h>\nint set(void) { return popen("x", "r") == NULL; }'),
+    ],
+)
+def test_of_c_code_that_can_read_anything_everything_is_asked_again(name, call, project, capsys):
+    folder = project(before=KERNEL, inside="factor = 1.0")
+    compiled(folder, call)
+    for _ in range(2):
+        examined()
+        printed = capsys.readouterr().out
+        assert "as measured" not in printed
+        assert f"kernel.so can call {name}" in printed
+
+
+HONEST = {
+    "what it imports but does not call": (
+        "import ctypes, datetime, multiprocessing, socket, subprocess, time"
+    ),
+    "a clock that has no date": "import time; time.perf_counter(), time.monotonic()",
+    "the time of a fixed moment": "import time; time.strftime('%H', time.gmtime(0))",
+    "the kind of system": "import platform; platform.system(), platform.machine()",
+    "a library that is looked up": "import ctypes.util; ctypes.util.find_library('m')",
+    "threads": (
+        "from concurrent.futures import ThreadPoolExecutor as P\n"
+        "with P(2) as p: assert [*p.map(abs, [1])] == [1]"
+    ),
+    "a temporary file of its own": (
+        "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f:\n"
+        "    f.write('x'); f.flush(); open(f.name).read()\n"
+        "with tempfile.TemporaryDirectory() as d:\n"
+        "    open(d + '/y', 'w').close(); open(d + '/y').close(); os.listdir(d)"
+    ),
+    "a device": "open('/dev/null').close()",
+    "a package that starts a process": "import starter",
+    "a package that reads the clock": "import clock",
+    "a kernel": KERNEL,
+    "a clock that only its script reads": (
+        "import datetime\nif __name__ == '__main__':\n    print(datetime.datetime.now())"
+    ),
+}
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("way", HONEST)
+def test_what_is_as_it_was_is_not_asked_again(way, project, capsys):
+    folder = project(before=f"import os\n{HONEST[way]}", inside="factor = 1.0")
+    if HONEST[way] == KERNEL:
+        compiled(folder, "int set(void) { return 0; }")
+    for name, code in {
+        "starter": "import subprocess, socket; subprocess.run(['true']); socket.socket()",
+        "clock": "import time, datetime; time.time(), datetime.datetime.now()",
+    }.items():
+        (folder / "site-packages" / name).mkdir(parents=True)
+        (folder / "site-packages" / name / "__init__.py").write_text(code)
+    for again in (False, True):
+        assert examined(PYTHONPATH="site-packages") == ["conforms"]
+        printed = capsys.readouterr().out
+        assert ("as measured" in printed) is again
+        assert "anew" not in printed

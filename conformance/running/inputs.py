@@ -3,34 +3,44 @@
 A result is valid only while all of these are as they were. The imports in source code do not show
 all of them: a module may be imported under a computed name, from a folder without `__init__.py` or
 as a dependency of a dependency; a library may be loaded by `ctypes`, numbers from a file. So a
-process observes itself by an audit hook, `sys.modules`, `os.environ`, `os.stat`, the finders of
-modules and the list of files that are mapped into memory. What compiled code reads otherwise, and
-what processes that it starts read, is not seen.
+process observes itself by an audit hook, `sys.modules`, `os.environ`, functions such as `os.stat`,
+the finders of modules and the list of files that are mapped into memory.
 
 Absence is an input too: code may ask whether a file or a module is there, or which files a folder
 has, and does something else as soon as there is another. This is noted only where the project's own
 code asks; packages look for hundreds of files and modules that nobody will ever add.
 
-Inputs are named "file PATH", "folder PATH", "package NAME", "variable NAME" or "variables", and
-each has a digest.
+What the project's own code does that cannot be observed, such as starting a process, is an input
+that is never the same, so its items are run in every run. What packages do is not among this: many
+start processes or read the clock when they are imported.
+
+Inputs are named "file PATH", "folder PATH", "module PATH" for what a module of this name would be
+found as, "modules FOLDER" for what hides other modules, "package NAME", "distribution NAME" or
+"distributions" for what is installed, "variable NAME" or "variables", "system FUNCTION", and
+"unseen WHAT" for what cannot be observed. Each has a digest.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
+import platform
 import re
 import stat
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from conformance.records.record import CHANGED
@@ -46,10 +56,52 @@ _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "rich",
 """Packages that run the suite, so what they read is no input of an implementation."""
 _OWN = (".journal", ".lock", ".new")
 """The suffixes of files that the suite itself writes beside a record while it runs."""
-_PLACES = frozenset({"HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "TMPDIR", "TEMP", "TMP"})
-"""Variables that say where something is and who runs it; a change of these changes no result."""
+_PLACES = frozenset(
+    {"HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "TMPDIR", "TEMP", "TMP", "SHLVL", "_"}
+)
+"""Variables that say where something is and who runs it; a change of these changes no result.
+
+A shell sets the last two for each shell, and for each command."""
 _LARGE = 64 * 2**20
 """The size in bytes above which a file is known by its size and time, not by its content."""
+_ZONE = "/etc/localtime"
+"""The file with the time zone of the system."""
+_CUSTOM = frozenset({"sitecustomize", "usercustomize"})
+"""The modules that Python imports by itself when it starts."""
+_ASKED = {
+    "os": ("cpu_count", "getlogin", "getuid", "uname"),
+    "platform": ("node", "platform", "release", "version"),
+    "socket": ("gethostname",),
+}
+"""Functions without arguments that tell something of the system, by module."""
+_LOOKING_UP = tuple(
+    os.path.join(_STANDARD[0], *name.split("/")) for name in ("ctypes/util.py", "platform.py")
+)
+"""Modules of the standard library that start programs to learn something of the system."""
+_STARTING = {
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"), "a program"),
+    **dict.fromkeys(("os.fork", "os.forkpty"), "a process"),
+}
+"""The audit events of starting something, and what."""
+_NETWORK = frozenset(
+    f"socket.{name}"
+    for name in (
+        *("bind", "connect", "sendto", "sendmsg"),
+        *("getaddrinfo", "gethostbyaddr", "gethostbyname", "getnameinfo"),
+    )
+)
+"""The audit events of using a network."""
+_LIBRARY = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$")
+"""What the names of compiled libraries end with."""
+_IN_C = (
+    *("fopen", "fopen64", "freopen", "open", "open64", "openat", "opendir", "shm_open"),
+    *("system", "popen", "fork", "vfork", "posix_spawn", "posix_spawnp"),
+    *("execl", "execlp", "execv", "execve", "execvp"),
+    *("socket", "connect", "getaddrinfo", "gethostbyname", "gethostname"),
+    *("time", "gettimeofday"),
+)
+"""Functions of C that read what no observer sees."""
+_FILES_IN_CPP = re.compile(rb"\0[^\0]*basic_(?:filebuf|ifstream|fstream)[^\0]*\0")
 
 
 class _Observer:
@@ -57,8 +109,14 @@ class _Observer:
 
     def __init__(self) -> None:
         self.home = os.getcwd()
-        self._names: dict[str, None] = {}
-        self._modules = {*sys.modules}
+        self._began = time.time()
+        self._names: dict[str, str | None] = {"variable PYTHONPATH": None}
+        """What was read, with a digest of what was absent then and may be there soon."""
+        if "TZ" not in os.environ:
+            self._names[f"file {_ZONE}"] = None
+        self._path: list[str] = []
+        self._unseen: set[str] = set()
+        self._modules = {*sys.modules} - _CUSTOM
         self._mapped = _mapped()
         self._links = False
         self._digests: dict[str, str] = {}
@@ -66,11 +124,14 @@ class _Observer:
         # Finders are asked in turn, so the last one hears of every module that is not there.
         sys.meta_path.append(self)  # type: ignore[arg-type]
         self._watch_variables()
-        self._watch_status()
+        self._watch_functions()
+        self._watch_distributions()
+        self._watch_processes()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
         """Note where the module `name` was looked for in vain."""
-        if not _is_of_the_project(sys._getframe(1)):
+        frame = sys._getframe(1)
+        if not _is_of_the_project(frame):
             return
         # Workers are started with "-c", which is no file in the current folder.
         program = (
@@ -79,9 +140,7 @@ class _Observer:
         for folder in sys.path if path is None else path:
             standard = folder.startswith(_STANDARD) and not _package(os.path.join(folder, name))
             if folder != program and not standard:
-                place = os.path.join(folder, name.rpartition(".")[2])
-                self._note(place)
-                self._note(f"{place}.py")
+                self._note(os.path.join(folder, name.rpartition(".")[2]), "module", frame)
 
     def _watch_variables(self) -> None:
         kind = type(os.environ)
@@ -100,54 +159,170 @@ class _Observer:
         kind.__getitem__ = observed  # type: ignore[method-assign]
         kind.__iter__ = listed  # type: ignore[method-assign]
 
-    def _watch_status(self) -> None:
-        status_of = os.stat
-
-        def observed(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+    def _watch_functions(self) -> None:
+        def status(frame: FrameType, path: Any = None, *_: Any, **options: Any) -> None:
             named = isinstance(path, str | bytes | os.PathLike) and not options.get("dir_fd")
-            if named and _is_of_the_project(sys._getframe(1)):
-                self._note(path)
-            return status_of(path, *arguments, **options)
+            if named and _is_of_the_project(frame):
+                self._note(path, frame=frame)
 
-        # Others ask these sets whether `os.stat` takes their arguments.
-        for able in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
-            if status_of in able:
-                able.add(observed)
-        os.stat = observed
+        def clock(frame: FrameType, *_: Any) -> None:
+            # Not where the library reads it for the code, as in each message of a log.
+            if _is_own(frame.f_code.co_filename):
+                self._cannot_see("it reads the clock", frame)
+
+        def now_at(place: int) -> Callable[..., None]:
+            def without_time(frame: FrameType, *arguments: Any) -> None:
+                if len(arguments) <= place or arguments[place] is None:
+                    clock(frame)
+
+            return without_time
+
+        for name in ("stat", "lstat", "access", "readlink"):
+            _watch(os, name, status)
+        for name in ("time", "time_ns"):
+            _watch(time, name, clock)
+        for name in ("localtime", "gmtime", "ctime", "asctime"):
+            _watch(time, name, now_at(0))
+        _watch(time, "strftime", now_at(1))
+        for module in (os, platform):
+            for name in _ASKED[module.__name__]:
+                _watch(module, name, self._asking(f"{module.__name__}.{name}"))
+
+    def _asking(self, function: str) -> Callable[[FrameType], None]:
+        def asked(frame: FrameType) -> None:
+            # `platform` asks for the name of the host even if it is to tell the processor only.
+            if frame.f_code.co_filename != platform.__file__ and _is_of_the_project(frame):
+                self._names[f"system {function}"] = None
+
+        return asked
+
+    def _watch_distributions(self) -> None:
+        discover = metadata.Distribution.discover
+
+        def observed(**options: Any) -> Any:
+            if _is_of_the_project(sys._getframe(1)):
+                context = options.get("context")
+                name = options.get("name") or getattr(context, "name", None)
+                self._names[f"distribution {name}" if name else "distributions"] = None
+            return discover(**options)
+
+        metadata.Distribution.discover = observed  # type: ignore[assignment, method-assign]
+
+    def _watch_processes(self) -> None:
+        start = BaseProcess.start
+
+        def observed(process: Any) -> None:
+            frame = sys._getframe(1)
+            given = (getattr(process, "_target", None), *getattr(process, "_args", ()))
+            codes = filter(None, (getattr(each, "__code__", None) for each in given))
+            own = any(_is_own(code.co_filename) for code in codes)
+            if own or _is_of_the_project(frame):
+                self._cannot_see("it starts a process", frame)
+            start(process)
+
+        BaseProcess.start = observed  # type: ignore[assignment, method-assign]
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = arguments
+            frame = sys._getframe(1)
             if (
                 isinstance(path, str | bytes)
                 and not (isinstance(mode, str) and {*"wax+"} & {*mode})
                 and not (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
-                and _is_of_an_implementation(sys._getframe(1))
+                and _is_of_an_implementation(frame)
             ):
-                self._note(path)
+                self._note(path, frame=frame)
         elif event in ("ctypes.dlopen", "sqlite3.connect"):
             self._links = True
             if isinstance(arguments[0], str | bytes) and os.path.isfile(arguments[0]):
-                self._note(arguments[0])
+                self._note(arguments[0], frame=sys._getframe(1))
+        elif event == "ctypes.dlsym":
+            name, frame = arguments[1], sys._getframe(1)
+            if name in (*_IN_C, "getenv", "secure_getenv", "mmap") and _is_of_the_project(frame):
+                self._cannot_see(f"it calls {name} of C", frame)
         elif event in ("os.listdir", "os.scandir"):
             path = "." if arguments[0] is None else arguments[0]
             frame = sys._getframe(1)
             finding = "importlib" in frame.f_code.co_filename
             if not finding and not isinstance(path, int) and _is_of_the_project(frame):
-                self._note(path, "folder")
-        elif event == "subprocess.Popen" and _is_of_the_project(sys._getframe(1)):
-            # What the program reads is not seen, but a compiler is told the names of its sources.
-            _, words, folder, _ = arguments
-            for word in [words] if isinstance(words, str | bytes | os.PathLike) else words:
-                for part in (os.fsdecode(word), *os.fsdecode(word).split()):
-                    file = os.path.join(folder or "", part)
-                    if os.path.isfile(file):
-                        self._note(file)
+                self._note(path, "folder", frame)
+        elif event in _STARTING:
+            frame = sys._getframe(1)
+            if _is_of_the_project(frame) and not _is_looking_up(frame):
+                self._cannot_see(f"it starts {_STARTING[event]}", frame)
+        elif event == "socket.gethostname":
+            self._asking(event)(sys._getframe(1))
+        elif event in _NETWORK:
+            frame = sys._getframe(1)
+            far = event == "socket.connect" and isinstance(arguments[1], tuple)
+            if _is_called(frame) if far else _is_of_the_project(frame):
+                self._cannot_see("it uses the network", frame)
 
-    def _note(self, path: str | bytes | os.PathLike[Any], kind: str = "file") -> None:
+    def _note(
+        self,
+        path: str | bytes | os.PathLike[Any],
+        kind: str = "file",
+        frame: FrameType | None = None,
+    ) -> None:
+        """Note a file that is read now; `frame` is the innermost one of the code that reads it."""
         # At once, because the process may go to another folder and come back.
-        if name := _input(os.fsdecode(path), self.home, kind):
-            self._names[name] = None
+        file = os.path.abspath(_source(os.fsdecode(path)))
+        name = _input(file, self.home, kind)
+        if not name:
+            return
+        known: str | None = None
+        if _may_pass(file, self.home):
+            # Caches and temporary files count if own code uses what was there before it ran.
+            if frame is None or not _is_called(frame):
+                return
+            if file.startswith(("/proc/", "/sys/")):
+                if os.path.isfile(file) and _is_of_the_project(frame):
+                    self._cannot_see(f"it reads {file}, which changes by itself", frame)
+                return
+            with suppress(OSError, ValueError):
+                status = os.stat(file)
+                if status.st_ctime >= self._began or not (
+                    stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+                ):
+                    return
+            if not os.path.lexists(file):
+                known = ""
+        self._names.setdefault(name, known)
+
+    def _cannot_see(self, what: str, frame: FrameType | None = None) -> None:
+        """Note what cannot be seen, with the first place in own code that does it."""
+        if what in self._unseen:
+            return
+        self._unseen.add(what)
+        while frame is not None and not _is_own(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            what += f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
+        self._names[f"unseen {what}"] = None
+
+    def _note_path(self) -> None:
+        """Note what may hide modules, in the folders where modules are looked for first."""
+        if self._path == sys.path:
+            return
+        self._path = [*sys.path]
+        for folder in map(os.path.abspath, self._path):
+            inside = (folder + os.sep).startswith(f"{self.home}{os.sep}")
+            other = folder.startswith((*_STANDARD, sys.prefix, sys.base_prefix)) and not inside
+            if not other and not {*_INSTALLED} & {*Path(folder).parts} and os.path.isdir(folder):
+                name = os.path.relpath(folder, self.home) if inside else folder
+                self._names[f"modules {name}"] = None
+
+    def _note_module(self, name: str, file: str) -> None:
+        """Note where a module of the project could be, up to the place where it is."""
+        parent, _, last = name.rpartition(".")
+        folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else sys.path
+        for folder in [*folders]:
+            place = os.path.join(folder, last)
+            if _is_own(place) and not place.startswith(sys.prefix):
+                self._note(place, "module")
+            if os.path.abspath(file).startswith((f"{place}.", f"{place}{os.sep}")):
+                break
 
     def look(self) -> dict[str, str]:
         """Return what was read for the first time since the last call, with digests."""
@@ -155,7 +330,11 @@ class _Observer:
         for name in [name for name in [*sys.modules] if name not in self._modules]:
             self._modules.add(name)
             file = getattr(sys.modules.get(name), "__file__", None)
-            loaded += [file] if isinstance(file, str) else []
+            if isinstance(file, str):
+                loaded.append(file)
+                if _is_own(file):
+                    self._note_module(name, file)
+        self._note_path()
         mapped: set[str] = set()
         # The list is long where programs are compiled, so it is read only if it may be another.
         if loaded or self._links:
@@ -165,15 +344,18 @@ class _Observer:
         # Some modules have the name of a file that never was, and a mapped one may be deleted.
         for file in filter(os.path.isfile, [*loaded, *mapped]):
             self._note(file)
-        names = [*self._names]
-        self._names.clear()
+        for name in [name for name in self._names if name not in self._digests]:
+            for what in _unseen_in(name, self.home):
+                self._cannot_see(what)
+        names = self._names
+        self._names = {}
         found: dict[str, str] = {}
-        for name in names:
+        for name, known in names.items():
             before = self._digests.get(name)
             # Files of a package are opened again and again; a run installs none.
             if before is not None and name.startswith("package "):
                 continue
-            now = digest(name, self.home)
+            now = digest(name, self.home) if known is None else known
             if before is None or before not in (now, CHANGED):
                 self._digests[name] = found[name] = now if before is None else CHANGED
         return found
@@ -199,7 +381,15 @@ def news() -> dict[str, str]:
 
 def stand(inputs: Mapping[str, str]) -> bool:
     """Return whether all inputs of a result are as they were; False if none is known."""
-    return bool(inputs) and all(digest(name) == then for name, then in inputs.items())
+    return bool(inputs) and all(
+        then != CHANGED and digest(name) == then for name, then in inputs.items()
+    )
+
+
+def unseen(inputs: Mapping[str, str]) -> list[str]:
+    """Return texts such as "it starts a program (mine.py:3)", for what cannot be observed."""
+    kinds = (name.partition(" ") for name in inputs)
+    return [what for kind, _, what in kinds if kind == "unseen"]
 
 
 def digest(name: str, home: str = "") -> str:
@@ -208,6 +398,17 @@ def digest(name: str, home: str = "") -> str:
     Paths are relative to the folder `home`, by default the current one.
     """
     kind, _, which = name.partition(" ")
+    if kind == "unseen":
+        return CHANGED
+    if kind == "system":
+        module, _, function = which.partition(".")
+        known = function in _ASKED.get(module, ())
+        answer = getattr(importlib.import_module(module), function, None) if known else None
+        with suppress(OSError):
+            return _hashed(repr(answer and answer()).encode("utf-8", "surrogateescape"))
+        return ""
+    if kind in ("distribution", "distributions"):
+        return _of_distributions(which)
     if kind == "variables":
         names = sorted(name for name in os.environ if _variable(name))
         return _hashed("\n".join(names).encode("utf-8", "surrogateescape"))
@@ -216,7 +417,8 @@ def digest(name: str, home: str = "") -> str:
         return "" if value is None else _hashed(value.encode("utf-8", "surrogateescape"))
     if kind == "package":
         return _of_package(which)
-    return (_of_folder if kind == "folder" else _of_file)(Path(home, which))
+    of = {"folder": _of_folder, "module": _of_module, "modules": _of_modules}
+    return of.get(kind, _of_file)(Path(home, which))
 
 
 def _variable(name: str) -> dict[str, None]:
@@ -239,7 +441,40 @@ def _of_file(path: Path) -> str:
         content = path.read_bytes()
     except (OSError, ValueError):
         return ""
-    return parsed(content).digest[:16] if path.suffix == ".py" else _hashed(content)
+    if path.suffix == ".py":
+        return parsed(content).digest[:16]
+    if _LIBRARY.search(path.name) and b"getenv" in content:
+        content += _named_variables(content)
+    return _hashed(content)
+
+
+def _named_variables(content: bytes) -> bytes:
+    """Return the variables whose names are strings in a compiled library, with their values."""
+    variables = sorted((name, value) for name, value in os.environ.items() if _variable(name))
+    pairs = ((os.fsencode(name), os.fsencode(value)) for name, value in variables)
+    return b"\0".join(b"%s=%s" % (name, value) for name, value in pairs if name + b"\0" in content)
+
+
+def _unseen_in(name: str, home: str) -> list[str]:
+    """Return what a file that is an input can do that cannot be observed, if it is executed."""
+    kind, _, which = name.partition(" ")
+    path = Path(home, which)
+    content = b""
+    if kind == "file" and (path.suffix == ".py" or _LIBRARY.search(path.name)):
+        with suppress(OSError, ValueError):
+            content = path.read_bytes()
+    if path.suffix == ".py":
+        return [f"{path.name} can read the clock"] if content and parsed(content).dated else []
+    if _may_pass(str(path), home) or str(path).startswith((sys.prefix, sys.base_prefix)):
+        return []
+    # As C spells them, and as macOS does.
+    called = [
+        name
+        for name in _IN_C
+        if any(b"\0%s%s\0" % (mark, name.encode()) in content for mark in (b"", b"_"))
+    ]
+    called += ["std::fstream"] if _FILES_IN_CPP.search(content) else []
+    return [f"{path.name} can call {' and '.join(called[:3])}"] if called else []
 
 
 def _of_folder(path: Path) -> str:
@@ -250,6 +485,41 @@ def _of_folder(path: Path) -> str:
         return ""
     kept = [name for name in names if not name.startswith((".", "__pycache__"))]
     return _hashed("\n".join(name for name in kept if not name.endswith(_OWN)).encode())
+
+
+def _of_module(path: Path) -> str:
+    """Return the forms in which there is a module of this name, in the order of preference."""
+    forms = (os.sep, f"{os.sep}__init__.py", *EXTENSION_SUFFIXES, ".py", ".pyc")
+    return " ".join(form for form in forms if os.path.exists(f"{path}{form}"))
+
+
+def _of_modules(path: Path) -> str:
+    """Return a digest of the modules in a folder that hide others if it is searched before them."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return ""
+    others = sys.stdlib_module_names | distributions().keys()
+    hiding = sorted(
+        name
+        for name in names
+        if name.partition(".")[0] in others
+        and ("." in name or (path / name / "__init__.py").exists())
+    )
+    return _hashed("\n".join(hiding).encode())
+
+
+def _of_distributions(name: str) -> str:
+    """Return the version of an installed distribution, or a digest of all if `name` is ""."""
+    with suppress(metadata.PackageNotFoundError, ValueError):
+        if name:
+            return metadata.version(name)
+        found = sorted(
+            f"{one.name} {one.version} {one.read_text('entry_points.txt')}"
+            for one in metadata.distributions()
+        )
+        return _hashed("\n".join(found).encode())
+    return ""
 
 
 def _mapped() -> set[str]:
@@ -269,18 +539,73 @@ def _mapped() -> set[str]:
 def _of_package(name: str) -> str:
     """Return a digest of the lists of files, with their hashes, of the distributions of a package.
 
-    A distribution without such a list is known by its version.
+    A distribution without such a list is known by its version. Modules that were edited after they
+    had been installed, by the time of the list, are known by their content.
     """
     found = []
     for distribution in sorted({*distributions().get(name, [])}):
         with suppress(metadata.PackageNotFoundError, OSError):
             installed = metadata.distribution(distribution)
-            found.append(installed.read_text("RECORD") or installed.version)
+            listed = installed.read_text("RECORD")
+            found.append(listed or installed.version)
+            found += _edited(str(installed.locate_file("")), listed or "")
     return _hashed("\n".join(found).encode())
+
+
+def _edited(folder: str, listed: str) -> Iterator[str]:
+    """Yield name and digest of each module that is newer than the list of files that names it."""
+    files = [line.rsplit(",", 2)[0].strip('"') for line in listed.splitlines()]
+    times = [
+        os.stat(os.path.join(folder, file)).st_mtime
+        for file in files
+        if file.endswith(".dist-info/RECORD")
+    ]
+    for file in files if times else ():
+        if file.endswith(".py"):
+            path = os.path.join(folder, file)
+            with suppress(OSError):
+                # An installer writes the list within moments of the last file.
+                if os.stat(path).st_mtime > times[0] + 10:
+                    yield f"{file} {_of_file(Path(path))}"
 
 
 def _hashed(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+class _Watched:
+    """A function that is told of before it is called.
+
+    It is no function of Python, because these become methods where a class holds them.
+    """
+
+    def __init__(self, function: Any, told: Callable[..., None]) -> None:
+        self._function, self._told = function, told
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        with suppress(TypeError):  # the function itself rejects arguments that it does not take
+            self._told(sys._getframe(1), *arguments, **options)
+        return self._function(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __reduce__(self) -> str:
+        return str(self._function.__name__)
+
+
+def _watch(module: ModuleType, name: str, told: Callable[..., None]) -> None:
+    """Have `told` called with the calling frame and the arguments of a function, if it is there."""
+    function = getattr(module, name, None)
+    if function is None:
+        return
+    watched = _Watched(function, told)
+    # Others ask these sets whether a function of `os` takes their arguments.
+    sets = ("supports_fd", "supports_dir_fd", "supports_follow_symlinks", "supports_effective_ids")
+    for able in (getattr(os, each) for each in sets):
+        if function in able:
+            able.add(watched)
+    setattr(module, name, watched)
 
 
 def _at_work(frame: FrameType | None) -> str:
@@ -304,8 +629,37 @@ def _is_of_an_implementation(frame: FrameType | None) -> bool:
 
 def _is_of_the_project(frame: FrameType | None) -> bool:
     """Return whether the code of an implementation that is no installed package is at work."""
-    file = _at_work(frame)
-    return bool(file) and not _is_of_the_suite(file) and not _package(file)
+    return _is_own(_at_work(frame))
+
+
+def _is_called(frame: FrameType | None) -> bool:
+    """Return whether the project's own code is at work, or has called what is, by no import."""
+    within = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if within and file.startswith("<frozen importlib"):
+            return False
+        if _package(file):
+            within = True
+        elif _is_own(file) or _is_of_the_suite(file):
+            return _is_own(file)
+        frame = frame.f_back
+    return False
+
+
+def _is_looking_up(frame: FrameType | None) -> bool:
+    """Return whether the library starts a program to learn something of the system."""
+    while frame is not None and frame.f_code.co_filename.startswith(_STANDARD):
+        if frame.f_code.co_filename in _LOOKING_UP:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_own(file: str) -> bool:
+    """Return whether a file is of the project: not of Python, the suite or an installed package."""
+    other = not file or file.startswith(("<frozen", *_STANDARD)) or _is_of_the_suite(file)
+    return not other and not _package(file)
 
 
 def _is_of_the_suite(file: str) -> bool:
@@ -322,26 +676,39 @@ def _package(file: str) -> str:
     return ""
 
 
-def _input(path: str, home: str, kind: str = "file") -> str:
-    """Return the name of the input that a file is, or "" if it is none.
-
-    None are files of the suite, whose code has digests of its own, of the standard library and of
-    the system, the program that was started, what describes installed packages, temporary files
-    and those in hidden folders, which are caches. `home` is the folder that names are relative to.
-    """
+def _source(path: str) -> str:
+    """Return the path of the source of byte code, or the path of anything else."""
     if path.endswith(".pyc"):
         with suppress(ValueError):
-            path = importlib.util.source_from_cache(path)
-    file, here = os.path.abspath(path), home + os.sep
+            return importlib.util.source_from_cache(path)
+    return path
+
+
+def _may_pass(file: str, home: str) -> bool:
+    """Return whether a file is temporary, or in a hidden folder, which are caches, or the system's.
+
+    A checkout may itself lie in such a folder, so only those between it and the file count.
+    """
+    between = Path(os.path.relpath(file, home)).parent.parts
+    hidden = any(part.startswith(".") and part != ".." for part in between)
+    outside = (*_SYSTEM, tempfile.gettempdir() + os.sep)
+    return hidden or (not (file + os.sep).startswith(home + os.sep) and file.startswith(outside))
+
+
+def _input(file: str, home: str, kind: str = "file") -> str:
+    """Return the name of the input that a file is, given by its absolute path, or "" for none.
+
+    None are files of the suite, whose code has digests of its own, of the standard library, the
+    program that was started, what describes installed packages and the folders around `home`, the
+    folder that names are relative to.
+    """
+    here = home + os.sep
     if _is_of_the_suite(file) or _DESCRIBED.search(file) or file == os.path.abspath(sys.argv[0]):
         return ""
     if package := _package(file):
         return "" if package in _RUNNERS else f"package {package}"
     inside = file.startswith(here) or file == home
-    outside = (*_STANDARD, *_SYSTEM, tempfile.gettempdir() + os.sep)
-    # A checkout may itself lie in a hidden folder, so only those between it and the file count.
-    between = Path(os.path.relpath(file, home)).parent.parts
-    hidden = any(part.startswith(".") and part != ".." for part in between)
-    if hidden or (not inside and file.startswith(outside)):
+    around = kind == "file" and not inside and here.startswith(file.rstrip(os.sep) + os.sep)
+    if around or (not inside and file.startswith(_STANDARD)):
         return ""
     return f"{kind} {os.path.relpath(file, home) if inside else file}"

@@ -381,11 +381,19 @@ CAUSES = "causes"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A parsed source file: the digest of its code, the modules it imports and its docstring."""
+    """A parsed source file.
+
+    Attributes:
+        digest: the digest of its code.
+        imports: the modules it imports.
+        documentation: its docstring.
+        dated: whether it can ask `datetime` for the present time or date, unless it is a program.
+    """
 
     digest: str
     imports: list[str]
     documentation: str = ""
+    dated: bool = False
 
 
 # Digests of the suite
@@ -646,6 +654,12 @@ def _read(content: bytes) -> Source:
         return Source(hashlib.sha256(content).hexdigest(), [])
     words = ast.get_docstring(tree) or ""
     imports: dict[str, None] = {}
+    asks = any(
+        isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today")
+        for line in tree.body
+        if not (isinstance(line, ast.If) and "'__main__'" in ast.unparse(line.test))
+        for node in ast.walk(line)
+    )
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports |= dict.fromkeys(alias.name for alias in node.names)
@@ -665,7 +679,9 @@ def _read(content: bytes) -> Source:
                     and isinstance(line.value.value, str)
                 )
             ]
-    return Source(hashlib.sha256(ast.dump(tree).encode()).hexdigest(), list(imports), words)
+    dated = asks and any(name.partition(".")[0] == "datetime" for name in imports)
+    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return Source(digest, list(imports), words, dated)
 
 
 _changed: list[str] = []
@@ -673,7 +689,7 @@ _changed: list[str] = []
 
 def _cache_file() -> Path:
     version = ".".join(map(str, sys.version_info[:2]))
-    return user_folder() / f"code-{version}.json"
+    return user_folder() / f"sources-{version}.json"
 
 
 @cache

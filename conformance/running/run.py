@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from conformance.adapter.loading import load, registered
 from conformance.cases.casefile import load_case
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, without_outcome
-from conformance.records.header import Header
+from conformance.records.header import Header, Implementation
 from conformance.records.numbers import Array
 from conformance.records.record import (
     Journal,
@@ -193,6 +193,7 @@ class RunPlugin:
         self.exit_status: int | None = None
         self._session: pytest.Session | None = None
         # Why the record cannot be written, such as a full disk.
+        self._declared_there: Sequence[Implementation] = ()
         self._unwritten = ""
         self._gated: Gated | None = None
         if self._given is not None and not self._is_worker and not config.option.collectonly:
@@ -612,8 +613,9 @@ class RunPlugin:
                 assert self._record is not None
                 # Keep the attention weights of the worst items only, over all processes.
                 keep = kept(self.results.values(), self._places)
-                finish(self._record, unanswered, [row.id for row in self.planned], keep)
-                self.written = self._record
+                order = [row.id for row in self.planned]
+                record = finish(self._record, unanswered, order, keep)
+                self.written, self._declared_there = self._record, record.header.implementations
         fine = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         if self._gated is not None:
             results = [self.results[name] for name in planned if name in self.results]
@@ -671,6 +673,10 @@ class RunPlugin:
         if self._earlier.lines:
             days = [self._earlier.days[n] for n in self.chosen if n in self._earlier.days]
             yield f"{as_measured(days, len(self.chosen))}; --fresh measures all again"
+        for one in self._declared_there:
+            if reasons := inputs.unseen(one.inputs):
+                told = "; ".join(reasons)
+                yield f"{one.name} is measured anew in every run: {told}, which cannot be observed"
         if self._unwritten and self._record is not None:
             journal = journal_path(self._record)
             kept_there = f"; what was measured is kept in {journal}" if journal.exists() else ""
