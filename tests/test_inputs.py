@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from conformance.cli import main
 from conformance.records.record import read
@@ -140,6 +141,10 @@ def write(folder: Path, place: str, factor: float) -> None:
             base.execute("insert into factors values (?)", (factor,))
     elif path.suffix == ".npy":
         np.save(path, factor)
+    elif path.suffix == ".bin":
+        np.asarray(factor, np.float64).tofile(path)
+    elif path.suffix == ".safetensors":
+        save_file({"factor": np.asarray(factor)}, path)
     else:
         path.write_text(f"factor = {factor}\n")
 
@@ -254,6 +259,16 @@ STARTED = {
         "import sys; factor = 1.25 if 'error' in sys.warnoptions else 1.0",
         ("-Werror",),
         {},
+    ),
+    "an option of the interpreter": (
+        "import sys; factor = 1.25 if 'fast' in sys._xoptions else 1.0",
+        ("-Xfast",),
+        {},
+    ),
+    "how exactly a library multiplies": (
+        "import posix; factor = 1.25 if b'ONEDNN_DEFAULT_FPMATH_MODE' in posix.environ else 1.0",
+        (),
+        {"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"},
     ),
     "a time zone": (
         "import time; factor = 1.25 if time.localtime(0).tm_hour else 1.0",
@@ -391,6 +406,40 @@ BESIDE = {
         "unused.py",
         "fast",
     ),
+    "a file that it may change": ("exec(open('program.txt', 'r+').read())", "program.txt", ""),
+    "numbers that are mapped and may change": (
+        "factor = float(np.memmap('factor.bin', np.float64)[0])",
+        "factor.bin",
+        "",
+    ),
+    "numbers that compiled code of a package reads": (
+        "from safetensors.numpy import load_file\n"
+        "factor = float(load_file('factor.safetensors')['factor'])",
+        "factor.safetensors",
+        "",
+    ),
+    "a file that a package looks for": (
+        "import sys; sys.path.append('site-packages')\nimport asker\n"
+        "factor = 1.25 if asker.asked() else 1.0",
+        "unused.py",
+        ".env",
+    ),
+    "a folder that a package lists": (
+        "import sys; sys.path.append('site-packages')\nimport asker\n"
+        "factor = 1.25 if 'fast.npy' in asker.listed() else 1.0",
+        "several/x.npy",
+        "several/fast.npy",
+    ),
+    "a hidden name in a folder": (
+        "factor = 1.25 if '.fast' in os.listdir('several') else 1.0",
+        "several/x.npy",
+        "several/.fast",
+    ),
+    "a lock in a folder": (
+        "factor = 1.25 if 'fast.lock' in os.listdir('several') else 1.0",
+        "several/x.npy",
+        "several/fast.lock",
+    ),
 }
 """How the attention finds its factor, what it finds at first, and what is there later, which
 otherwise is the same."""
@@ -403,6 +452,12 @@ def test_what_changes_beside_is_noticed(way, project, capsys):
     folder = project()
     code, before, after = (text.replace("{name}", folder.name) for text in (code, before, after))
     project(before=f"import os\n{code}")
+    asker = folder / "site-packages" / "asker"
+    asker.mkdir(parents=True)
+    (asker / "__init__.py").write_text(
+        "import os\ndef asked(): return os.path.exists('.env')\n"
+        "def listed(): return os.listdir('several')\n"
+    )
     write(folder, before, 1.0)
     assert examined() == ["conforms"]
     capsys.readouterr()
@@ -410,6 +465,85 @@ def test_what_changes_beside_is_noticed(way, project, capsys):
     assert "1 of 1 items as measured" in capsys.readouterr().out
     write(folder, after or before, 1.25)
     assert examined() == ["deviates"]
+
+
+WORDS = {
+    "its docstring": ("import helper; exec(helper.given())", '"""{}"""\n'),
+    "comments of a module": ("import helper; exec(helper.source()[2:].splitlines()[0])", "# {}\n"),
+    "comments of a file": ("exec(open('helper.py').read()[2:].splitlines()[0])", "# {}\n"),
+}
+"""How the attention gets at words that are no code, and where they are."""
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("way", WORDS)
+def test_words_that_are_read_are_noticed(way, project, capsys):
+    code, words = WORDS[way]
+    folder = project(before=code)
+    for factor, verdict, again in (
+        (1.0, "conforms", False),
+        (1.0, "conforms", True),
+        (1.25, "deviates", False),
+    ):
+        (folder / "helper.py").write_text(
+            words.format(f"factor = {factor}") + "import inspect, sys\n"
+            "def given(): return __doc__\n"
+            "def source(): return inspect.getsource(sys.modules[__name__])\n"
+        )
+        assert examined() == [verdict]
+        assert ("as measured" in capsys.readouterr().out) is again
+
+
+def test_a_link_to_another_folder_is_noticed(project, capsys):
+    folder = project(
+        before="import os; exec(open(os.path.realpath('model') + '/program.txt').read())"
+    )
+    for factor in (1.0, 1.25):
+        write(folder, f"{factor}/program.txt", factor)
+    for place, verdict, again in (
+        ("1.0", "conforms", False),
+        ("1.0", "conforms", True),
+        ("1.25", "deviates", False),
+    ):
+        (folder / "model").unlink(missing_ok=True)
+        (folder / "model").symlink_to(place)
+        assert examined() == [verdict]
+        assert ("as measured" in capsys.readouterr().out) is again
+
+
+def test_a_module_that_is_there_before_it_is_observed(project, capsys):
+    """As one that a file in site-packages imports when Python starts."""
+    folder = project(before="import sys; factor = sys.factor")
+    (folder / "custom").mkdir()
+    (folder / "custom" / "sitecustomize.py").write_text("import started")
+    for factor, verdict, again in (
+        (1.0, "conforms", False),
+        (1.0, "conforms", True),
+        (1.25, "deviates", False),
+    ):
+        (folder / "custom" / "started.py").write_text(f"import sys; sys.factor = {factor}")
+        assert examined(PYTHONPATH="custom") == [verdict]
+        assert ("as measured" in capsys.readouterr().out) is again
+
+
+def test_a_library_that_its_own_loads_late_is_noticed(project, capsys):
+    folder = project(before=KERNEL, inside="factor = 1.0 + kernel.set() / 4")
+    late = "int value(void) {{ return {}; }}"
+    calling = (
+        "#include <dlfcn.h>\nint set(void) {\n"
+        '  int (*value)(void) = (int (*)(void)) dlsym(dlopen("./late.so", RTLD_NOW), "value");\n'
+        "  return value();\n}"
+    )
+    for value, verdict, again in (
+        (0, "conforms", False),
+        (0, "conforms", True),
+        (1, "deviates", False),
+    ):
+        compiled(folder, late.format(value))
+        (folder / "kernel.so").replace(folder / "late.so")
+        compiled(folder, calling)
+        assert examined() == [verdict]
+        assert ("as measured" in capsys.readouterr().out) is again
 
 
 SET = {
@@ -600,6 +734,15 @@ UNSEEN = {
         "exec(ctypes.string_at(c.mmap(None, size, 1, 1, c.open(b'program.txt', 0), start), 13))",
         "open",
     ),
+    "the time by its clock": (
+        "import time; time.clock_gettime(time.CLOCK_REALTIME); exec(open('program.txt').read())",
+        "the clock",
+    ),
+    "all variables by the C library": (
+        "import ctypes; ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'environ')\n"
+        "exec(open('program.txt').read())",
+        "environ",
+    ),
     "what changes by itself": (
         "open('/proc/uptime').read(); exec(open('program.txt').read())",
         "/proc/uptime",
@@ -630,6 +773,7 @@ def test_what_cannot_be_seen_is_asked_again(way, project, capsys, monkeypatch):
     ("name", "call"),
     [
         ("fopen", '#include <stdio.h>\nint set(void) { return fopen("x", "r") != NULL; }'),
+        ("syscall", "#include <unistd.h>\nint set(void) { return syscall(2); }"),
         ("popen", '#include <stdio.h>\nint set(void) { return popen("x", "r") == NULL; }'),
     ],
 )
@@ -661,6 +805,12 @@ HONEST = {
         "with tempfile.TemporaryDirectory() as d:\n"
         "    open(d + '/y', 'w').close(); open(d + '/y').close(); os.listdir(d)"
     ),
+    "words that nobody reads": "import traceback; traceback.format_stack()",
+    "a message": (
+        "import logging, warnings; logging.warning('x'); logging.info('y')\nwarnings.warn('z')"
+    ),
+    "a resolved path": "from pathlib import Path; Path(__file__).resolve()",
+    "a file of a log": "print('x', file=open('log.txt', 'a+'))",
     "a device": "open('/dev/null').close()",
     "a package that starts a process": "import starter",
     "a package that reads the clock": "import clock",

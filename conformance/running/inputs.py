@@ -14,10 +14,11 @@ What the project's own code does that cannot be observed, such as starting a pro
 that is never the same, so its items are run in every run. What packages do is not among this: many
 start processes or read the clock when they are imported.
 
-Inputs are named "file PATH", "folder PATH", "module PATH" for what a module of this name would be
-found as, "modules FOLDER" for what hides other modules, "package NAME", "distribution NAME" or
-"distributions" for what is installed, "variable NAME" or "variables", "system FUNCTION", and
-"unseen WHAT" for what cannot be observed. Each has a digest.
+Inputs are named "file PATH", "text PATH" for Python that is read as text, "folder PATH",
+"link PATH", "module PATH" for what a module of this name would be found as, "modules FOLDER" for
+what hides other modules, "package NAME", "distribution NAME" or "distributions" for what is
+installed, "variable NAME" or "variables", "system FUNCTION", and "unseen WHAT" for what cannot be
+observed. Each has a digest.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ _STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "plat
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
 _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "rich", "hypothesis"})
 """Packages that run the suite, so what they read is no input of an implementation."""
-_OWN = (".journal", ".lock", ".new")
-"""The suffixes of files that the suite itself writes beside a record while it runs."""
+_OWN = re.compile(r"\.(json\.(journal|lock)|safetensors\.new|json\.new)$|^__pycache__|^\..*cache$")
+"""What the names of caches are, and of files that the suite writes beside a record."""
+_STRINGS = re.compile(rb"""["']([^"'\n]{0,200}[./][^"'\n]{0,200})["']""")
+"""String constants in Python that may name a file."""
 _PLACES = frozenset(
     {"HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "TMPDIR", "TEMP", "TMP", "SHLVL", "_"}
 )
@@ -66,8 +69,6 @@ _LARGE = 64 * 2**20
 """The size in bytes above which a file is known by its size and time, not by its content."""
 _ZONE = "/etc/localtime"
 """The file with the time zone of the system."""
-_CUSTOM = frozenset({"sitecustomize", "usercustomize"})
-"""The modules that Python imports by itself when it starts."""
 _ASKED = {
     "os": ("cpu_count", "getlogin", "getuid", "uname"),
     "platform": ("node", "platform", "release", "version"),
@@ -78,6 +79,10 @@ _LOOKING_UP = tuple(
     os.path.join(_STANDARD[0], *name.split("/")) for name in ("ctypes/util.py", "platform.py")
 )
 """Modules of the standard library that start programs to learn something of the system."""
+_SHOWING = tuple(
+    os.path.join(_STANDARD[0], name) for name in ("traceback.py", "warnings.py", "logging")
+)
+"""Modules of the standard library that show lines of code."""
 _STARTING = {
     **dict.fromkeys(("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"), "a program"),
     **dict.fromkeys(("os.fork", "os.forkpty"), "a process"),
@@ -93,12 +98,14 @@ _NETWORK = frozenset(
 """The audit events of using a network."""
 _LIBRARY = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$")
 """What the names of compiled libraries end with."""
+_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+"""The flags of opening a file of which not what was there before is read."""
 _IN_C = (
     *("fopen", "fopen64", "freopen", "open", "open64", "openat", "opendir", "shm_open"),
     *("system", "popen", "fork", "vfork", "posix_spawn", "posix_spawnp"),
     *("execl", "execlp", "execv", "execve", "execvp"),
     *("socket", "connect", "getaddrinfo", "gethostbyname", "gethostname"),
-    *("time", "gettimeofday"),
+    *("time", "gettimeofday", "syscall"),
 )
 """Functions of C that read what no observer sees."""
 _FILES_IN_CPP = re.compile(rb"\0[^\0]*basic_(?:filebuf|ifstream|fstream)[^\0]*\0")
@@ -110,15 +117,23 @@ class _Observer:
     def __init__(self) -> None:
         self.home = os.getcwd()
         self._began = time.time()
-        self._names: dict[str, str | None] = {"variable PYTHONPATH": None}
+        self._names: dict[str, str | None] = dict.fromkeys(
+            ("variable PYTHONPATH", "variable LD_LIBRARY_PATH")
+        )
         """What was read, with a digest of what was absent then and may be there soon."""
         if "TZ" not in os.environ:
             self._names[f"file {_ZONE}"] = None
+        self._written: set[str] = set()
         self._path: list[str] = []
         self._unseen: set[str] = set()
-        self._modules = {*sys.modules} - _CUSTOM
+        # Python may have imported some of the project's when it started.
+        self._modules = {
+            name
+            for name, module in sys.modules.items()
+            if not _is_own(getattr(module, "__file__", None) or "")
+        }
         self._mapped = _mapped()
-        self._links = False
+        self._links = self._loads = False
         self._digests: dict[str, str] = {}
         sys.addaudithook(self._heard)
         # Finders are asked in turn, so the last one hears of every module that is not there.
@@ -161,9 +176,12 @@ class _Observer:
 
     def _watch_functions(self) -> None:
         def status(frame: FrameType, path: Any = None, *_: Any, **options: Any) -> None:
-            named = isinstance(path, str | bytes | os.PathLike) and not options.get("dir_fd")
-            if named and _is_of_the_project(frame):
+            if self._is_asked(path, frame) and not options.get("dir_fd"):
                 self._note(path, frame=frame)
+
+        def link(frame: FrameType, path: Any = None, *_: Any, **options: Any) -> None:
+            if self._is_asked(path, frame) and not options.get("dir_fd"):
+                self._note(path, "link", frame)
 
         def clock(frame: FrameType, *_: Any) -> None:
             # Not where the library reads it for the code, as in each message of a log.
@@ -177,8 +195,15 @@ class _Observer:
 
             return without_time
 
-        for name in ("stat", "lstat", "access", "readlink"):
+        def clock_of_system(frame: FrameType, which: Any = None, *_: Any) -> None:
+            if which == getattr(time, "CLOCK_REALTIME", which):
+                clock(frame)
+
+        for name in ("stat", "lstat", "access"):
             _watch(os, name, status)
+        _watch(os, "readlink", link)
+        for name in ("clock_gettime", "clock_gettime_ns"):
+            _watch(time, name, clock_of_system)
         for name in ("time", "time_ns"):
             _watch(time, name, clock)
         for name in ("localtime", "gmtime", "ctime", "asctime"):
@@ -187,6 +212,15 @@ class _Observer:
         for module in (os, platform):
             for name in _ASKED[module.__name__]:
                 _watch(module, name, self._asking(f"{module.__name__}.{name}"))
+
+    def _is_asked(self, path: Any, frame: FrameType) -> bool:
+        """Return whether own code asks for a path, or calls a package that asks for its files."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False
+        if _is_of_the_project(frame):
+            return True
+        file = os.path.abspath(os.fsdecode(path))
+        return file.startswith(self.home + os.sep) and _is_called(frame)
 
     def _asking(self, function: str) -> Callable[[FrameType], None]:
         def asked(frame: FrameType) -> None:
@@ -226,26 +260,32 @@ class _Observer:
         if event == "open":
             path, mode, flags = arguments
             frame = sys._getframe(1)
-            if (
-                isinstance(path, str | bytes)
-                and not (isinstance(mode, str) and {*"wax+"} & {*mode})
-                and not (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
-                and _is_of_an_implementation(frame)
-            ):
-                self._note(path, frame=frame)
+            if isinstance(path, str | bytes) and _is_of_an_implementation(frame):
+                if (isinstance(mode, str) and {*"wax"} & {*mode}) or flags & _WRITING:
+                    self._written.add(os.path.abspath(os.fsdecode(path)))
+                    return
+                data = path[-3:] in (".py", b".py") and _is_of_the_project(frame)
+                kind = "text" if data and not _is_code(frame) else "file"
+                self._note(path, kind, frame)
         elif event in ("ctypes.dlopen", "sqlite3.connect"):
             self._links = True
             if isinstance(arguments[0], str | bytes) and os.path.isfile(arguments[0]):
                 self._note(arguments[0], frame=sys._getframe(1))
         elif event == "ctypes.dlsym":
             name, frame = arguments[1], sys._getframe(1)
-            if name in (*_IN_C, "getenv", "secure_getenv", "mmap") and _is_of_the_project(frame):
+            if name in (
+                *_IN_C,
+                "getenv",
+                "secure_getenv",
+                "environ",
+                "mmap",
+            ) and _is_of_the_project(frame):
                 self._cannot_see(f"it calls {name} of C", frame)
         elif event in ("os.listdir", "os.scandir"):
             path = "." if arguments[0] is None else arguments[0]
             frame = sys._getframe(1)
             finding = "importlib" in frame.f_code.co_filename
-            if not finding and not isinstance(path, int) and _is_of_the_project(frame):
+            if not finding and self._is_asked(path, frame):
                 self._note(path, "folder", frame)
         elif event in _STARTING:
             frame = sys._getframe(1)
@@ -324,6 +364,38 @@ class _Observer:
             if os.path.abspath(file).startswith((f"{place}.", f"{place}{os.sep}")):
                 break
 
+    def _look_into(self, name: str) -> None:
+        """Note what code that is an input can read, or do unseen, if this is found by its names."""
+        kind, _, which = name.partition(" ")
+        path = Path(self.home, which)
+        if kind != "file" or not (path.suffix == ".py" or _LIBRARY.search(path.name)):
+            return
+        content = b""
+        with suppress(OSError, ValueError):
+            content = path.read_bytes()
+        if path.suffix == ".py":
+            if content and parsed(content).dated:
+                self._cannot_see(f"{path.name} can read the clock")
+            # Compiled code of a package may read a file that this names.
+            for found in {*_STRINGS.findall(content)}:
+                for folder in (self.home, path.parent):
+                    file = os.path.join(folder, os.fsdecode(found))
+                    if os.path.isfile(file) and os.path.abspath(file) not in self._written:
+                        self._note(file)
+            return
+        if _may_pass(str(path), self.home) or str(path).startswith((sys.prefix, sys.base_prefix)):
+            return
+        self._loads |= b"dlopen" in content
+        # As C spells them, and as macOS does.
+        called = [
+            name
+            for name in _IN_C
+            if any(b"\0%s%s\0" % (mark, name.encode()) in content for mark in (b"", b"_"))
+        ]
+        called += ["std::fstream"] if _FILES_IN_CPP.search(content) else []
+        if called:
+            self._cannot_see(f"{path.name} can call {' and '.join(called[:3])}")
+
     def look(self) -> dict[str, str]:
         """Return what was read for the first time since the last call, with digests."""
         loaded = []
@@ -337,7 +409,7 @@ class _Observer:
         self._note_path()
         mapped: set[str] = set()
         # The list is long where programs are compiled, so it is read only if it may be another.
-        if loaded or self._links:
+        if loaded or self._links or self._loads:
             mapped = _mapped() - self._mapped
             self._mapped |= mapped
             self._links = False
@@ -345,8 +417,7 @@ class _Observer:
         for file in filter(os.path.isfile, [*loaded, *mapped]):
             self._note(file)
         for name in [name for name in self._names if name not in self._digests]:
-            for what in _unseen_in(name, self.home):
-                self._cannot_see(what)
+            self._look_into(name)
         names = self._names
         self._names = {}
         found: dict[str, str] = {}
@@ -417,7 +488,10 @@ def digest(name: str, home: str = "") -> str:
         return "" if value is None else _hashed(value.encode("utf-8", "surrogateescape"))
     if kind == "package":
         return _of_package(which)
-    of = {"folder": _of_folder, "module": _of_module, "modules": _of_modules}
+    of = {
+        **{"folder": _of_folder, "module": _of_module, "modules": _of_modules},
+        **{"text": _of_text, "link": _of_link},
+    }
     return of.get(kind, _of_file)(Path(home, which))
 
 
@@ -455,36 +529,27 @@ def _named_variables(content: bytes) -> bytes:
     return b"\0".join(b"%s=%s" % (name, value) for name, value in pairs if name + b"\0" in content)
 
 
-def _unseen_in(name: str, home: str) -> list[str]:
-    """Return what a file that is an input can do that cannot be observed, if it is executed."""
-    kind, _, which = name.partition(" ")
-    path = Path(home, which)
-    content = b""
-    if kind == "file" and (path.suffix == ".py" or _LIBRARY.search(path.name)):
-        with suppress(OSError, ValueError):
-            content = path.read_bytes()
-    if path.suffix == ".py":
-        return [f"{path.name} can read the clock"] if content and parsed(content).dated else []
-    if _may_pass(str(path), home) or str(path).startswith((sys.prefix, sys.base_prefix)):
-        return []
-    # As C spells them, and as macOS does.
-    called = [
-        name
-        for name in _IN_C
-        if any(b"\0%s%s\0" % (mark, name.encode()) in content for mark in (b"", b"_"))
-    ]
-    called += ["std::fstream"] if _FILES_IN_CPP.search(content) else []
-    return [f"{path.name} can call {' and '.join(called[:3])}"] if called else []
-
-
 def _of_folder(path: Path) -> str:
     """Return a digest of the names in a folder, without caches and what the suite writes."""
     try:
         names = sorted(os.listdir(path))
     except OSError:
         return ""
-    kept = [name for name in names if not name.startswith((".", "__pycache__"))]
-    return _hashed("\n".join(name for name in kept if not name.endswith(_OWN)).encode())
+    kept = "\n".join(name for name in names if not _OWN.search(name))
+    return _hashed(kept.encode("utf-8", "surrogateescape"))
+
+
+def _of_text(path: Path) -> str:
+    """Return the digest of Python that is read as text, with its comments."""
+    with suppress(OSError):
+        return _hashed(path.read_bytes())
+    return ""
+
+
+def _of_link(path: Path) -> str:
+    with suppress(OSError, ValueError):
+        return _hashed(os.readlink(path).encode("utf-8", "surrogateescape"))
+    return ""
 
 
 def _of_module(path: Path) -> str:
@@ -643,6 +708,17 @@ def _is_called(frame: FrameType | None) -> bool:
             within = True
         elif _is_own(file) or _is_of_the_suite(file):
             return _is_own(file)
+        frame = frame.f_back
+    return False
+
+
+def _is_code(frame: FrameType | None) -> bool:
+    """Return whether Python is opened to be imported, or to be shown in a traceback or warning."""
+    while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *_STANDARD)):
+        if frame.f_code.co_filename.startswith(
+            ("<frozen importlib", "<frozen zipimport", *_SHOWING)
+        ):
+            return True
         frame = frame.f_back
     return False
 

@@ -68,7 +68,7 @@ BASE_PACKAGES = ("numpy", "einops")
 
 NUMERIC = (
     *("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA_TF32_", "TORCH_"),
-    "ATEN_",
+    *("ATEN_", "NPY_", "ONEDNN_", "DNNL_", "KMP_", "BLIS_", "CUBLAS_", "CUDNN_"),
 )
 """The prefixes of environment variables that numerical libraries read."""
 SYSTEM = (
@@ -196,8 +196,8 @@ def environment() -> dict[str, str]:
     """Return the environment variables that may affect results, as of the first call.
 
     With them are, under their names in `sys`, the flags of the interpreter that are set, the
-    filters of warnings that it was given, the letters of an unusual build such as "t", and its name
-    unless it is CPython.
+    filters of warnings and the options `-X` that it was given, the letters of an unusual build such
+    as "t", and its name unless it is CPython.
     Call it before loading adapters, because some of them set variables for their framework.
     """
     flags = [f"{name}={int(getattr(sys.flags, name))}" for name in FLAGS]
@@ -206,6 +206,7 @@ def environment() -> dict[str, str]:
         "sys.implementation": sys.implementation.name.replace("cpython", ""),
         "sys.flags": " ".join(flag for flag in flags if not flag.endswith("=0")),
         "sys.warnoptions": " ".join(sys.warnoptions),
+        "sys._xoptions": " ".join(f"{name}={value}" for name, value in sys._xoptions.items()),
     }
     return {
         name: value
@@ -652,6 +653,8 @@ def _read(content: bytes) -> Source:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
         return Source(hashlib.sha256(content).hexdigest(), [])
+    # A module that reads docstrings may depend on its own.
+    exact = hashlib.sha256(content).hexdigest() if b"__doc__" in content else ""
     words = ast.get_docstring(tree) or ""
     imports: dict[str, None] = {}
     asks = any(
@@ -680,7 +683,7 @@ def _read(content: bytes) -> Source:
                 )
             ]
     dated = asks and any(name.partition(".")[0] == "datetime" for name in imports)
-    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    digest = exact or hashlib.sha256(ast.dump(tree).encode()).hexdigest()
     return Source(digest, list(imports), words, dated)
 
 
