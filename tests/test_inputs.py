@@ -389,6 +389,17 @@ BESIDE = {
         "unused.py",
         "colorsys.py",
     ),
+    "a package that hides a folder": (
+        "import sys; sys.path.append('later')\n"
+        "factor = getattr(__import__('fol' + 'der'), 'factor', 1.0)",
+        "folder/helper.py",
+        "later/folder/__init__.py",
+    ),
+    "a module that hides a folder": (
+        "factor = getattr(__import__('fol' + 'der'), 'factor', 1.0)",
+        "folder/helper.py",
+        "folder.py",
+    ),
     "a temporary file": ("exec(open('../{name}.txt').read())", "../{name}.txt", ""),
     "a temporary file that was absent": (
         "factor = 1.25 if os.path.exists('../{name}.txt') else 1.0",
@@ -509,6 +520,44 @@ def test_a_link_to_another_folder_is_noticed(project, capsys):
         (folder / "model").symlink_to(place)
         assert examined() == [verdict]
         assert ("as measured" in capsys.readouterr().out) is again
+
+
+LEFT = {
+    "a count": (
+        "n = int(open('count').read())\nopen('count', 'w').write(str(n + 1))\n"
+        "factor = 1.25 if n else 1.0",
+        True,
+    ),
+    "what it moves": (
+        "os.path.exists('count'); os.rename('count', 'old')\n"
+        "factor = 1.0 if os.path.exists('other') else 1.25",
+        True,
+    ),
+    "a cache": (
+        "factor = 1.25 if os.path.exists('cache') else 1.0\nopen('cache', 'w').close()",
+        False,
+    ),
+    "a mark that it removes": (
+        "factor = 1.0 if os.path.exists('count') else 1.25\nif factor == 1: os.remove('count')",
+        True,
+    ),
+}
+"""What the attention leaves for its next process, and whether the summary says so."""
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("way", LEFT)
+def test_what_it_leaves_for_the_next_process_is_noticed(way, project, capsys):
+    code, told = LEFT[way]
+    folder = project(before=f"import os\n{code}")
+    (folder / "count").write_text("0")
+    (folder / "other").write_text("")
+    assert examined() == ["conforms"]
+    assert ("and changes it" in capsys.readouterr().out) is told
+    (folder / "other").unlink()
+    if way == "what it moves":
+        (folder / "count").write_text("1")
+    assert examined() == ["deviates"]
 
 
 def test_a_module_that_is_there_before_it_is_observed(project, capsys):
@@ -811,6 +860,9 @@ HONEST = {
     ),
     "a resolved path": "from pathlib import Path; Path(__file__).resolve()",
     "a file of a log": "print('x', file=open('log.txt', 'a+'))",
+    "a file that it writes and reads": (
+        "open('copy.txt', 'w').write('x'); open('copy.txt').read(); os.remove('copy.txt')"
+    ),
     "a device": "open('/dev/null').close()",
     "a package that starts a process": "import starter",
     "a package that reads the clock": "import clock",

@@ -261,12 +261,16 @@ class _Observer:
             path, mode, flags = arguments
             frame = sys._getframe(1)
             if isinstance(path, str | bytes) and _is_of_an_implementation(frame):
-                if (isinstance(mode, str) and {*"wax"} & {*mode}) or flags & _WRITING:
-                    self._written.add(os.path.abspath(os.fsdecode(path)))
+                if {*"wax"} & {*(mode or "")} or (flags or 0) & _WRITING:
+                    self._changes(path, frame)
                     return
                 data = path[-3:] in (".py", b".py") and _is_of_the_project(frame)
                 kind = "text" if data and not _is_code(frame) else "file"
                 self._note(path, kind, frame)
+        elif event in ("os.remove", "os.rename", "os.rmdir", "os.truncate"):
+            for path in arguments[: 2 if event == "os.rename" else 1]:
+                if isinstance(path, str | bytes | os.PathLike):
+                    self._changes(path, sys._getframe(1))
         elif event in ("ctypes.dlopen", "sqlite3.connect"):
             self._links = True
             if isinstance(arguments[0], str | bytes) and os.path.isfile(arguments[0]):
@@ -299,6 +303,16 @@ class _Observer:
             if _is_called(frame) if far else _is_of_the_project(frame):
                 self._cannot_see("it uses the network", frame)
 
+    def _changes(self, path: str | bytes | os.PathLike[Any], frame: FrameType) -> None:
+        """Note that a file is changed now: what own code read before it did is no longer there."""
+        file = os.path.abspath(os.fsdecode(path))
+        if file not in self._written and _is_of_the_project(frame):
+            name = _input(file, self.home)
+            # With no digest yet, it was there.
+            if name and (self._names.get(name, "") is None or self._digests.get(name)):
+                self._cannot_see(f"it reads {os.path.basename(file)} and changes it", frame)
+        self._written.add(file)
+
     def _note(
         self,
         path: str | bytes | os.PathLike[Any],
@@ -326,8 +340,9 @@ class _Observer:
                     stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
                 ):
                     return
-            if not os.path.lexists(file):
-                known = ""
+        # What was absent may be made now, and the next process finds it.
+        if kind != "module" and not os.path.lexists(file):
+            known = ""
         self._names.setdefault(name, known)
 
     def _cannot_see(self, what: str, frame: FrameType | None = None) -> None:
@@ -401,11 +416,14 @@ class _Observer:
         loaded = []
         for name in [name for name in [*sys.modules] if name not in self._modules]:
             self._modules.add(name)
-            file = getattr(sys.modules.get(name), "__file__", None)
+            module = sys.modules.get(name)
+            file = getattr(module, "__file__", None)
             if isinstance(file, str):
                 loaded.append(file)
-                if _is_own(file):
-                    self._note_module(name, file)
+            else:  # a package without __init__.py, which any later one hides
+                file = next(iter(getattr(module, "__path__", ())), "")
+            if isinstance(file, str) and _is_own(file):
+                self._note_module(name, file)
         self._note_path()
         mapped: set[str] = set()
         # The list is long where programs are compiled, so it is read only if it may be another.
