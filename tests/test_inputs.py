@@ -417,6 +417,17 @@ BESIDE = {
         "unused.py",
         "fast",
     ),
+    "a file relative to an open folder": (
+        "d = os.open('several', os.O_RDONLY)\n"
+        "exec(os.read(os.open('program.txt', os.O_RDONLY, dir_fd=d), 99))",
+        "several/program.txt",
+        "",
+    ),
+    "an open folder": (
+        "factor = 1.25 if 'fast.npy' in os.listdir(os.open('several', os.O_RDONLY)) else 1.0",
+        "several/x.npy",
+        "several/fast.npy",
+    ),
     "a file that it may change": ("exec(open('program.txt', 'r+').read())", "program.txt", ""),
     "numbers that are mapped and may change": (
         "factor = float(np.memmap('factor.bin', np.float64)[0])",

@@ -96,6 +96,8 @@ _NETWORK = frozenset(
     )
 )
 """The audit events of using a network."""
+_MODULES = re.compile(r'^"?([^"\n]+?\.py)"?,', re.MULTILINE)
+"""The modules in the list of files of a distribution."""
 _LIBRARY = re.compile(r"\.(so|dylib|dll|pyd)(\.[\d.]+)?$")
 """What the names of compiled libraries end with."""
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -199,6 +201,13 @@ class _Observer:
             if which == getattr(time, "CLOCK_REALTIME", which):
                 clock(frame)
 
+        def beside(frame: FrameType, path: Any = None, *_: Any, **options: Any) -> None:
+            # The audit event of opening a file does not tell to which folder it is relative.
+            folder = _of_descriptor(options.get("dir_fd"))
+            if folder and _is_own(frame.f_code.co_filename):
+                self._note(os.path.join(folder, os.fsdecode(path)), frame=frame)
+
+        _watch(os, "open", beside)
         for name in ("stat", "lstat", "access"):
             _watch(os, name, status)
         _watch(os, "readlink", link)
@@ -289,6 +298,8 @@ class _Observer:
             path = "." if arguments[0] is None else arguments[0]
             frame = sys._getframe(1)
             finding = "importlib" in frame.f_code.co_filename
+            if isinstance(path, int):
+                path = _of_descriptor(path)
             if not finding and self._is_asked(path, frame):
                 self._note(path, "folder", frame)
         elif event in _STARTING:
@@ -637,19 +648,16 @@ def _of_package(name: str) -> str:
 
 def _edited(folder: str, listed: str) -> Iterator[str]:
     """Yield name and digest of each module that is newer than the list of files that names it."""
-    files = [line.rsplit(",", 2)[0].strip('"') for line in listed.splitlines()]
     times = [
         os.stat(os.path.join(folder, file)).st_mtime
-        for file in files
-        if file.endswith(".dist-info/RECORD")
+        for file in re.findall(r"^(.*\.dist-info/RECORD),", listed, re.MULTILINE)
     ]
-    for file in files if times else ():
-        if file.endswith(".py"):
-            path = os.path.join(folder, file)
-            with suppress(OSError):
-                # An installer writes the list within moments of the last file.
-                if os.stat(path).st_mtime > times[0] + 10:
-                    yield f"{file} {_of_file(Path(path))}"
+    for file in _MODULES.findall(listed) if times else ():
+        path = os.path.join(folder, file)
+        with suppress(OSError):
+            # An installer writes the list within moments of the last file.
+            if os.stat(path).st_mtime > times[0] + 10:
+                yield f"{file} {_of_file(Path(path))}"
 
 
 def _hashed(content: bytes) -> str:
@@ -767,6 +775,13 @@ def _package(file: str) -> str:
     for at in range(len(parts) - 2, -1, -1):
         if parts[at] in _INSTALLED:
             return parts[at + 1].partition(".")[0]
+    return ""
+
+
+def _of_descriptor(descriptor: int | None) -> str:
+    """Return the path of an open folder, or "" where the system does not tell."""
+    with suppress(OSError):
+        return "" if descriptor is None else os.readlink(f"/proc/self/fd/{descriptor}")
     return ""
 
 
