@@ -53,6 +53,23 @@ def records(tmp_path_factory):
     return {name: folder / f"{name}.narrowed.json" for name in ("Correct", "Inverted")}
 
 
+def test_a_record_of_what_has_changed_since_is_refused(tmp_path, here):
+    """Otherwise a gate is green of code that nobody ran."""
+    example = Path(__file__).parents[1] / "docs" / "examples" / "numpy_function.py"
+    text = example.read_text()
+    (tmp_path / "mine.py").write_text(text)
+    mha("run", "mine.py:attention", *NARROW, "--record", "r.json", cwd=tmp_path)
+    gate = ("gate", "--from-record", "r.narrowed.json")
+    here(*gate, expect=ExitCode.OK)
+    (tmp_path / "mine.py").write_text(f"# A comment.\n{text}")
+    here(*gate, expect=ExitCode.OK)
+    (tmp_path / "mine.py").write_text(text.replace("-0.5", "-0.4"))
+    told = here(*gate, expect=ExitCode.USAGE).err
+    assert "mine.py has changed since it was measured; run again" in told
+    (tmp_path / "mine.py").unlink()
+    here(*gate, expect=ExitCode.OK)
+
+
 @pytest.fixture
 def known(records, tmp_path, here):
     """A folder with the baseline of what inverts its mask."""

@@ -207,6 +207,7 @@ def _given(options: argparse.Namespace) -> Record:
     from conformance.records.findings import STORED
     from conformance.records.record import check_sealed, journal_path
     from conformance.reports.gate.judging import part_of
+    from conformance.running import inputs
     from conformance.running.kept import hash_of_catalogue
     from conformance.running.provenance import revisions, suite_code, suite_version
 
@@ -224,7 +225,9 @@ def _given(options: argparse.Namespace) -> Record:
     suite = suite_version()
     version, _, _ = suite.partition("+")
     # Digests of parsed code are comparable in one version of Python only.
+    edited: list[str] = []
     if made.python.split(".")[:2] == platform.python_version().split(".")[:2]:
+        edited = [file for one in header.implementations for file in inputs.edited(one.inputs)]
         alike = (made.code, header.revisions) == (suite_code(), revisions())
     else:
         alike = made.suite == suite
@@ -236,6 +239,8 @@ def _given(options: argparse.Namespace) -> Record:
         fault = "it is of a catalogue with other cases"
     elif others := sorted(name for name in asked if _hash(name) != asked[name]):
         fault = f"its case {others[0]} asks another question than that of this suite"
+    elif edited:
+        fault = f"{edited[0]} has changed since it was measured"
     elif strangers:
         fault = f"it has results of {strangers[0]}, which it did not ask"
     else:

@@ -486,6 +486,24 @@ def stand(inputs: Mapping[str, str]) -> bool:
     )
 
 
+def edited(inputs: Mapping[str, str]) -> list[str]:
+    """Return the files of the project that are here, but not as they were read.
+
+    A record may come from another machine, so files that are not here tell nothing.
+    """
+    home = os.getcwd()
+    known = {
+        name.removeprefix("file "): then
+        for name, then in inputs.items()
+        if name.startswith("file ") and then not in ("", CHANGED)
+    }
+    return [
+        file
+        for file, then in known.items()
+        if not _may_pass(os.path.abspath(file), home) and digest(f"file {file}") not in ("", then)
+    ]
+
+
 def unseen(inputs: Mapping[str, str]) -> list[str]:
     """Return texts such as "it starts a program (mine.py:3)", for what cannot be observed."""
     kinds = (name.partition(" ") for name in inputs)
