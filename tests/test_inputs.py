@@ -260,11 +260,6 @@ STARTED = {
         ("-Werror",),
         {},
     ),
-    "an option of the interpreter": (
-        "import sys; factor = 1.25 if 'fast' in sys._xoptions else 1.0",
-        ("-Xfast",),
-        {},
-    ),
     "how exactly a library multiplies": (
         "import posix; factor = 1.25 if b'ONEDNN_DEFAULT_FPMATH_MODE' in posix.environ else 1.0",
         (),

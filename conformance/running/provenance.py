@@ -196,8 +196,8 @@ def environment() -> dict[str, str]:
     """Return the environment variables that may affect results, as of the first call.
 
     With them are, under their names in `sys`, the flags of the interpreter that are set, the
-    filters of warnings and the options `-X` that it was given, the letters of an unusual build such
-    as "t", and its name unless it is CPython.
+    filters of warnings that it was given, the letters of an unusual build such as "t", and its name
+    unless it is CPython.
     Call it before loading adapters, because some of them set variables for their framework.
     """
     flags = [f"{name}={int(getattr(sys.flags, name))}" for name in FLAGS]
@@ -206,7 +206,6 @@ def environment() -> dict[str, str]:
         "sys.implementation": sys.implementation.name.replace("cpython", ""),
         "sys.flags": " ".join(flag for flag in flags if not flag.endswith("=0")),
         "sys.warnoptions": " ".join(sys.warnoptions),
-        "sys._xoptions": " ".join(f"{name}={value}" for name, value in sys._xoptions.items()),
     }
     return {
         name: value
