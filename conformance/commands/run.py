@@ -291,15 +291,16 @@ def _record_stateful(
 def fill_in(options: argparse.Namespace, settings: Settings) -> None:
     """Take from `settings` the implementations and options that the command line does not give.
 
-    Set `options.chosen` to the names of those options with which `settings` chooses cases, dtypes
-    or modes. These are all that the project asks, so that a run of them is not a part of a run.
+    Set `options.chosen` to the names of those options with which `settings` chooses cases, dtypes,
+    modes or a level. These are all that the project asks, so that a run of them is not a part of a
+    run.
     """
-    keys = {"case": settings.cases, "dtype": settings.dtypes, "mode": settings.modes}
+    names = {"case": "cases", "dtype": "dtypes", "mode": "modes", "level": "level"}
+    keys = {name: getattr(settings, key) for name, key in names.items()}
     options.chosen = [name for name, value in keys.items() if value and not getattr(options, name)]
     for name in options.chosen:
         setattr(options, name, keys[name])
     options.implementation = options.implementation or settings.implementations
-    options.level = options.level or settings.level
     options.device = options.device or settings.device
     if settings.record is not None:
         options.record = options.record or Path(settings.record)

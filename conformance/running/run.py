@@ -39,7 +39,7 @@ from conformance.records.record import (
     narrowed_path,
     with_inputs,
 )
-from conformance.running import inputs, level_of
+from conformance.running import WHOLE, inputs, level_of
 from conformance.running.examine import (
     Outcome,
     counted,
@@ -159,8 +159,10 @@ class RunPlugin:
         rest = {f"{name}s": [] if name in chosen else value for name, value in keys.items()}
         level = level_of(level, *rest.values(), keyword)
         self.selection = Selection(cases, dtypes, modes, level, files)
-        self._restriction = str(dataclasses.replace(self.selection, **rest))
-        self._chosen = str(Selection(**{f"{name}s": keys[name] for name in chosen}))
+        whole = WHOLE[0] if "level" in chosen else level
+        self._restriction = str(dataclasses.replace(self.selection, **rest, level=whole))
+        asked = {f"{name}s": value for name, value in keys.items() if name in chosen}
+        self._chosen = str(Selection(**asked, level=level if "level" in chosen else whole))
         self.supervisors: dict[str, Supervisor] = {}
         self._told: set[str] = set()
         if self._given is not None:

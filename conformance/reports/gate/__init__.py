@@ -360,7 +360,9 @@ class _Log:
             path = self.judgement.baseline.path
             self._line("")
             self._line(
-                f"not counted: {', '.join(uncounted)}: {path} has numbers of others only", BAD
+                f"not counted: {', '.join(uncounted)}: {path} has numbers of others, or of other "
+                "levels, only",
+                BAD,
             )
             self._line("  baseline update writes what is verified; or was it renamed?", DIM)
         if not places:

@@ -76,6 +76,9 @@ Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
 
 NOT_OBSERVED, NOT_WRITTEN = "not observed", "not written yet: run baseline update"
 
+_LEVELS = ("first", "core", "default", "large")
+"""The levels with which places of counts may begin."""
+
 OPTIONS = ("--case", "--dtype", "--mode", "-k", "--level", "--shard", "--deselect")
 _NARROWS = re.compile(rf"(^| )({'|'.join(OPTIONS)})( |$)")
 """Matches options that leave something out of a run; case files only add to it."""
@@ -150,10 +153,11 @@ def read_counts(table: Any) -> Counts:
         ) from error
     for name, places in counts.items():
         for place in places:
-            if place.removeprefix("default:").count(":") != 2:
+            level, _, rest = place.partition(":")
+            if (rest if level in _LEVELS else place).count(":") != 2:
                 raise BrokenBaseline(
-                    f'verified.{name}: {place!r} is not "dtype:device:mode", nor is it after '
-                    '"default:"'
+                    f'verified.{name}: {place!r} is not "dtype:device:mode", nor is it after a '
+                    'level, such as "default:"'
                 )
     return counts
 
@@ -203,14 +207,19 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
     return found
 
 
-def implementations_counted(expected: Counts, record: Record) -> set[str]:
-    """Return the implementations that have counts for the level and the device of a record."""
+def implementations_counted(
+    expected: Counts, record: Record, *, every_level: bool = False
+) -> set[str]:
+    """Return the implementations that have counts for the device and the level of a record.
+
+    With `every_level`, those of other levels are among them.
+    """
     device, level = record.header.provenance.device, _level(record)
     return {
         name
         for name, places in expected.items()
         for *levels, _, on, _ in (place.split(":") for place in places)
-        if on == device and "".join(levels) == level
+        if on == device and (every_level or "".join(levels) == level)
     }
 
 

@@ -144,13 +144,18 @@ class Judgement:
         """The implementations of a whole run for which only the baseline's numbers are missing.
 
         The baseline has counts for this level and device, but none for them: they may have been
-        renamed, and all that was verified of them before would be lost unnoticed.
+        renamed, and all that was verified of them before would be lost unnoticed. Likewise if the
+        project's table chooses a level, and they have counts for others only.
         """
-        counted = implementations_counted(self.baseline.verified, self.record)
-        if not counted or not is_whole(self.record):
+        if not is_whole(self.record):
             return []
+        expected = self.baseline.verified
+        counted = implementations_counted(expected, self.record)
         names = [one.name for one in self.record.header.implementations]
-        return [name for name in names if name not in counted]
+        others = {*names} if counted else set()
+        if "--level" in self.record.header.provenance.chosen.split():
+            others |= implementations_counted(expected, self.record, every_level=True)
+        return [name for name in names if name in others - counted]
 
     @property
     def to_edit(self) -> tuple[tuple[str, BaselineEntry], ...]:
