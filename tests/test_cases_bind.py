@@ -9,6 +9,7 @@ move it is declared (`Case.idle`) or a symmetry, named below with its reason.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
@@ -23,7 +24,7 @@ from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.features import FEATURES
 from conformance.definition.geometry import Grid
 from conformance.definition.problem import Positions, Problem
-from conformance.definition.rotary import RotaryScaling, length_of
+from conformance.definition.rotary import RotaryAxes, RotaryScaling, length_of
 from conformance.records.numbers import LIMIT
 
 BINDS = {"float64": 100.0, "float32": 100.0, "float16": 100.0, "bfloat16": 3 * LIMIT}
@@ -231,6 +232,8 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
                 yield f"rotary {name}", "replaced", problem.replace(rotary=changed)
     if problem.rotary is not None and problem.rotary_scaling is not None:
         yield from spoilt_scaling(problem, problem.rotary_scaling)
+    if problem.axes is not None:
+        yield from spoilt_axes(problem, problem.axes, problem.rotary_scaling)
     if problem.norm is not None:
         norm = problem.norm
         yield "norm", "left out", problem.replace(norm=None)
@@ -279,12 +282,45 @@ def spoilt_spans(problem: Problem, spans: np.ndarray) -> Iterator[Spoilt]:
             yield "spans", how, problem.replace(spans=changed)
 
 
+def spoilt_axes(problem: Problem, axes: RotaryAxes, scaling: RotaryScaling) -> Iterator[Spoilt]:
+    """The same for positions on several axes, and for the sections of pairs that turn by each."""
+    far = dataclasses.replace(axes, query=axes.query + 1)
+    yield "position axes", "of queries one more", problem.replace(axes=far)
+    if (np.ptp(axes.key, axis=-1) == 0).all():
+        return  # All pairs of a text turn alike, whatever their sections are.
+    plain = scaled_alone(scaling)
+    yield "position axes", "left out", problem.replace(axes=None, rotary_scaling=plain)
+    read = set(scaling.axis_of_pairs().tolist())
+    for axis in sorted(read):
+        order = [it if it != axis else (axis + 1) % 3 for it in range(3)]
+        other = RotaryAxes(query=axes.query[..., order], key=axes.key[..., order])
+        yield "position axes", f"number {axis} as the next", problem.replace(axes=other)
+    for order in itertools.permutations(range(3)):
+        counts = tuple(scaling.mrope_section[it] for it in order)
+        other = dataclasses.replace(scaling, mrope_section=counts)
+        if counts != scaling.mrope_section and other.fits(problem.rotary.size):
+            yield "sections", f"{counts}", problem.replace(rotary_scaling=other)
+    other = dataclasses.replace(scaling, mrope_interleaved=not scaling.mrope_interleaved)
+    fits = other.fits(problem.rotary.size)
+    if fits and not np.array_equal(other.axis_of_pairs(), scaling.axis_of_pairs()):
+        yield "sections", "the other way", problem.replace(rotary_scaling=other)
+
+
+def scaled_alone(scaling: RotaryScaling) -> RotaryScaling | None:
+    """A scaling without sections; None if nothing else is scaled."""
+    if scaling.rope_type == "default":
+        return None
+    return dataclasses.replace(scaling, mrope_section=None, mrope_interleaved=None)
+
+
 def spoilt_scaling(problem: Problem, scaling: RotaryScaling) -> Iterator[Spoilt]:
     """The same for what scales rotary frequencies: each number that matters twice as large."""
     kind, length = scaling.rope_type, length_of(problem)
     short = length <= (scaling.original_max_position_embeddings or length)
-    if kind != "dynamic" or not short:
-        yield "rotary scaling", "left out", problem.replace(rotary_scaling=None)
+    sections = {n: getattr(scaling, n) for n in ("mrope_section", "mrope_interleaved")}
+    if kind != "default" and (kind != "dynamic" or not short):
+        bare = RotaryScaling(rope_type="default", **sections) if problem.axes else None
+        yield "rotary scaling", "left out", problem.replace(rotary_scaling=bare)
     # What is of the other side of the original length does not matter on this one.
     idle = {"dynamic": ("factor",) if short else (), "longrope": ()}.get(kind, ())
     if kind == "longrope":
@@ -297,26 +333,18 @@ def spoilt_scaling(problem: Problem, scaling: RotaryScaling) -> Iterator[Spoilt]
         elif name == "original_max_position_embeddings":
             moves = kind in ("dynamic", "longrope")
             other = length - short if moves else 2 * value
-        if name not in ("rope_type", *idle):
+        if name not in ("rope_type", *sections, *idle):
             given = tuple(other) if isinstance(other, list) else other
             changed = dataclasses.replace(scaling, **{name: given})
             yield f"rotary {name}", "replaced", problem.replace(rotary_scaling=changed)
 
 
-CASELESS = {"axes"}
-"""Features that no adapter can be told, so that no case has them."""
-
-
-def test_every_feature_that_can_be_told_has_a_case():
+def test_every_feature_has_a_case():
     posed = {name for case in CASES for name in case.problem("float32").features}
-    assert {entry.name for entry in FEATURES} - posed == CASELESS
+    assert {entry.name for entry in FEATURES} == posed
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [entry for entry in FEATURES if entry.name not in CASELESS],
-    ids=lambda entry: entry.name,
-)
+@pytest.mark.parametrize("entry", FEATURES, ids=lambda entry: entry.name)
 def test_every_feature_is_spoilt(entry):
     """A feature that `spoilt_features` does not know would bind without being looked at."""
     problem = next(

@@ -42,7 +42,7 @@ from conformance.adapter.arguments import MaskTable
 from conformance.adapter.features import MASKABLE, parts_of
 from conformance.cases.catalogue import case_of, catalogue, find_cases, posed
 from conformance.definition.problem import Norm, Positions, Rotary, Segments
-from conformance.definition.rotary import RotaryScaling
+from conformance.definition.rotary import RotaryAxes, RotaryScaling
 from conformance.errors import Unsupported, WrongDeclaration
 from conformance.running.session import plan
 
@@ -438,6 +438,73 @@ def test_scaled_angles_are_in_tables_and_not_said_by_a_base():
     for declared in ((RotaryBase("base"),), ()):
         with pytest.raises(Unsupported, match=r"^no rotary scaling$"):
             MaskTable(features=declared).spell(scaled)
+
+
+IN_TURN = RotaryScaling(rope_type="default", mrope_section=(1, 1, 0), mrope_interleaved=True)
+SIDES = RotaryScaling(rope_type="default", mrope_section=(0, 1, 1))
+BY_YARN = replace(YARN, mrope_section=(0, 1, 1))
+
+
+def on_axes(problem, scaling, *, apart=False):
+    """The problem with positions of time, height and width, others for keys if `apart`."""
+    at = np.arange(problem.shape.query_length)[:, None] // [4, 2, 1] % [9, 2, 2]
+    at = np.broadcast_to(at, (problem.shape.batch, *at.shape))
+    key = np.resize(at, (problem.shape.batch, problem.shape.key_length, 3)) + apart
+    return problem.replace(
+        rotary=Rotary(size=4, base=100.0),
+        rotary_scaling=scaling,
+        axes=RotaryAxes(query=at, key=key),
+    )
+
+
+def test_positions_on_several_axes():
+    plain = wide(ask(SQUARE))
+    config = RotaryConfig("config", kinds=("yarn",), axes="at", dtype="int64")
+    passed = MaskTable(features=(config,)).spell(on_axes(plain, SIDES)).arguments
+    told = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [0, 1, 1]}
+    assert passed.keys() == {"config", "at"}
+    assert passed["config"] == told
+    assert passed["at"].dtype == np.int64
+    assert passed["at"].shape == (3, plain.shape.batch, plain.shape.query_length)
+    assert passed["at"][1, 0].tolist() == [0, 0, 1, 1][: plain.shape.query_length]
+    scaled = MaskTable(features=(config,)).spell(on_axes(plain, BY_YARN)).arguments["config"]
+    assert (scaled["rope_type"], scaled["mrope_section"]) == ("yarn", [0, 1, 1])
+    # With one array for both, queries and keys have the same positions.
+    apart = on_axes(plain, SIDES, apart=True)
+    both = RotaryConfig("config", axes="at", key_axes="keys_at")
+    passed = MaskTable(features=(both,)).spell(apart).arguments
+    assert np.array_equal(passed["keys_at"], passed["at"] + 1)
+    interleaved = on_axes(plain, IN_TURN)
+    passed = MaskTable(features=(both,)).spell(interleaved).arguments["config"]
+    assert passed["mrope_interleaved"] is True
+    for declared, problem in (
+        (config, apart),
+        (replace(config, sections=("side by side",)), interleaved),
+        (replace(config, sections=("interleaved",)), on_axes(plain, SIDES)),
+        (replace(config, partial=False, kinds=("linear",)), on_axes(plain, BY_YARN)),
+    ):
+        with pytest.raises(Unsupported, match=r"config, at cannot express it$|no such position"):
+            MaskTable(features=(declared,)).spell(problem)
+    # Neither tables nor a base nor positions of tokens tell them.
+    others = (RotaryTables("c", "s"), RotaryConfig("config"), PositionIds("ids"))
+    with pytest.raises(Unsupported, match=r"^no position axes$"):
+        MaskTable(features=others).spell(on_axes(plain, SIDES))
+    named = MaskTable(features=(both, others[0], others[2])).spell(apart)
+    assert named.arguments.keys() == {"config", "at", "keys_at"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"axes": "at", "sections": ()}, "say some of 'side by side', 'interleaved'"),
+        ({"axes": "at", "sections": ("blocks",)}, "say some of 'side by side', 'interleaved'"),
+        ({"key_axes": "at"}, "without axes; say the argument for queries as axes"),
+        ({"axes": "at", "dtype": "float32"}, "dtype='float32'; say one of"),
+    ],
+)
+def test_a_wrong_declaration_of_axes_is_told(wrong, why):
+    with pytest.raises(WrongDeclaration, match=f"^rope_parameters: .*{why}"):
+        RotaryConfig(**wrong)
 
 
 def test_norms_of_heads():

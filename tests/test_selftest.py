@@ -97,6 +97,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "alibi",
         "rotary",
         "scaling",
+        "mrope",
         "norm",
         "lengths",
         "segments",

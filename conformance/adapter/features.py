@@ -54,11 +54,12 @@ MASKABLE = (
 """The parts of a problem that a mask or an additive bias can express."""
 PARTS = (
     *("positions", *MASKABLE, "soft cap", "sinks"),
-    *("rotary scaling", "rotary", "query/key norm"),
+    *("position axes", "rotary scaling", "rotary", "query/key norm"),
 )
 """The parts of a problem other than mask, causal mask and bias.
 
-"positions" are explicit positions of the tokens."""
+"positions" are explicit positions of the tokens, and "position axes" those on several axes, by
+which rotary pairs turn instead."""
 MEETING = ("key lengths", "query lengths", "segments", "tree")
 """The rules that decide, regardless of position, whether a query may attend to a key."""
 
@@ -789,6 +790,7 @@ class PositionIds(_Ids):
         if said.handing is not None:
             return
         present = {*parts_of(problem), *(["causal"] if problem.causal else [])}
+        present -= {"rotary"} if problem.axes is not None else set()
         p, r = _positions(problem)
         if not present & set(self.of) or min(p.min(initial=0), r.min(initial=0)) < 0:
             return
@@ -808,14 +810,18 @@ class _RotaryEmbedding(Feature):
         rotary = problem.rotary
         if rotary is None or (not self.flag and self.pairs != rotary.pairs):
             return
-        if min(at.min(initial=0) for at in _positions(problem)) < 0:
-            return
-        if not said.agrees(problem, "rotary", self.alignment):
+        if not self.finds(problem, said):
             return
         arguments = self.arguments(problem, rotary)
         if arguments is not None:
             flag = {self.flag: rotary.pairs == "interleaved"} if self.flag else {}
             yield said.saying(*self.says, **arguments, **flag)
+
+    def finds(self, problem: Problem, said: Said) -> bool:
+        """Return whether the implementation turns tokens by the positions of the problem."""
+        if problem.axes is not None or min(at.min(initial=0) for at in _positions(problem)) < 0:
+            return False
+        return said.agrees(problem, "rotary", self.alignment)
 
     def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
         """Return the arguments that describe the rotation, by name, without `flag`.
@@ -906,6 +912,9 @@ class RotaryBase(_RotaryEmbedding):
         return arguments
 
 
+Sections = Literal["side by side", "interleaved"]
+
+
 @dataclass(frozen=True)
 class RotaryConfig(_RotaryEmbedding):
     """A dictionary from which an implementation computes rotary embeddings, scaled or not.
@@ -923,6 +932,15 @@ class RotaryConfig(_RotaryEmbedding):
         flag: the name of a boolean argument for interleaved pairs, or "", as in `RotaryTables`.
         alignment: how queries are aligned with keys if their lengths differ; None if the
             implementation rejects such a call.
+        axes: the name of an argument `[3 batch query]` for positions of time, height and width
+            (mrope), which replace those of the tokens; "" if there is none. The dictionary then
+            has "mrope_section", also with "rope_type" "default", and "mrope_interleaved" if the
+            sections are interleaved.
+        key_axes: the name of an argument `[3 batch key]` for those of keys; "" or the same name if
+            one array serves for both, as in self-attention.
+        sections: how the implementation lays out the sections: "side by side", "interleaved", or
+            both if "mrope_interleaved" selects one.
+        dtype: the integer dtype that positions on axes must have.
     """
 
     name: str = "rope_parameters"
@@ -931,26 +949,72 @@ class RotaryConfig(_RotaryEmbedding):
     pairs: Pairs = "halves"
     flag: str = ""
     alignment: Causal | None = None
-    says: ClassVar[tuple[str, ...]] = ("rotary", "rotary scaling")
-    named_by: ClassVar[tuple[str, ...]] = ("name", "flag")
+    axes: str = ""
+    key_axes: str = ""
+    sections: tuple[Sections, ...] = get_args(Sections)
+    dtype: str = "int32"
+    named_by: ClassVar[tuple[str, ...]] = ("name", "flag", "axes", "key_axes")
 
     def __post_init__(self) -> None:
         known = ("default", *get_args(ScalingKind))
         if not self.kinds or not set(self.kinds) <= set(known):
             raise WrongDeclaration(f"{self.name}: kinds={self.kinds!r}; say some of {_list(known)}")
-        check_choices(self.name, pairs=(self.pairs, get_args(Pairs)))
+        if not self.sections or not set(self.sections) <= set(get_args(Sections)):
+            raise WrongDeclaration(
+                f"{self.name}: sections={self.sections!r}; say some of {_list(get_args(Sections))}"
+            )
+        if self.key_axes and not self.axes:
+            raise WrongDeclaration(
+                f"{self.name}: key_axes={self.key_axes!r} without axes; say the argument for "
+                "queries as axes"
+            )
+        check_choices(self.name, pairs=(self.pairs, get_args(Pairs)), dtype=(self.dtype, WHOLE))
         check_alignment(self.name, self.alignment)
+
+    @property
+    def says(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The rotation and its scaling, and positions on axes if there is an argument for them."""
+        return ("rotary", "rotary scaling", *(("position axes",) if self.axes else ()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(super().names))
+
+    def finds(self, problem: Problem, said: Said) -> bool:
+        if problem.axes is None:
+            return super().finds(problem, said)
+        least = min(of.min(initial=0) for of in (problem.axes.query, problem.axes.key))
+        return bool(self.axes) and said.handing is None and least >= 0
+
+    def _axes(self, problem: Problem) -> dict[str, Value] | None:
+        """Return the arguments for positions on axes; None if one array cannot serve for both."""
+        axes = problem.axes
+        if axes is None:
+            return {}
+        if self.key_axes in ("", self.axes) and not np.array_equal(axes.query, axes.key):
+            return None
+        of_keys = {self.key_axes: axes.key} if self.key_axes else {}
+        return {
+            name: np.moveaxis(array, -1, 0).astype(self.dtype)
+            for name, array in {**of_keys, self.axes: axes.query}.items()
+        }
 
     def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
         scaling, head_size = problem.rotary_scaling, problem.shape.head_size
+        axes = self._axes(problem)
+        if scaling is not None and scaling.mrope_section is not None:
+            laid: Sections = "interleaved" if scaling.mrope_interleaved else "side by side"
+            if problem.axes is None or laid not in self.sections:
+                return None
         told = Parameters(rope_type="default", rope_theta=float(rotary.base))
         if rotary.size != head_size:
             told["partial_rotary_factor"] = rotary.size / head_size
         told |= {} if scaling is None else scaling.parameters()
         whole = "partial_rotary_factor" not in told or self.partial
-        if told["rope_type"] not in self.kinds or not whole:
+        known = told["rope_type"] in (*self.kinds, *([] if problem.axes is None else ["default"]))
+        if axes is None or not known or not whole:
             return None
-        return {self.name: cast("Static", told)}
+        return {self.name: cast("Static", told), **axes}
 
 
 @dataclass(frozen=True)

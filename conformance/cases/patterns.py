@@ -15,6 +15,7 @@ affects the answer: sinks as large as the largest logits, a window shorter than 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from conformance.cases.case import Drawn
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.geometry import Pair
 from conformance.definition.problem import Causal, Norm, Pairs, Positions, Rotary, Segments, Shape
-from conformance.definition.rotary import RotaryScaling
+from conformance.definition.rotary import RotaryAxes, RotaryScaling
 
 # Masks
 
@@ -851,8 +852,8 @@ def rotary_llama3(shape: Shape, causal: Causal | None, random: np.random.Generat
     return _scaled(shape, scaling)
 
 
-def _scaled(shape: Shape, scaling: RotaryScaling) -> Fields:
-    fields = _rotary(shape, "halves")
+def _scaled(shape: Shape, scaling: RotaryScaling, base: float = 50.0) -> Fields:
+    fields = _rotary(shape, "halves", base=base)
     # Two pairs are the fewest that can be scaled differently.
     return fields | {"rotary_scaling": scaling if scaling.fits(fields["rotary"].size) else None}
 
@@ -879,6 +880,119 @@ def _longrope(size: int, original: int) -> RotaryScaling:
 
 def _tokens(shape: Shape) -> int:
     return max(shape.query_length, shape.key_length)
+
+
+def axes_of_text(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return three equal positions of each token, as of a text, which begin at 2 and at 3 in turn.
+
+    One position per token would give the same rotation, if it began there too.
+    """
+    at = np.arange(_tokens(shape)) + 2 + np.arange(shape.batch)[:, None] % 2
+    return _on_axes(shape, np.repeat(at[..., None], 3, axis=-1))
+
+
+def axes_of_image(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the positions of a text with an image in it, by which sections side by side turn."""
+    return _on_axes(shape, _image(shape))
+
+
+def axes_of_image_interleaved(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return the positions of a text with an image in it, by which interleaved sections turn."""
+    return _on_axes(shape, _image(shape), interleaved=True)
+
+
+def axes_of_video(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the positions of a text with a video in it, whose frames are two positions apart."""
+    return _on_axes(shape, _image(shape, frames=True))
+
+
+def axes_partial(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the positions of an image for a part of each head only, with interleaved pairs."""
+    return _on_axes(shape, _image(shape), rotated=rotary_partial(shape, causal, random))
+
+
+def axes_yarn(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the positions of an image, and frequencies scaled as by YaRN."""
+    return _on_axes(shape, _image(shape), rotated=rotary_yarn(shape, causal, random))
+
+
+def axes_dynamic(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the positions of a video that are twice the original length, and a larger base.
+
+    The base depends on the largest position on any axis, not on the number of tokens.
+    """
+    at = _image(shape, frames=True)
+    scaling = _dynamic((_longest(at) + 1) // 2)
+    return _on_axes(shape, at, rotated=_scaled(shape, scaling, NEAR))
+
+
+def axes_dynamic_short(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the positions of a text with an image that has more tokens than the original length.
+
+    The largest position on any axis is the last one before the base would grow.
+    """
+    at = _image(shape)
+    return _on_axes(shape, at, rotated=_scaled(shape, _dynamic(_longest(at) + 1), NEAR))
+
+
+def _longest(at: IntArray) -> int:
+    return int(at.max(initial=0))
+
+
+NEAR = 3.0
+"""A base with which the few positions of an image turn the last pairs, too, enough for bfloat16."""
+
+
+def _image(shape: Shape, *, frames: bool = False) -> IntArray:
+    """Return positions of time, height and width `[batch token 3]` of texts with an image.
+
+    One token of text is before it, two in every second entry, and the image is about two thirds of
+    the others. Its rows and columns count from the position where it begins. A video has frames of
+    two rows and two columns, two positions of time apart. The text after it begins one position
+    beyond the largest. Where there is no room for an image, all is text.
+    """
+    tokens, entries = _tokens(shape), []
+    for entry in range(shape.batch):
+        before = 1 + entry % 2
+        rest = max(tokens - before, 0)
+        rows = 2 if frames else max(2, math.isqrt(rest // 2))
+        columns = 2 if frames else max(1, -(-2 * rest // 3) // rows)
+        pictures = max(1, -(-2 * rest // 3) // (rows * columns)) if frames else 1
+        grid = np.stack(np.indices((pictures, rows, columns)), axis=-1).reshape(-1, 3)
+        image = before + grid[: len(grid) if len(grid) <= rest else 0] * (1 + frames, 1, 1)
+        after = image.max(initial=before - 1) + 1 + np.arange(rest - len(image))
+        text = (np.repeat(at[:, None], 3, axis=1) for at in (np.arange(before), after))
+        entries.append(np.concatenate([next(text), image, next(text)])[:tokens])
+    return np.reshape(entries, (shape.batch, tokens, 3)).astype(np.int64)
+
+
+def _on_axes(
+    shape: Shape, at: IntArray, *, interleaved: bool = False, rotated: Fields | None = None
+) -> Fields:
+    """Return a rotation by these positions `[batch token 3]`, with sections that fit the heads.
+
+    The last of them are those of the queries, if they are fewer than keys, and vice versa. The
+    sections of five and more pairs differ in length.
+    """
+    fields = dict(_rotary(shape, "halves", base=NEAR) if rotated is None else rotated)
+    scaling = fields.get("rotary_scaling") or RotaryScaling(rope_type="default")
+    pairs = fields["rotary"].size // 2
+    if interleaved:
+        # Height and width have at most every third pair; width has one less if it has two.
+        width, height = max(pairs // 3 - 1, min(pairs // 3, 1)), (pairs + 1) // 3
+        time = pairs - height - width
+    else:
+        time, height = (pairs + 3) // 6, (pairs + 1) // 3
+        width = pairs - time - height
+    sections = (time, height, width)
+    scaling = dataclasses.replace(
+        scaling, mrope_section=sections, mrope_interleaved=True if interleaved else None
+    )
+    query, key = (at[:, at.shape[1] - n :] for n in (shape.query_length, shape.key_length))
+    axes = RotaryAxes(query=query, key=key)
+    return fields | {"rotary_scaling": scaling, "axes": axes}
 
 
 def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

@@ -817,17 +817,33 @@ def _axes(
     for order in list(itertools.permutations(range(len(POSITION_AXES))))[1:]:
         names: About = {"order": [POSITION_AXES[it] for it in order]}
         yield by("mrope.axes-exchanged", np.array(order)[axis], names)
-    for moved in dict.fromkeys(itertools.permutations(sections)):
-        other = replace(scaling, mrope_section=moved)
-        if moved != sections and other.fits(rotary.size):
-            yield by("mrope.sections-exchanged", other.axis_of_pairs(), {"sections": [*moved]})
+    # As if the rows of positions began with those of text.
+    yield by("mrope.rows-shifted", np.minimum(axis + 1, 2))
+    if scaling.mrope_interleaved:
+        yield by("mrope.interleaved-to-the-end", pairs % 3)
+    others = [tuple(sections[it] for it in order) for order in itertools.permutations(range(3))]
+    for more, less in itertools.permutations(range(3), 2):
+        moved = [*sections]
+        moved[more], moved[less] = moved[more] + 1, moved[less] - 1
+        others.append(tuple(moved))
+    for counts in dict.fromkeys(others):
+        other = replace(scaling, mrope_section=counts)
+        if counts != sections and other.fits(rotary.size):
+            yield by("mrope.sections-exchanged", other.axis_of_pairs(), {"sections": [*counts]})
     flipped = replace(scaling, mrope_interleaved=not scaling.mrope_interleaved)
     as_read = "mrope.side-by-side" if scaling.mrope_interleaved else "mrope.interleaved"
+    # Sections that would be too long if they were interleaved end with the pairs.
     yield by(as_read, flipped.axis_of_pairs())
-    if not scaling.mrope_interleaved:
+    if scaling.mrope_interleaved:
+        for begin in (1, 2):
+            begun: About = {"axis": POSITION_AXES[begin]}
+            yield by("mrope.interleaved-from", np.roll(axis, -begin), begun)
+    else:
         starts = np.cumsum([0, *sections])[axis]
         again = rotary.base ** (-(pairs - starts) / len(pairs))
+        alone = rotary.base ** (-(pairs - starts) / np.array(sections)[axis])
         yield maker.staged("mrope.frequencies-begin-again", frequencies=lambda a: again)
+        yield maker.staged("mrope.frequencies-of-own-size", frequencies=lambda a: alone)
         for cause, components in (
             ("mrope.sections-of-components", np.repeat(np.arange(3), 2 * np.array(sections))),
             ("mrope.first-half-only", np.concatenate([axis, 0 * axis])),
@@ -841,6 +857,49 @@ def _axes(
                 x, a.angles(a.positions(s) if s == side else a.places(s))
             ),
         )
+    yield from _other_axes(maker, axes)
+
+
+def _other_axes(maker: Maker, axes: RotaryAxes) -> Iterator[Hypothesis]:
+    """Yield causes of other positions on axes, and of rules that follow time in place of tokens."""
+    problem, shape = maker.problem, maker.problem.shape
+    counted = (problem.position_of_queries, problem.position_of_keys)
+
+    def at(cause: str, query: IntArray, key: IntArray) -> Iterator[Hypothesis]:
+        if not (np.array_equal(query, axes.query) and np.array_equal(key, axes.key)):
+            yield maker.asked(cause, axes=RotaryAxes(query=query, key=key))
+
+    both = (axes.query, axes.key)
+    by_tokens = (
+        np.concatenate([own[..., None], side[..., 1:]], axis=-1)
+        for own, side in zip(counted, both, strict=True)
+    )
+    yield from at("mrope.time-of-tokens", *by_tokens)
+    yield from at("mrope.of-first-entry", *(np.broadcast_to(of[:1], of.shape) for of in both))
+    yield from at("mrope.queries-from-0", axes.query - axes.query[:, :1], axes.key)
+    if shape.query_length:
+        rows = np.minimum(np.arange(shape.key_length), shape.query_length - 1)
+        yield from at("mrope.keys-by-queries", axes.query, axes.query[:, rows])
+    time = np.unique(np.concatenate([of[..., 0].ravel() for of in both]))
+    dense = (
+        np.concatenate([np.searchsorted(time, of[..., :1]), of[..., 1:]], axis=-1) for of in both
+    )
+    yield from at("mrope.time-without-gaps", *dense)
+    if problem.key_lengths is not None and shape.query_length == shape.key_length:
+        moved = (
+            np.stack(
+                [np.roll(one, n, axis=0) for one, n in zip(of, problem.key_lengths, strict=True)]
+            )
+            for of in both
+        )
+        yield from at("mrope.as-if-padded-on-the-left", *moved)
+    later = (axes.key[:, None, :, 0] - axes.query[:, :, None, 0])[:, None]
+    if problem.causal is not None:
+        seen = _without(problem, "causal") & problem.relaxed("causal", later <= 0)
+        yield maker.masked("mrope.causal-by-time", seen)
+    if problem.window != NO_WINDOW:
+        near = problem.relaxed("window", within(problem.window, later))
+        yield maker.masked("mrope.window-by-time", _without(problem, "window") & near)
 
 
 def _by_components(axes: RotaryAxes, axis: IntArray, pairs: Pairs) -> Change:
@@ -883,7 +942,11 @@ def _scaling(maker: Maker, rotary: Rotary, scaling: RotaryScaling) -> Iterator[H
         return turning(cause, other.frequencies(), about)
 
     if not np.array_equal(plain, right):
-        yield maker.asked("scaling.not-applied", rotary_scaling=None)
+        # Positions on several axes are still those of sections.
+        laid = ("mrope_section", "mrope_interleaved")
+        kept = {name: getattr(scaling, name) for name in laid}
+        alone = RotaryScaling(rope_type="default", **kept) if scaling.mrope_section else None
+        yield maker.asked("scaling.not-applied", rotary_scaling=alone)
         yield turning("scaling.frequencies-not-scaled", plain)
         yield turning("scaling.inverted", plain**2 / right)
         yield turning("scaling.twice", right**2 / plain)

@@ -529,14 +529,21 @@ def _of_rotary(maker: Maker) -> Iterator[Hypothesis]:
         skipping = but_for(side, Stages.d_rotated)
         yield maker.staged("backward.rotary-missing-in", {"of": side}, d_rotated=skipping)
     assert problem.rotary is not None
-    if problem.rotary_scaling is not None:
-        plain = Stages(problem.replace(rotary_scaling=None)).frequencies()
+    if problem.axes is not None:
+        yield maker.staged(
+            "backward.mrope-missing",
+            d_rotated=lambda a, side, g: a.turned(g, -a.angles(a.positions(side))),
+        )
+    scaling = problem.rotary_scaling
+    if scaling is not None and scaling.rope_type != "default":
+        bare = problem.replace(rotary_scaling=None, axes=None)
+        share = Stages(bare).frequencies() / maker.right.frequencies()
         yield maker.staged(
             "backward.scaling-missing",
-            d_rotated=lambda a, side, g: a.turned(g, -a.positions(side)[:, None, :, None] * plain),
+            d_rotated=lambda a, side, g: a.turned(g, -a.angles(a.places(side)) * share),
         )
         turned = np.arange(problem.shape.head_size) < problem.rotary.size
-        factor = np.where(turned, problem.rotary_scaling.gain, 1.0)
+        factor = np.where(turned, scaling.gain, 1.0)
         yield maker.staged(
             "backward.attention-factor-missing",
             d_rotated=lambda a, side, g: Stages.d_rotated(a, side, g) / factor,

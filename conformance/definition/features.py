@@ -584,9 +584,7 @@ class _RotaryEntry(FeatureEntry):
 
     def fitted(self, problem: Problem, shape: Shape) -> dict[str, Any]:
         """Turn no more components than the head size allows; if it allows none, do not rotate."""
-        if problem.rotary is None:
-            return dict(self.absent)
-        return _of_size(problem, min(problem.rotary.size, shape.head_size // 2 * 2))
+        return _of_rotation(problem, shape)
 
     def code(self, problem: Problem) -> list[str]:
         if problem.axes is None or problem.rotary_scaling is None:
@@ -638,6 +636,13 @@ def _scaled(frequencies: Array, wrong: Array, how: Scaled, hold: Exact) -> tuple
     of_share = hold.error(hold.lift(how.ramp), "angle") + (how.ramp * wrong if how.follows else 0.0)
     wrong = wrong + felt * of_share + hold.error(np.ones_like(frequencies), "angle")
     return frequencies * left, wrong
+
+
+def _of_rotation(problem: Problem, shape: Shape) -> dict[str, Any]:
+    """Return the fields of a rotation of no more components than the shape has."""
+    if problem.rotary is None:
+        return {"rotary": None, "rotary_scaling": None}
+    return _of_size(problem, min(problem.rotary.size, shape.head_size // 2 * 2))
 
 
 def _of_size(problem: Problem, size: int) -> dict[str, Any]:
@@ -997,7 +1002,7 @@ def depths(problem: Problem) -> tuple[IntArray, IntArray]:
 
 
 class _AxesEntry(FeatureEntry):
-    name = "axes"
+    name = "position axes"
     step = OF_HEADS + 1
     absent = MappingProxyType({"axes": None})
     arrays = MappingProxyType(
@@ -1008,14 +1013,12 @@ class _AxesEntry(FeatureEntry):
     )
     whole = True
     value = RotaryAxes
+    drawn = ("axes_of_image", "axes_of_image_interleaved", "axes_of_video", "axes_of_text")
+    feels_key_bias = True
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         """Return the field that holds it; without a rotation, nothing turns by any position."""
         return super().fields(problem) if problem.rotary is not None else {}
-
-    def parts(self, problem: Problem) -> tuple[str, ...]:
-        """Return what no adapter without positions of its own can express."""
-        return ("positions", "rotary scaling")
 
     def check(self, problem: Problem) -> None:
         if problem.rotary_scaling is None or problem.rotary_scaling.mrope_section is None:
@@ -1030,6 +1033,27 @@ class _AxesEntry(FeatureEntry):
         sections = [*map(str, problem.rotary_scaling.mrope_section or ())]
         how = "interleaved" if problem.rotary_scaling.mrope_interleaved else "side by side"
         yield f"positions on {len(sections)} axes for {some(sections, 3)} pairs, {how}"
+
+    def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        axes, scaling = problem.axes, problem.rotary_scaling
+        if axes is None or scaling is None:
+            return
+        plain = dataclasses.replace(scaling, mrope_section=None, mrope_interleaved=None)
+        kept = None if scaling.rope_type == "default" else plain
+        yield {"axes": None, "rotary_scaling": kept}
+        # The same positions as in a text, of which each token has three equal ones.
+        at = (problem.position_of_queries, problem.position_of_keys)
+        if min(side.min(initial=0) for side in at) >= 0:
+            query, key = (np.repeat(side[..., None], len(POSITION_AXES), axis=-1) for side in at)
+            if not (np.array_equal(query, axes.query) and np.array_equal(key, axes.key)):
+                yield {"axes": RotaryAxes(query=query, key=key)}
+        if scaling.mrope_interleaved:
+            yield {"rotary_scaling": dataclasses.replace(scaling, mrope_interleaved=None)}
+
+    def fitted(self, problem: Problem, shape: Shape) -> dict[str, Any]:
+        """Leave the positions out where the sections cannot be made to fit fewer components."""
+        held = _of_rotation(problem, shape)["rotary_scaling"]
+        return {"axes": None if held is None else problem.axes}
 
 
 class _DilationEntry(FeatureEntry):

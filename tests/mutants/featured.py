@@ -1,8 +1,8 @@
 """The attention of the mutants with what kernels have today, in stages that a mutant replaces.
 
-A window, a dilation, global tokens, a soft cap, sinks, ALiBi, rotary positions, query/key norm,
-lengths, segments and a cache, forward and backward. Whatever a call does not name is not there, and
-the rest is `Attention`.
+A window, a dilation, global tokens, a soft cap, sinks, ALiBi, rotary positions, also on several
+axes, query/key norm, lengths, segments and a cache, forward and backward. Whatever a call does not
+name is not there, and the rest is `Attention`.
 
 Besides the two paths of that attention there is a third: with the option "cached", the keys before
 the queries are stored in a buffer that is longer than they are, and the queries come in chunks that
@@ -129,7 +129,32 @@ class Featured(Attention):
         return self.hide(self.biased(self.sloped(self.capped(logits))))
 
     def rotary_positions(self, side: str) -> Array:
+        """What heads are rotated by, `[b length]`, or `[b length 3]` on several axes."""
+        axes = self.axes(side)
+        if axes is not None:
+            return axes
         return self.query_positions() if side == "query" else self.key_positions()
+
+    def axes(self, side: str) -> Array:
+        """Positions of time, height and width, `[b length 3]`, or None."""
+        told = self.argument(f"{side}_axes")
+        return None if told is None else np.moveaxis(told, 0, -1)
+
+    def counts(self) -> tuple[int, ...]:
+        """How many pairs turn by each of the three."""
+        return tuple(self.told_number("mrope_section"))
+
+    def axis_of_pairs(self) -> Array:
+        """The axis by which each pair turns, `[pair]`."""
+        if self.told_number("mrope_interleaved"):
+            return self.in_turn()
+        return np.repeat(np.arange(3), self.counts())
+
+    def in_turn(self) -> Array:
+        """The same if axes take turns, as long as they have pairs; time has the rest."""
+        pair, counts = np.arange(sum(self.counts())), self.counts()
+        axis = pair % 3
+        return np.where(pair < 3 * np.array(counts)[axis], axis, 0)
 
     def prepared(self, side: str, heads: Array, positions: Array) -> Array:
         """Normalised, then rotated."""
@@ -196,7 +221,7 @@ class Featured(Attention):
 
     def length(self) -> int:
         """How long this text is."""
-        return 1 + int(max(self.query_positions().max(), self.key_positions().max()))
+        return 1 + int(max(self.rotary_positions(side).max() for side in ("query", "key")))
 
     def grown_base(self) -> float:
         """The base for longer texts."""
@@ -282,8 +307,14 @@ class Featured(Attention):
         return float(0.1 * by * np.log(self.stretch()) + 1)
 
     def angles(self, positions: Array) -> Array:
-        """`[b 1 length pair]`, from positions `[b length]`."""
+        """`[b 1 length pair]`, from positions `[b length]`, or `[b length 3]`."""
+        if positions.ndim == 3:
+            return self.on_axes(positions)[:, None] * self.turning()
         return positions[:, None, :, None] * self.turning()
+
+    def on_axes(self, positions: Array) -> Array:
+        """The position by which each pair turns, `[b length pair]`, from `[b length 3]`."""
+        return positions[..., self.axis_of_pairs()]
 
     def interleaved(self) -> bool:
         return bool(self.argument("neighbours" if self.config() else "interleaved"))
@@ -595,7 +626,10 @@ class Featured(Attention):
         return [buffer[:, :, self.span[1]] for buffer in self.buffers]
 
     def new_positions(self, start: int, stop: int) -> Array:
-        """Of the queries of a chunk, `[b length]`."""
+        """Of the queries of a chunk, `[b length]`, or `[b length 3]`."""
+        axes = self.axes("key")
+        if axes is not None:
+            return axes[:, start:stop]
         return np.broadcast_to(np.arange(start, stop), (self.batch, stop - start))
 
     def stored_positions(self, start: int, stop: int) -> Array:

@@ -2149,6 +2149,281 @@ _add(
     d_rotated=lambda a, side, g: Featured.d_rotated(a, side, g) / a.wide(a.attention_factor()),
 )
 
+# Positions on several axes.
+
+_add = _chapter("mrope", "position-axes/full-tiles")
+IN_TURN = "position-axes-interleaved/full-tiles"
+VIDEO, HISTORY = "position-axes-video/full-tiles", "position-axes-after-history/gqa"
+
+
+def _plain_positions(a: Featured, side: str) -> Array:
+    return a.query_positions() if side == "query" else a.key_positions()
+
+
+def _axes_of(change: Callable[[Array], Array]) -> Callable[..., Array]:
+    """Positions of time, height and width, changed by it."""
+
+    def axes(a: Featured, side: str) -> Array:
+        found = Featured.axes(a, side)
+        return found if found is None else change(found)
+
+    return axes
+
+
+def _sections(change: Callable[[Array], Array]) -> Callable[..., Any]:
+    return lambda a: tuple(int(count) for count in change(np.array(Featured.counts(a))))
+
+
+def _of_axis(axis: int) -> Callable[[Featured], Array]:
+    return lambda a: 0 * Featured.axis_of_pairs(a) + axis
+
+
+def _begun_again(a: Featured) -> Array:
+    """Frequencies that begin anew in each section, as those of an embedding of its own size."""
+    plain, counts = Featured.frequencies(a), a.told_number("mrope_section")
+    return plain if counts is None else np.concatenate([plain[:count] for count in counts])
+
+
+def _of_own_size(a: Featured) -> Array:
+    """Frequencies of as many embeddings as there are axes, each from 1 to the base."""
+    counts = a.told_number("mrope_section")
+    if counts is None:
+        return Featured.frequencies(a)
+    return np.concatenate([a.base() ** (-np.arange(count) / max(count, 1)) for count in counts])
+
+
+def _by_component(of: Callable[[Featured], Array]) -> Callable[..., Array]:
+    """A rotation in which each component has an axis, `[component]`, not each pair."""
+
+    def rotated(a: Featured, side: str, heads: Array, positions: Array) -> Array:
+        if not a.turns() or positions.ndim == 2:
+            return Featured.rotated(a, side, heads, positions)
+        (first, second), axis, turned = a.pairs(), of(a), heads.copy()
+        for components in (first, second):
+            angles = (positions[..., axis[components]] * a.turning())[:, None]
+            turned[..., components] = a.turn(heads, angles)[..., components]
+        return a.hold(turned)
+
+    return rotated
+
+
+def _by_plain(side: str) -> Callable[..., Array]:
+    """What one side is rotated by: the positions of its tokens."""
+    return lambda a, of: _plain_positions(a, of) if of == side else Featured.rotary_positions(a, of)
+
+
+_add(
+    "mrope-ignored",
+    "turns all pairs by the one position of a token",
+    rotary_positions=_plain_positions,
+)
+_add("mrope-by-time-only", "reads the first row of positions only", axis_of_pairs=_of_axis(0))
+_add(
+    "mrope-by-width-only",
+    "reads the last row of positions only",
+    axis_of_pairs=_of_axis(2),
+)
+_add(
+    "mrope-height-and-width-exchanged",
+    "reads width where height is",
+    axes=_axes_of(lambda axes: axes[..., [0, 2, 1]]),
+)
+_add(
+    "mrope-rows-reversed",
+    "reads width, height and time",
+    axes=_axes_of(lambda axes: axes[..., ::-1]),
+)
+_add(
+    "mrope-rows-shifted",
+    "takes the row of text positions, which is not there, off again",
+    axes=_axes_of(lambda axes: axes[..., [1, 2, 2]]),
+)
+_add(
+    "mrope-sections-reversed",
+    "counts pairs of width as those of time, and the other way round",
+    counts=_sections(lambda counts: counts[::-1]),
+)
+_add(
+    "mrope-time-one-pair-more",
+    "ends the section of time one pair late",
+    counts=_sections(lambda counts: counts + np.array([1, -1, 0])),
+)
+_add(
+    "mrope-height-one-pair-more",
+    "ends the section of height one pair late",
+    counts=_sections(lambda counts: counts + np.array([0, 1, -1])),
+)
+_add(
+    "mrope-side-by-side-as-interleaved",
+    "lets axes take turns whatever the configuration says",
+    axis_of_pairs=lambda a: a.in_turn(),
+)
+_add(
+    "mrope-interleaved-as-side-by-side",
+    "lays sections side by side whatever the configuration says",
+    case=IN_TURN,
+    axis_of_pairs=lambda a: np.repeat(np.arange(3), a.counts()),
+)
+_add(
+    "mrope-interleaved-to-the-end",
+    "lets axes take turns beyond their sections",
+    case=IN_TURN,
+    in_turn=lambda a: np.arange(sum(a.counts())) % 3,
+)
+_add(
+    "mrope-interleaved-from-height",
+    "begins the turns with height",
+    case=IN_TURN,
+    in_turn=lambda a: np.roll(Featured.in_turn(a), -1),
+)
+_add(
+    "mrope-sections-of-components",
+    "counts components over the whole head where pairs are counted",
+    rotated=_by_component(lambda a: np.repeat(np.arange(3), 2 * np.array(a.counts()))),
+)
+_add(
+    "mrope-sections-not-doubled",
+    "lays sections over the first half of a head, and turns the second by time",
+    rotated=_by_component(lambda a: np.r_[a.axis_of_pairs(), 0 * a.axis_of_pairs()]),
+)
+_add(
+    "mrope-frequencies-begin-again",
+    "begins with the first frequency in each section",
+    frequencies=_begun_again,
+)
+_add(
+    "mrope-frequencies-of-own-size",
+    "takes each section for a rotary embedding of its own, from 1 to the base",
+    frequencies=_of_own_size,
+)
+_add(
+    "mrope-keys-by-tokens",
+    "turns keys by the one position of a token",
+    rotary_positions=_by_plain("key"),
+)
+_add(
+    "mrope-queries-by-tokens",
+    "turns queries by the one position of a token",
+    case=HISTORY,
+    rotary_positions=_by_plain("query"),
+)
+_add(
+    "mrope-time-of-tokens",
+    "counts time by tokens, and height and width as told",
+    rotary_positions=lambda a, side: (
+        Featured.rotary_positions(a, side)
+        if a.axes(side) is None
+        else np.concatenate([_plain_positions(a, side)[..., None], a.axes(side)[..., 1:]], axis=-1)
+    ),
+)
+_add(
+    "mrope-of-first-entry",
+    "reads the positions of the first entry of the batch for all",
+    case="position-axes/gqa",
+    axes=_axes_of(lambda axes: np.broadcast_to(axes[:1], axes.shape)),
+)
+_add(
+    "mrope-queries-from-0",
+    "counts the positions of a chunk from its first token",
+    case=HISTORY,
+    rotary_positions=lambda a, side: (
+        Featured.rotary_positions(a, side) - a.axes(side)[:, :1]
+        if a.axes(side) is not None and side == "query"
+        else Featured.rotary_positions(a, side)
+    ),
+)
+_add(
+    "mrope-keys-by-rows-of-queries",
+    "turns the first keys by the positions of the queries, and the others by the last of them",
+    case=HISTORY,
+    rotary_positions=lambda a, side: (
+        Featured.rotary_positions(a, side)
+        if a.axes(side) is None or side == "query"
+        else a.axes("query")[:, np.minimum(np.arange(a.keys), a.queries - 1)]
+    ),
+)
+_add(
+    "mrope-cache-by-tokens",
+    "turns what comes after a cache by the index of a token in it",
+    MODES,
+    case=HISTORY,
+    new_positions=lambda a, start, stop: np.broadcast_to(
+        np.arange(start, stop), (a.batch, stop - start)
+    ),
+)
+_add(
+    "mrope-frames-side-by-side",
+    "counts frames without the time between them",
+    case=VIDEO,
+    axes=_axes_of(
+        lambda axes: np.stack(
+            [
+                np.unique(axes[..., 0], return_inverse=True)[1].reshape(axes.shape[:-1]),
+                axes[..., 1],
+                axes[..., 2],
+            ],
+            axis=-1,
+        )
+    ),
+)
+_add(
+    "mrope-causal-by-time",
+    "hides keys of a later time, not those that come later",
+    case="position-axes-causal/full-tiles",
+    triangle=lambda a: (a.axes("key")[:, None, :, 0] <= a.axes("query")[:, :, None, 0])[:, None],
+)
+_add(
+    "mrope-window-by-time",
+    "counts a window in positions of time, in which an image is one moment",
+    case="position-axes-with-window/self",
+    in_window=lambda a, distance: Featured.in_window(
+        a, (a.axes("key")[:, None, :, 0] - a.axes("query")[:, :, None, 0])[:, None]
+    ),
+)
+_add(
+    "mrope-right-aligned-under-padding",
+    "gives a padded text the positions of the last tokens, as if padded on the left",
+    case="position-axes-with-key-lengths/self",
+    axes=lambda a, side: (
+        None
+        if Featured.axes(a, side) is None
+        else np.stack(
+            [
+                np.roll(entry, length, axis=0)
+                for entry, length in zip(Featured.axes(a, side), a.used("key"), strict=True)
+            ]
+        )
+    ),
+)
+_add(
+    "mrope-dropped-in-part-of-heads",
+    "turns by one position where a part of each head is rotated",
+    case="position-axes-partial/full-tiles",
+    rotary_positions=lambda a, side: (
+        _plain_positions(a, side)
+        if a.turns() and a.rotary_size() < a.shape.head_size
+        else Featured.rotary_positions(a, side)
+    ),
+)
+_add(
+    "mrope-not-scaled",
+    "leaves frequencies unscaled beside sections",
+    case="position-axes-yarn/full-tiles",
+    turning=lambda a: a.frequencies(),
+)
+_add(
+    "mrope-length-of-tokens",
+    "grows the base with the number of tokens, not with positions on axes",
+    case="position-axes-dynamic-short/full-tiles",
+    length=lambda a: max(a.queries, a.keys),
+)
+_add(
+    "mrope-not-in-backward",
+    "rotates gradients back by the one position of a token",
+    *BACKWARD,
+    d_rotated=lambda a, side, g: a.turn(g, -a.angles(_plain_positions(a, side))),
+)
+
 # Query/key norm.
 
 _add = _chapter("norm", "norm/self")

@@ -29,8 +29,8 @@ and mode) in which a requirement noticed the mutant. The requirements in bold we
 
 The chapters from [chunk](#chunk) to [equalities](#equalities) are mutants of an
 [attention with features](../tests/mutants/featured.py): chunks, dilations, global tokens, spans,
-trees, windows, soft caps, sinks, ALiBi, rotary positions, query/key norms, lengths, packed
-sequences and a cache. They are left alone as soon as they are noticed.
+trees, windows, soft caps, sinks, ALiBi, rotary positions, also on several axes, query/key norms,
+lengths, packed sequences and a cache. They are left alone as soon as they are noticed.
 
 The chapters from [packed](#packed) to [ring](#ring) are mutants of five attentions that take tokens
 [packed, in pages or beside a cache](../tests/mutants/handed.py): what kernels of serving get wrong.
