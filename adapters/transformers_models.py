@@ -1,9 +1,10 @@
 """Decoders of Hugging Face transformers: attention with the masks and positions of its model.
 
 Each adapter examines a whole model with one layer, made from its configuration: Mistral, Gemma 2,
-gpt-oss, Qwen 3, Llama, Bloom or Falcon. The embeddings, norms, feed-forward network and residual
-connections are removed. The rest of the model still makes the mask, the window, the rotary angles
-and the caches as usual, and calls the attention. `transformers_llama.py` examines a layer alone.
+gpt-oss, Qwen 3, the text models of Qwen 2.5-VL and Qwen 3-VL, Llama, Bloom or Falcon. The
+embeddings, norms, feed-forward network and residual connections are removed. The rest of the model
+still makes the mask, the window, the rotary angles and the caches as usual, and calls the
+attention. `transformers_llama.py` examines a layer alone.
 
 Easy to miss in a port: these models are causal without a mask. Their `attention_mask` is
 `[batch key]`, with 1 for tokens and 0 for padding; a mask with four axes replaces the causal mask
@@ -32,6 +33,13 @@ The models differ as follows:
   SDPA would ignore the sinks. The softmax is computed in the model's dtype.
 - Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. There is no option to
   omit it.
+- Qwen 2.5-VL and Qwen 3-VL: positions of time, height and width, `position_ids`
+  `[3 batch length]`, by which rotary pairs turn. `mrope_section` counts the pairs of each, side by
+  side in Qwen 2.5-VL, and interleaved in Qwen 3-VL, which does not read `mrope_interleaved`. Packed
+  documents are told apart only by a row of positions of tokens before the three,
+  `[4 batch length]`. From `position_ids` `[batch length]`, Qwen 3-VL makes this row, too, and Qwen
+  2.5-VL does not. The projections of Qwen 2.5-VL always have biases, but for the output; a window
+  is in the layers from `max_window_layers` on. Qwen 3-VL has the norms of Qwen 3.
 - Bloom: ALiBi with the slopes of the paper's code, also for head counts that are not powers of two.
   It adds slope · key position, which for causal queries is equivalent to minus slope · distance.
 - Falcon: rotary embeddings, or ALiBi that is divided by √head and rounded to bfloat16 regardless of
@@ -324,7 +332,7 @@ class _Decoder(Layer):
         elif mask is None and "causal" not in masks:
             mask = query.new_zeros(1, 1, length, length)
         given = {"attention_mask": mask}
-        positions = masks.get("position_ids", masks.get("packed"))
+        positions = self.positions(masks)
         if positions is not None:
             given["position_ids"] = positions
         if "block_sequence_ids" in masks:
@@ -339,6 +347,10 @@ class _Decoder(Layer):
         if _is_of_length(layer.config):
             raise Unsupported("beside a cache, keys keep the angles of a shorter text")
         return _in_chunks(layer, query, given, mode)
+
+    def positions(self, masks: dict[str, Any]) -> Any:
+        """Return the `position_ids` of a call; None if they are not passed."""
+        return masks.get("position_ids", masks.get("packed"))
 
     def spanned(
         self, config: Any, query: Any, given: Mapping[str, Any], masks: Mapping[str, Any]
@@ -389,7 +401,7 @@ def _in_chunks(model: Any, query: Any, given: Mapping[str, Any], mode: Mode) -> 
             seen = now["attention_mask"][:, :end]
             now["attention_mask"] = torch.nn.functional.pad(seen, (0, unknown))
         if "position_ids" in now:
-            now["position_ids"] = now["position_ids"][:, start:end]
+            now["position_ids"] = now["position_ids"][..., start:end]
         found = model(
             inputs_embeds=query[:, start:end], past_key_values=cache, use_cache=True, **now
         )
@@ -404,19 +416,25 @@ def _no_rotation(hidden: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
     return cosine, cosine - cosine
 
 
-def _with_biases(attention: Any) -> None:
-    """Replace the four projections with ones of the same sizes that have biases."""
+def _with_biases(attention: Any, *, bias: bool = True) -> None:
+    """Replace the four projections with ones of the same sizes that have biases, or have none."""
     import torch
 
     for name in _PROJECTIONS:
         weight = getattr(attention, name).weight
-        projection = torch.nn.Linear(*weight.shape[::-1], dtype=weight.dtype)
+        projection = torch.nn.Linear(*weight.shape[::-1], bias=bias, dtype=weight.dtype)
         setattr(attention, name, projection)
 
 
 _WINDOW = Window("sliding_window", "own and before", none=None, needs_causal=True)
 # The model's mask `[batch key]`, with which it is always causal.
 _PADDING = Lengths("lengths", dtype="int64", aligns=False, needs_causal=True)
+_NORM = HeadNorm(
+    "layers.0.self_attn.q_norm.weight",
+    "layers.0.self_attn.k_norm.weight",
+    epsilon="rms_norm_eps",
+    parameters=True,
+)
 _TURNS = RotaryBase("rope_theta")
 _SCALED = RotaryConfig(kinds=("linear", "dynamic", "yarn", "longrope", "llama3"), partial=False)
 # The ids are an argument of masks, which a model makes of types of tokens.
@@ -580,16 +598,7 @@ class GptOssEager(_Eager):
 class _Qwen3(_Decoder):
     config = "Qwen3Config"
     always = ("query/key norm",)
-    features = (
-        HeadNorm(
-            "layers.0.self_attn.q_norm.weight",
-            "layers.0.self_attn.k_norm.weight",
-            epsilon="rms_norm_eps",
-            parameters=True,
-        ),
-        _WINDOW,
-        *_ROTARY,
-    )
+    features = (_NORM, _WINDOW, *_ROTARY)
     rotary = _TURNS
     checkpoint = checkpoint_of("qwen3")
 
@@ -622,6 +631,101 @@ class Qwen3Sdpa(_Qwen3, _Sdpa):
     """The adapter for Qwen3Model with SDPA."""
 
     title = "transformers Qwen 3 (sdpa)"
+
+
+class _OnAxes(_Decoder):
+    """The base class for Qwen 2.5-VL and Qwen 3-VL, whose tokens have three positions."""
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.head_size % 2:
+            raise Unsupported("no odd head size")
+
+    def configuration(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> Any:
+        config = super().configuration(shape, scale, settings)
+        # Without sections, those of the published models would be read.
+        config.rope_parameters.setdefault("mrope_section", [shape.head_size // 2, 0, 0])
+        return config
+
+    def positions(self, masks: dict[str, Any]) -> Any:
+        """Return positions of time, height and width, after those of packed documents if any."""
+        import torch
+
+        axes, packed = masks.get("axis_ids"), masks.get("packed")
+        if packed is None:
+            return axes if axes is not None else masks.get("position_ids")
+        turned = packed.expand(3, -1, -1) if axes is None else axes
+        return torch.cat([packed[None], turned])
+
+    def finish(self, attention: Any, shape: Shape, settings: Mapping[str, Static]) -> None:
+        if "rms_norm_eps" not in settings and hasattr(attention, "q_norm"):
+            import torch
+
+            attention.q_norm = attention.k_norm = torch.nn.Identity()
+        _with_biases(attention, bias=shape.bias)
+
+
+def _on_axes(sections: str) -> RotaryConfig:
+    """Return the declaration of a configuration with sections that are laid out so."""
+    return replace(_SCALED, axes="axis_ids", sections=(sections,), dtype="int64")
+
+
+class _Qwen25Vl(_OnAxes):
+    config = "Qwen2_5_VLTextConfig"
+    features = (_on_axes("side by side"), _WINDOW, *_ROTARY)
+    rotary = _TURNS
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.heads * shape.head_size != shape.query_width:
+            raise Unsupported("heads x head size must be the width")
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        return {
+            "hidden_size": shape.query_width,
+            "use_sliding_window": "sliding_window" in settings,
+            **_layer_types(settings),
+        }
+
+
+class Qwen25VlEager(_Qwen25Vl, _Eager):
+    """The adapter for Qwen2_5_VLTextModel with eager attention."""
+
+    title = "transformers Qwen 2.5-VL (eager)"
+
+
+class Qwen25VlSdpa(_Qwen25Vl, _Sdpa):
+    """The adapter for Qwen2_5_VLTextModel with SDPA."""
+
+    title = "transformers Qwen 2.5-VL (sdpa)"
+
+
+class _Qwen3Vl(_OnAxes):
+    config = "Qwen3VLTextConfig"
+    always = ("query/key norm",)
+    features = (_on_axes("interleaved"), _NORM, *_ROTARY)
+    rotary = _TURNS
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        return {"rms_norm_eps": settings.get("rms_norm_eps", 1e-6)}
+
+
+class Qwen3VlEager(_Qwen3Vl, _Eager):
+    """The adapter for Qwen3VLTextModel with eager attention."""
+
+    title = "transformers Qwen 3-VL (eager)"
+
+
+class Qwen3VlSdpa(_Qwen3Vl, _Sdpa):
+    """The adapter for Qwen3VLTextModel with SDPA."""
+
+    title = "transformers Qwen 3-VL (sdpa)"
 
 
 class _Fusing(_Decoder):
@@ -720,6 +824,10 @@ ADAPTERS = {
     "gpt-oss-eager": "GptOssEager",
     "qwen3-eager": "Qwen3Eager",
     "qwen3-sdpa": "Qwen3Sdpa",
+    "qwen2-5-vl-eager": "Qwen25VlEager",
+    "qwen2-5-vl-sdpa": "Qwen25VlSdpa",
+    "qwen3-vl-eager": "Qwen3VlEager",
+    "qwen3-vl-sdpa": "Qwen3VlSdpa",
     "bloom": "Bloom",
     "falcon-eager": "FalconEager",
     "falcon-sdpa": "FalconSdpa",

@@ -224,6 +224,8 @@ def test_features_are_drawn_where_they_are_declared_only():
         ("sink-twice", "sinks"),
         ("rotary-pairs-swapped", "rotary"),
         ("linear-twice", "rotary"),
+        ("mrope-time-one-pair-more", "position axes"),
+        ("mrope-rows-reversed", "position axes"),
         ("norm-weights-exchanged", "query/key norm"),
         ("segments-shifted-by-a-token", "segments"),
         ("sink-gradient-of-first-entry", "sinks"),

@@ -601,7 +601,7 @@ def test_experiments_on_features_are_for_those_who_have_them():
         "alibi",
         "rotary",
     )
-    names += ("rotary-scaling",)
+    names += ("rotary-scaling", "position-axes")
     assert all(known[name].needs for name in names)
     plain = fake(usual)
     assert not any(known[name].modes(plain) for name in names)
@@ -885,3 +885,57 @@ def test_scaled_frequencies_are_read_off(name):
         if name == "all divided" and "linear" in subject:
             right = "as the configuration says"
         assert value == right, subject
+
+
+LAID = {
+    "as told": ({}, "{laid}"),
+    "side by side": ({"laid": "side by side"}, "side by side"),
+    "interleaved": ({"laid": "interleaved"}, "interleaved"),
+    "reversed": ({"order": [2, 1, 0]}, "{laid}, in the order width, height and time"),
+    "time only": ({"order": [0, 0, 0]}, "not read: all pairs turn by time"),
+    "of tokens": ({"tokens": True}, "not read: all pairs turn by the order of tokens"),
+    "begin again": (
+        {"laid": "side by side", "again": True},
+        "side by side, each with frequencies that begin again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAID)
+def test_the_layout_of_sections_is_read_off(name):
+    wrong, told = LAID[name]
+
+    @attention_function("numpy", features=(RotaryConfig(axes="axes"),))
+    def attend(query, key, value, rope_parameters=None, axes=None):
+        if axes is not None:
+            sections, size = rope_parameters["mrope_section"], query.shape[-1] // 2 * 2
+            laid = "interleaved" if "mrope_interleaved" in rope_parameters else "side by side"
+            pair = np.arange(size // 2)
+            of = np.repeat(range(3), sections)
+            if wrong.get("laid", laid) == "interleaved":
+                of = np.where(pair < 3 * np.array(sections)[pair % 3], pair % 3, 0)
+            exponents = pair
+            if "again" in wrong:
+                exponents = np.concatenate([np.arange(count) for count in sections])
+            rates = rope_parameters["rope_theta"] ** (-2 * exponents / size)
+            at = np.moveaxis(axes[wrong.get("order", [0, 1, 2])], 0, -1)[..., of]
+            if "tokens" in wrong:
+                at = np.arange(query.shape[-2])[:, None] + 0 * at
+            cos, sin = (f(at * rates)[:, None] for f in (np.cos, np.sin))
+            query, key = turned(query, cos, sin), turned(key, cos, sin)
+        logits = np.einsum("bhqd,bhkd->bhqk", query, key) / math.sqrt(query.shape[-1])
+        return np.einsum("bhqk,bhkd->bhqd", softmax(logits), value).astype(query.dtype)
+
+    attend.name = "axes"
+    found = entries(attend, "position-axes")
+    assert len(found) == 2
+    for laid in ("side by side", "interleaved"):
+        entry = found[f"sections {laid}"]
+        assert say(entry.value) == told.format(laid=laid)
+        assert entry.agrees == (say(entry.value) == laid)
+
+
+def test_positions_on_axes_are_asked_of_who_has_an_argument_for_them():
+    known = {item.name: item for item in EXPERIMENTS}["position-axes"]
+    assert not known.modes(fake(usual, features=(RotaryConfig(),)))
+    assert known.modes(fake(usual, features=(RotaryConfig(axes="axes"),)))

@@ -984,7 +984,8 @@ class RotaryConfig(_RotaryEmbedding):
         if problem.axes is None:
             return super().finds(problem, said)
         least = min(of.min(initial=0) for of in (problem.axes.query, problem.axes.key))
-        return bool(self.axes) and said.handing is None and least >= 0
+        met = said.ahead(problem, self.alignment) is not None
+        return bool(self.axes) and met and said.handing is None and least >= 0
 
     def _axes(self, problem: Problem) -> dict[str, Value] | None:
         """Return the arguments for positions on axes; None if one array cannot serve for both."""
@@ -1002,10 +1003,13 @@ class RotaryConfig(_RotaryEmbedding):
     def arguments(self, problem: Problem, rotary: Rotary) -> dict[str, Value] | None:
         scaling, head_size = problem.rotary_scaling, problem.shape.head_size
         axes = self._axes(problem)
-        if scaling is not None and scaling.mrope_section is not None:
+        if problem.axes is not None and scaling is not None:
             laid: Sections = "interleaved" if scaling.mrope_interleaved else "side by side"
-            if problem.axes is None or laid not in self.sections:
+            if laid not in self.sections:
                 return None
+        elif scaling is not None:
+            # Without positions on axes, all pairs turn alike, whatever their sections are.
+            scaling = replace(scaling, mrope_section=None, mrope_interleaved=None)
         told = Parameters(rope_type="default", rope_theta=float(rotary.base))
         if rotary.size != head_size:
             told["partial_rotary_factor"] = rotary.size / head_size
@@ -1091,7 +1095,8 @@ class Unasked(Feature):
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         agreed = (said.agrees(problem, part, self.fixed.causal) for part in self.says)
-        if problem.rotary == self.fixed.rotary(problem.shape) and all(agreed):
+        same = problem.rotary == self.fixed.rotary(problem.shape) and problem.axes is None
+        if same and all(agreed):
             yield replace(said, parts=said.parts | {*self.says})
 
 

@@ -486,7 +486,9 @@ class _RotaryEntry(FeatureEntry):
         return super().fields(problem) if problem.rotary is not None else {}
 
     def parts(self, problem: Problem) -> tuple[str, ...]:
-        scaled = problem.rotary_scaling is not None
+        scaling = problem.rotary_scaling
+        # Sections alone scale nothing.
+        scaled = scaling is not None and scaling.rope_type != "default"
         return (self.name, "rotary scaling") if scaled else (self.name,)
 
     def told(self, problem: Problem) -> dict[str, Any]:
@@ -1035,19 +1037,11 @@ class _AxesEntry(FeatureEntry):
         yield f"positions on {len(sections)} axes for {some(sections, 3)} pairs, {how}"
 
     def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        axes, scaling = problem.axes, problem.rotary_scaling
-        if axes is None or scaling is None:
-            return
-        plain = dataclasses.replace(scaling, mrope_section=None, mrope_interleaved=None)
-        kept = None if scaling.rope_type == "default" else plain
-        yield {"axes": None, "rotary_scaling": kept}
-        # The same positions as in a text, of which each token has three equal ones.
-        at = (problem.position_of_queries, problem.position_of_keys)
-        if min(side.min(initial=0) for side in at) >= 0:
-            query, key = (np.repeat(side[..., None], len(POSITION_AXES), axis=-1) for side in at)
-            if not (np.array_equal(query, axes.query) and np.array_equal(key, axes.key)):
-                yield {"axes": RotaryAxes(query=query, key=key)}
-        if scaling.mrope_interleaved:
+        scaling = problem.rotary_scaling
+        if problem.causal is None and problem.axes is not None:
+            # Without positions of their own, queries stand where an alignment puts them.
+            yield from ({"axes": None, "causal": end} for end in ("top-left", "bottom-right"))
+        if scaling is not None and scaling.mrope_interleaved:
             yield {"rotary_scaling": dataclasses.replace(scaling, mrope_interleaved=None)}
 
     def fitted(self, problem: Problem, shape: Shape) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import get_args
 import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, to_layout
+from conformance.adapter.base import Adapter, Mode
 from conformance.adapter.features import (
     Alibi,
     RotaryBase,
@@ -27,9 +28,9 @@ from conformance.adapter.features import (
 )
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import Array, IntArray
 from conformance.definition.problem import Pairs, Positions, Problem, Rotary
-from conformance.definition.rotary import RotaryScaling, length_of
+from conformance.definition.rotary import POSITION_AXES, RotaryAxes, RotaryScaling, length_of
 from conformance.errors import Unsupported
 from conformance.experiments.causal import WINDOW_LENGTHS
 from conformance.experiments.experiment import agreeing, topic
@@ -50,6 +51,9 @@ Guesses = Mapping[str, Array]
 """The weights `[batch heads query key]` that each convention predicts, by the id of its phrase."""
 
 IGNORED, UNEXPLAINED = "feature.ignored", Phrase("feature.unexplained")
+
+TEXT, ROWS, COLUMNS = 2, 2, 3
+"""How many tokens of text are before an image, and the sizes of the image."""
 
 
 @topic(
@@ -411,6 +415,122 @@ def _scaled(
     if gain != 1:
         where = Phrase("rotary-scaling.factor", of)
         yield agreeing(where, multiplied, evidence, Phrase("rotary-scaling.on-both"))
+
+
+def _has_axes(adapter: Adapter, mode: Mode) -> bool:
+    """Return whether a configuration has an argument for positions on axes."""
+    return any(isinstance(one, RotaryConfig) and one.axes for one in adapter.features)
+
+
+@topic(
+    "position-axes",
+    "Positions on several axes",
+    "How are the sections of rotary pairs laid out that turn by time, height and width?",
+    place=51,
+    every_mode=True,
+    needs=(RotaryConfig,),
+    where=_has_axes,
+)
+def position_axes(lab: Laboratory) -> Iterator[Entry]:
+    """Rotate 13 tokens, six of which are an image of two rows and three columns, by their positions
+    of time, height and width, with sections of different lengths. Find the layout of the sections
+    and the order of the positions that predict the attention weights. Do this for each layout that
+    the adapter declares."""
+    problem = lab.problem(Sizes(query=13, key=13))
+    head = problem.shape.head_size
+    size = head // 2 * 2
+    for argument in lab.features(RotaryConfig):
+        whole = argument.partial or size == head
+        for laid in argument.sections if argument.axes and whole else ():
+            at = _of_image(problem.shape.batch)
+            turned = problem.replace(
+                rotary=Rotary(size=size, base=50.0, pairs=argument.pairs),
+                rotary_scaling=_unequal_sections(size // 2, interleaved=laid == "interleaved"),
+                axes=RotaryAxes(query=at, key=at),
+            )
+            yield _laid_out(lab, turned)
+
+
+def _of_image(batch: int) -> IntArray:
+    """Return positions `[batch 13 3]` of a text with an image in it; entries begin one apart."""
+    image = TEXT + np.stack(np.indices((1, ROWS, COLUMNS)), axis=-1).reshape(-1, 3)
+    after = image.max() + 1 + np.arange(13 - TEXT - len(image))
+    texts = (np.repeat(text[:, None], 3, axis=1) for text in (np.arange(TEXT), after))
+    one = np.concatenate([next(texts), image, next(texts)])
+    return np.asarray(one + np.arange(batch)[:, None, None])
+
+
+def _unequal_sections(pairs: int, *, interleaved: bool) -> RotaryScaling:
+    """Return sections of different lengths that can lie side by side and be interleaved."""
+    height, width = (pairs + 1) // 3, max(pairs // 3 - 1, min(pairs // 3, 1))
+    return RotaryScaling(
+        rope_type="default",
+        mrope_section=(pairs - height - width, height, width),
+        mrope_interleaved=interleaved or None,
+    )
+
+
+def _laid_out(lab: Laboratory, problem: Problem) -> Entry:
+    """Return an entry that states by which positions which pairs turn."""
+    scaling = problem.rotary_scaling
+    assert scaling is not None
+    declared = _layout(interleaved=bool(scaling.mrope_interleaved))
+    subject = Phrase("position-axes.sections", {"laid": declared})
+    found = _asked(lab, problem)
+    if isinstance(found, Refused):
+        return agreeing(subject, found.value, found.told, declared)
+    value = UNEXPLAINED
+    for phrase, turned in _layouts(problem, scaling):
+        if lab.alike(found, forward(turned, Exact()).weights):
+            value = phrase
+            break
+    evidence = f"entry 0, head 0, query 12: {numbers(found.applied[0, 0, -1])}"
+    return agreeing(subject, value, evidence, declared)
+
+
+def _layout(*, interleaved: bool) -> Phrase:
+    return Phrase(f"position-axes.{'interleaved' if interleaved else 'side-by-side'}")
+
+
+def _layouts(problem: Problem, scaling: RotaryScaling) -> Iterator[tuple[Phrase, Problem]]:
+    """Yield what sections may mean, with the problem for which that is right."""
+    axes, rotary = problem.axes, problem.rotary
+    assert axes is not None
+    assert rotary is not None
+    assert scaling.mrope_section is not None
+    sections, pairs = scaling.mrope_section, rotary.size // 2
+    told = bool(scaling.mrope_interleaved)
+    for order in itertools.permutations(range(3)):
+        rows = RotaryAxes(query=axes.query[..., order], key=axes.key[..., order])
+        for interleaved in (told, not told):
+            laid = RotaryScaling(
+                rope_type="default", mrope_section=sections, mrope_interleaved=interleaved or None
+            )
+            phrase = _layout(interleaved=interleaved)
+            if order != (0, 1, 2):
+                names: dict[str, Argument] = {
+                    "laid": phrase,
+                    "order": [POSITION_AXES[axis] for axis in order],
+                }
+                phrase = Phrase("position-axes.in-order", names)
+            yield phrase, problem.replace(axes=rows, rotary_scaling=laid)
+    # Frequencies that begin again are those of divisors, which LongRoPE has for each pair.
+    begun = np.concatenate([np.arange(count) for count in sections])
+    divided = tuple((rotary.base ** ((begun - np.arange(pairs)) / pairs)).tolist())
+    again = RotaryScaling(
+        rope_type="longrope",
+        factor=1.0,
+        original_max_position_embeddings=2,
+        short_factor=divided,
+        long_factor=divided,
+        attention_factor=1.0,
+        mrope_section=sections,
+    )
+    yield Phrase("position-axes.frequencies-begin-again"), problem.replace(rotary_scaling=again)
+    for axis, name in enumerate(POSITION_AXES):
+        of = RotaryAxes(query=axes.query[..., [axis] * 3], key=axes.key[..., [axis] * 3])
+        yield Phrase("position-axes.one-axis", {"axis": name}), problem.replace(axes=of)
+    yield Phrase("position-axes.tokens"), problem.replace(axes=None, rotary_scaling=None)
 
 
 def _softmax(logits: Array, sink: Array | float = -np.inf) -> Array:

@@ -395,6 +395,13 @@ def _called(name: str) -> str:
     return NAMES.get(name, name)
 
 
+def _mask(problem: Problem) -> BoolArray | None:
+    """Return the mask that combines all rules; None if there is no rule, or they hide no key."""
+    allowed = problem.allowed
+    idle = problem.mask is None and allowed is not None and bool(allowed.all())
+    return None if idle else allowed
+
+
 def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
     """Return the arrays with which a generated script begins, by their names in it.
 
@@ -403,8 +410,9 @@ def _numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
     """
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
     found |= {_called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
-    if problem.allowed is not None:
-        found["mask"] = problem.allowed
+    mask = _mask(problem)
+    if mask is not None:
+        found["mask"] = mask
     if problem.attn_bias is not None:
         found["attn_bias"] = problem.attn_bias
     for name, array in problem.feature_arrays().items():
@@ -510,7 +518,7 @@ def _definition(problem: Problem, returned: str) -> list[str]:
     text += _code(problem, OF_LOGITS, OF_RULES)
     if problem.attn_bias is not None:
         text.append('    logits = logits + n["attn_bias"]')
-    if problem.allowed is not None:
+    if _mask(problem) is not None:
         text.append("    logits = np.where(mask, logits, -np.inf)")
     text += _code(problem, OF_SOFTMAX) or [
         "    powers = np.exp(logits - logits.real.max(axis=-1, keepdims=True))",
@@ -587,8 +595,9 @@ def _laid_out(array: np.ndarray, problem: Problem) -> str:
     code refers to it; otherwise, it contains all numbers of the array.
     """
     known: list[tuple[str, np.ndarray]] = []
-    if problem.allowed is not None:
-        known = [("mask", problem.allowed), ("~mask", ~problem.allowed)]
+    mask = _mask(problem)
+    if mask is not None:
+        known = [("mask", mask), ("~mask", ~mask)]
     if problem.attn_bias is not None:
         known.append(('n["attn_bias"]', problem.attn_bias))
     for code, canonical in known:

@@ -171,7 +171,9 @@ def _without(name: str) -> Move:
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         there = getattr(trial.problem, name)
         if there is not None and not (isinstance(there, tuple) and there == nothing):
-            yield trial.with_problem(trial.problem.replace(**{name: nothing}))
+            # Positions on axes need the sections of a scaling.
+            with suppress(ConformanceError):
+                yield trial.with_problem(trial.problem.replace(**{name: nothing}))
 
     return move
 

@@ -611,6 +611,11 @@ FAMILIES = (
         frozenset({"rotary scaling"}),
         seen=(taking("rotary-scaling.frequencies"), taking("rotary-scaling.factor")),
     ),
+    FeatureFamily(
+        "Rotary, on axes",
+        frozenset({"position axes"}),
+        seen=(taking("position-axes.sections"),),
+    ),
     FeatureFamily("Query/key norm", frozenset({"query/key norm"})),
     FeatureFamily(
         "Lengths",
