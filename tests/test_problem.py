@@ -392,14 +392,10 @@ def test_every_field_of_a_feature_is_that_of_one_entry():
         assert all(set(axes) <= {*SIZES, "bias", "position_axes"} for axes in entry.arrays.values())
 
 
-NEEDED = {"position axes": ("rotary",)}
-"""What is drawn with a feature that is nothing without it."""
-
-
 @pytest.mark.parametrize("entry", FEATURES, ids=lambda entry: entry.name)
 def test_what_draws_a_feature_makes_it_and_no_other(entry):
-    needed = NEEDED.get(entry.name, ())
-    drawn = {name for one in FEATURES if one.name in (entry.name, *needed) for name in one.absent}
+    whole = (*entry.needs, entry.name)
+    drawn = {name for one in FEATURES if one.name in whole for name in one.absent}
     random = np.random.default_rng(3)
     given = shape(query_length=4, key_length=6, head_size=6)
     for name in entry.drawn:
@@ -407,10 +403,10 @@ def test_what_draws_a_feature_makes_it_and_no_other(entry):
         assert fields.keys() <= drawn, name
         problem = make(query_length=4, key_length=6, head_size=6, causal="bottom-right")
         problem = problem.replace(**fields)
-        assert problem.features == (*needed, entry.name)
+        assert problem.features == whole
         assert len([*entry.facts(problem)]) == 1
         for simpler in entry.simpler(problem):
-            assert problem.replace(**simpler).features == (*needed, entry.name)
+            assert problem.replace(**simpler).features == whole
 
 
 def test_a_token_whose_parent_is_removed_descends_from_the_nearest_that_is_kept():

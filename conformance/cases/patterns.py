@@ -960,7 +960,7 @@ def _image(shape: Shape, *, frames: bool = False) -> IntArray:
         rows = 2 if frames else max(2, math.isqrt(rest // 2))
         columns = 2 if frames else max(1, -(-2 * rest // 3) // rows)
         pictures = max(1, -(-2 * rest // 3) // (rows * columns)) if frames else 1
-        grid = np.stack(np.indices((pictures, rows, columns)), axis=-1).reshape(-1, 3)
+        grid = np.indices((pictures, rows, columns)).reshape(3, -1).T
         image = before + grid[: len(grid) if len(grid) <= rest else 0] * (1 + frames, 1, 1)
         after = image.max(initial=before - 1) + 1 + np.arange(rest - len(image))
         text = (np.repeat(at[:, None], 3, axis=1) for at in (np.arange(before), after))

@@ -125,6 +125,7 @@ class FeatureEntry:
             are absent; it must not for features that are added, so that no hash changes.
         value: the class of its value, if it has an array for queries and one for keys.
         drawn: the functions of `conformance.cases.patterns` with which a search draws it.
+        needs: the names of the features without which it is nothing; they are drawn with it.
         feels_key_bias: whether the bias of keys, which else adds the same number to all logits of a
             row, affects the answer.
         files: the names of its arrays in files of `conformance.diagnose`, each with others that are
@@ -145,6 +146,7 @@ class FeatureEntry:
     hashed_if_absent: ClassVar[bool] = False
     value: ClassVar[type[Any] | None] = None
     drawn: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
     feels_key_bias: ClassVar[bool] = False
     files: ClassVar[Mapping[str, str]] = MappingProxyType({})
     options: ClassVar[Mapping[str, type]] = MappingProxyType({})
@@ -1015,6 +1017,7 @@ class _AxesEntry(FeatureEntry):
     )
     whole = True
     value = RotaryAxes
+    needs = ("rotary",)
     drawn = ("axes_of_image", "axes_of_image_interleaved", "axes_of_video", "axes_of_text")
     feels_key_bias = True
 

@@ -453,7 +453,7 @@ def position_axes(lab: Laboratory) -> Iterator[Entry]:
 
 def _of_image(batch: int) -> IntArray:
     """Return positions `[batch 13 3]` of a text with an image in it; entries begin one apart."""
-    image = TEXT + np.stack(np.indices((1, ROWS, COLUMNS)), axis=-1).reshape(-1, 3)
+    image = TEXT + np.indices((1, ROWS, COLUMNS)).reshape(3, -1).T
     after = image.max() + 1 + np.arange(13 - TEXT - len(image))
     texts = (np.repeat(text[:, None], 3, axis=1) for text in (np.arange(TEXT), after))
     one = np.concatenate([next(texts), image, next(texts)])

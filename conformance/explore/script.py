@@ -25,6 +25,7 @@ from conformance.adapter.base import Adapter
 from conformance.adapter.code import FRAMEWORKS, Example, lines
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter
+from conformance.definition.dtypes import BoolArray
 from conformance.definition.features import FEATURES, OF_HEADS, OF_LOGITS, OF_RULES, OF_SOFTMAX
 from conformance.definition.problem import INPUT_AXES, Problem, Shape, Weights
 from conformance.errors import ConformanceError, Unsupported

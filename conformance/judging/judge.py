@@ -304,7 +304,10 @@ REQUIRABLE = tuple(
 @cache
 def needs_of(case: Case) -> frozenset[str]:
     """Return the names in `REQUIRABLE` of what a case of the catalogue needs."""
-    features = case.problem(SINGLE[0]).features if case.features else ()
+    entries = case.problem(SINGLE[0]).entries if case.features else ()
+    # Whoever requires a feature means it with those without which it is nothing.
+    implied = {name for entry in entries for name in entry.needs}
+    features = [entry.name for entry in entries if entry.name not in implied]
     grouped = {GROUPED} if case.shape.group > 1 else set()
     names = {case.chapter, *(name.replace(" ", "-") for name in features)}
     return frozenset((names | grouped) - NEEDS_NOTHING)
