@@ -636,11 +636,6 @@ class Qwen3Sdpa(_Qwen3, _Sdpa):
 class _OnAxes(_Decoder):
     """The base class for Qwen 2.5-VL and Qwen 3-VL, whose tokens have three positions."""
 
-    def check_shape(self, shape: Shape) -> None:
-        super().check_shape(shape)
-        if shape.head_size % 2:
-            raise Unsupported("no odd head size")
-
     def configuration(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
     ) -> Any:

@@ -26,12 +26,12 @@ from mutants.miniatures import Correct
 import conformance
 from conformance.adapter.loading import load
 from conformance.cases.case import FAMILIES
-from conformance.cases.catalogue import every_case
+from conformance.cases.catalogue import case_of, every_case
 from conformance.cli import main
 from conformance.commands.judge import _told
 from conformance.errors import ConformanceError
 from conformance.judging import pool, runner, sandbox
-from conformance.judging.judge import Judging, Task, fresh
+from conformance.judging.judge import Judging, Task, fresh, needs_of
 from conformance.judging.pool import Candidates, Options
 from conformance.judging.sandbox import (
     CandidateLimits,
@@ -899,3 +899,12 @@ def test_the_time_of_a_candidate_also_ends_after_a_lost_process():
     judging.is_over = lambda: True
     judging.run()
     assert {result.verdict for _, result in judging.found} == {"not-run"}
+
+
+def test_a_feature_is_required_with_what_it_is_nothing_without():
+    assert needs_of(case_of("feature/position-axes/self")) == {"position-axes"}
+    assert needs_of(case_of("feature/position-axes-with-norm/self")) == {
+        "position-axes",
+        "query/key-norm",
+    }
+    assert needs_of(case_of("feature/rotary/self")) == {"rotary"}
