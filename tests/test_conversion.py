@@ -37,7 +37,14 @@ from conformance.errors import (
 )
 from conformance.porting import conversion
 from conformance.porting.checkpoints import Meaning
-from conformance.porting.conversion import NOTE, convert, convert_file, native_shape
+from conformance.porting.conversion import (
+    NOTE,
+    _only_texts,
+    _turns,
+    convert,
+    convert_file,
+    native_shape,
+)
 
 MEANS_NOTHING = Meaning()
 NORMS = tuple(f"layers.0.self_attn.{side}_norm.weight" for side in "qk")
@@ -908,3 +915,30 @@ def test_three_frameworks_and_back_natively(tmp_path):
     # With the heads cut elsewhere the numbers are the same, and the attention is not.
     convert_file(files[0], files[4], source="torch-mha", target="flax-linen", heads=6)
     assert not fits(in_flax(files[4], inputs, 6))
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("llama-model-eager", ["texts only: llama-model-eager takes no positions on several axes"]),
+        (
+            "qwen3-vl-sdpa",
+            [
+                "texts only: the sections of qwen2-5-vl-eager are side by side, those of "
+                "qwen3-vl-sdpa interleaved"
+            ],
+        ),
+        ("qwen2-5-vl-sdpa", []),
+    ],
+)
+def test_it_is_told_where_images_are_turned_another_way(target, told):
+    source, other = (load(name) for name in ("qwen2-5-vl-eager", target))
+    assert [*_only_texts(source, other)] == told
+    assert [*_only_texts(load("llama-model-eager"), other)] == []
+
+
+def test_texts_only_is_among_the_notes():
+    names = ("qwen2-5-vl-eager", "llama-model-eager")
+    source, target = (load(name) for name in names)
+    noted = _turns(source, target, 8, Meaning(), sure=False).notes
+    assert noted[1:] == ("texts only: llama-model-eager takes no positions on several axes",)

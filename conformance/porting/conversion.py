@@ -828,6 +828,19 @@ def rotary_of(layer: Layer) -> RotaryBase | RotaryConfig | RotaryTables | None:
     return found
 
 
+def _only_texts(source: Layer, target: Layer) -> Iterator[str]:
+    """Yield why the target turns images other than the source, although it turns texts alike."""
+    one, other = (
+        next((it for it in layer.features if isinstance(it, RotaryConfig) and it.axes), None)
+        for layer in (source, target)
+    )
+    if one is not None and other is None:
+        yield f"texts only: {target.name} takes no positions on several axes"
+    elif one is not None and other is not None and not {*one.sections} & {*other.sections}:
+        laid = f"{' or '.join(one.sections)}, those of {target.name} {' or '.join(other.sections)}"
+        yield f"texts only: the sections of {source.name} are {laid}"
+
+
 def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning, *, sure: bool) -> Turns:
     """Return how both layers rotate, and the order in which both pair the same components.
 
@@ -888,7 +901,7 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning, *, su
     kept = "as in the source" if one.flag and pairs is None else after == "interleaved"
     flag = f", {other.flag}={kept}" if other.flag else ""
     optional = "" if always_turns(source) else ", if the source has them"
-    notes = (f"rotary embeddings{base}{part}{flag}{optional}",)
+    notes = (f"rotary embeddings{base}{part}{flag}{optional}", *_only_texts(source, target))
     if before == after:
         return Turns(size, number, before, after, None, notes)
     if size % 2:
