@@ -619,6 +619,31 @@ class Fixed(Ours):
     assert "it always rotates with the base 500, not 100; choose another target" in told
 
 
+def test_a_scaled_rotation_is_never_taken_for_a_plain_one(tmp_path, capsys):
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(ALWAYS)
+    folder, out = MODELS["llama"].save(tmp_path / "in"), tmp_path / "out"
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    command = ["--layer", "0", str(folder), str(out)]
+    told = refused(capsys, "--to", f"{tmp_path}/mine.py:Always", *command)
+    assert "it always rotates without scaling, not of the kind yarn; choose another" in told
+    assert main(["convert", "--to", "ours", *command, "--json"]) == ExitCode.OK
+    (piece,) = json.loads(capsys.readouterr().out)["layers"]
+    assert piece["target_error"] is None
+    kind = "yarn (factor 4, original_max_position_embeddings 8)"
+    assert f"rotary embeddings are of the kind {kind}" in piece["needs"]
+    # Without a number of the scaling nothing can be compared.
+    out.unlink()
+    scaling.pop("original_max_position_embeddings")
+    unknown = {**config, "rope_scaling": scaling}
+    unknown.pop("max_position_embeddings", None)
+    (folder / "config.json").write_text(json.dumps(unknown))
+    assert main(["convert", "--to", "ours", *command]) == ExitCode.OK
+    assert "config.json does not tell all numbers of a rotation" in capsys.readouterr().out
+
+
 ALWAYS = """
 from conformance import Fixed
 from conformance.adapters.ours import Ours

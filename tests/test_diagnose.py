@@ -1593,6 +1593,17 @@ def test_a_scale_that_cannot_be_told(tmp_path, capsys):
         ),
         (
             {
+                "model_type": "qwen2_vl",
+                "num_attention_heads": 4,
+                "hidden_size": 64,
+                "rope_theta": 10000.0,
+                "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+            },
+            0,
+            {"causal": True},
+        ),
+        (
+            {
                 "model_type": "longformer",
                 "num_attention_heads": 12,
                 "hidden_size": 768,

@@ -57,9 +57,10 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
         found |= {"heads": heads, "kv_heads": kv_heads}
         about = {"heads": heads, "kv_heads": kv_heads, "size": size}
         said.append(Phrase("config.heads", {**about}))
-    decodes = kind in DECODERS or any(
-        str(it).endswith(("ForCausalLM", "LMHeadModel")) for it in _listed(config)
-    )
+    turned, plain = rotation(config, layer), config.get("no_rope_layers")
+    # Positions on several axes are those of decoders of texts with images.
+    decodes = kind in DECODERS or turned.scaling.endswith("mrope")
+    decodes |= any(str(it).endswith(("ForCausalLM", "LMHeadModel")) for it in _listed(config))
     both_ways = config.get("use_bidirectional_attention")
     if decodes and not both_ways:
         found["causal"] = True
@@ -79,19 +80,18 @@ def told(config: Mapping[str, Any] | str | Path, layer: int) -> tuple[dict[str, 
     if not both_ways and (chunk := chunk_of(config, layer)):
         found["chunk"] = chunk
         said.append(Phrase("config.chunk", {"size": chunk}))
-    turned, plain = rotation(config, layer), config.get("no_rope_layers")
     if turned.base is not None and (not plain or layer >= len(plain) or plain[layer]):
         pairs = "interleaved" if kind in INTERLEAVED else "halves"
         turns = turned.size or size or 0
         rotary: dict[str, Argument] = {"base": float(turned.base), "pairs": pairs, "size": turns}
         said.append(Phrase("config.rotary", rotary))
         if turned.scaling and turned.scaled is None:
-            said.append(Phrase("config.frequencies", {"how": turned.scaling}))
+            said.append(Phrase("config.frequencies", {"how": turned.described}))
         elif turns:
             found["rotary"] = rotary
             if turned.scaled is not None:
                 found["rotary"] = {**rotary, "scaling": turned.scaled}
-                said.append(Phrase("config.scaled", {"how": turned.scaling}))
+                said.append(Phrase("config.scaled", {"how": turned.described}))
     if kind in NORMED or config.get("use_qk_norm") or config.get("qk_layernorm"):
         said.append(Phrase("config.norm"))
     if kind == "gpt_oss":

@@ -190,6 +190,12 @@ class RotaryScaling:
         shown = {n: list(v) if isinstance(v, tuple) else v for n, v in told.items()}
         return {name: value for name, value in shown.items() if value is not None}
 
+    def for_texts(self) -> RotaryScaling | None:
+        """Return the same for positions that are equal on all axes; None if nothing is scaled."""
+        if self.rope_type == "default":
+            return None
+        return dataclasses.replace(self, mrope_section=None, mrope_interleaved=None)
+
     def check(self, size: int) -> None:
         """Raise `WrongShape` if this cannot scale the frequencies of `size` rotated components."""
         why = self._wrong(size)

@@ -34,6 +34,8 @@ class Meaning:
             for all of them.
         rotary_pairs: the pairs of the implementation that has an argument for them.
         base: the base of the angles of rotary embeddings.
+        scaling: the kind of their scaling, as far as it matters to texts; "" without any.
+        scaled: the numbers of that scaling; None if some are not known.
         epsilon: ε of the query/key norm.
         scale: the scale of the logits, if it is not the default.
         soft_cap: the cap of the logits.
@@ -45,6 +47,8 @@ class Meaning:
     rotary_size: int | None = None
     rotary_pairs: Pairs | None = None
     base: float | None = None
+    scaling: str = ""
+    scaled: RotaryScaling | None = None
     epsilon: float | None = None
     scale: float | None = None
     soft_cap: float | None = None
@@ -370,7 +374,7 @@ def meaning_of(
     turned, window = rotation(config, attention.layer), window_of(config, attention.layer)
     told = []
     if turned.scaling:
-        told.append(f"rotary embeddings are of the kind {turned.scaling}")
+        told.append(f"rotary embeddings are of the kind {turned.described}")
     if config.get("use_bidirectional_attention"):
         told.append("no causal mask")
         # The number counts the keys on both sides.
@@ -387,6 +391,8 @@ def meaning_of(
         rotary_size=turned.size if given.rotary_size is None else given.rotary_size,
         rotary_pairs=given.rotary_pairs,
         base=turned.base,
+        scaling=turned.of_texts,
+        scaled=turned.scaled.for_texts() if turned.scaled is not None else None,
         epsilon=config.get("rms_norm_eps"),
         scale=scale,
         soft_cap=config.get("attn_logit_softcapping"),
@@ -424,6 +430,22 @@ class Rotation:
     size: int | None
     scaling: str
     scaled: RotaryScaling | None = None
+
+    @property
+    def of_texts(self) -> str:
+        """The way in which frequencies are scaled for texts, whose axes have equal positions."""
+        return self.scaling.removesuffix(" with mrope") if self.scaling != "mrope" else ""
+
+    @property
+    def described(self) -> str:
+        """The way in which frequencies are scaled, and its numbers, as the configuration says."""
+        numbers = {} if self.scaled is None else self.scaled.parameters()
+        shown = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in numbers.items()
+            if name != "rope_type" and (name == "mrope_section" or not isinstance(value, list))
+        ]
+        return f"{self.scaling} ({', '.join(shown)})" if shown else self.scaling
 
 
 def rotation(config: Mapping[str, Any], layer: int) -> Rotation:
@@ -469,7 +491,7 @@ def _of_axes(config: Mapping[str, Any], found: Rotation, turns: Mapping[str, Any
     """Return the rotation by positions on several axes; raise `WrongTensors` if it is none."""
     plain, model = found.scaling in ("default", "mrope"), str(config.get("model_type", ""))
     how = "mrope" if plain else f"{found.scaling} with mrope"
-    if not model.startswith(_SECTIONED):
+    if not model.startswith(SECTIONED):
         return replace(found, scaling=how)
     if "qwen3" in model:
         # Its files say so, and where one does not, the layers of transformers do it all the same.
@@ -484,7 +506,7 @@ def _of_axes(config: Mapping[str, Any], found: Rotation, turns: Mapping[str, Any
     return replace(found, scaling=how, scaled=made)
 
 
-_SECTIONED = ("qwen", "glm", "paddleocr")
+SECTIONED = ("qwen", "glm", "paddleocr")
 """How the kinds of models begin whose sections mean what `RotaryScaling` says.
 
 Those of Ernie are in another order, and those of HunYuan count components.

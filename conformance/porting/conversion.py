@@ -886,6 +886,8 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning, *, su
         fixed = [] if other.size or size == its else [f"{which} components, not {size}"]
         if not isinstance(other.base, str) and meaning.base not in (None, other.base):
             fixed.append(f"with the base {other.base:g}, not {meaning.base:g}")
+        if not isinstance(other.base, str) and meaning.scaling:
+            fixed.append(f"without scaling, not of the kind {meaning.scaling}")
         if fixed:
             raise Untranslatable(
                 f"{target.name} cannot have these weights of {source.name}: it always rotates "
