@@ -306,7 +306,7 @@ def _gradients_of_masked(card: Card) -> list[ShownValue]:
     return wrong + [item for item in usual if not wrong or item.phrase.id != "gradients.finite"]
 
 
-_BITS = ("again.apart", "again.within-noise", "again.same-bits")
+_BITS = ("again.apart", "again.within-noise", "again.same-bits-for", "again.same-bits")
 
 
 def _bits(first: str, *others: str) -> Callable[[Card], list[ShownValue]]:
@@ -318,15 +318,23 @@ def _bits(first: str, *others: str) -> Callable[[Card], list[ShownValue]]:
     def take(card: Card) -> list[ShownValue]:
         if not taking(first)(card):
             return []
-        shown = taking(first, *others, value=_without_sizes)(card)
+        shown = taking(first, *others, value=_of_lengths)(card)
         worst = next((name for name in _BITS if any(it.phrase.id == name for it in shown)), "")
         return [item for item in shown if item.phrase.id == worst]
 
     return take
 
 
-def _without_sizes(value: Phrase) -> Phrase:
-    return Phrase("again.same-bits") if value.id == "again.same-bits-at" else value
+def _of_lengths(value: Phrase) -> Phrase:
+    """Return the value with no sizes but the lengths, without which equal bits say too much.
+
+    A library chooses its kernels by size: bits that are equal at these lengths may differ at others.
+    The sizes of batches are left out, as calls with different batches share a cell.
+    """
+    if value.id != "again.same-bits-at":
+        return value
+    lengths = {name: value.arguments[name] for name in ("query", "key")}
+    return Phrase("again.same-bits-for", lengths)
 
 
 GLANCES = (
