@@ -262,6 +262,7 @@ def test_asked_twice(size, twice):
         "asked twice",
         "alone and inside a batch",
         "in batches of other sizes",
+        "a single query in batches of other sizes",
         "at another place of the batch",
         "one query at a time and all at once",
         "several queries at a time and all at once",

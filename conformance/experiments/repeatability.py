@@ -140,15 +140,15 @@ class Relation(NamedTuple):
     "Are the bits the same twice, alone and in a batch, in steps, packed, strided, compiled?",
     place=130,
     every_mode=True,
-    revision=4,
+    revision=5,
 )
 def repeatability(lab: Laboratory) -> Iterator[Entry]:
     """Repeat a call, and compare the output with that of the first call; of two equal calls, also
     the gradients. The inputs span several tiles if possible. The call is repeated unchanged, with
-    other entries in the batch, with some of the queries, packed, on another number of threads, with
-    strided inputs, and compiled if the framework compiles; at the usual size, also with a strided
-    mask. Arrays are compared bit by bit, then up to the rounding noise. What is promised is asked
-    in every dtype, and what is not in one."""
+    other entries in the batch (of all queries, and of one), with some of the queries, packed, on
+    another number of threads, with strided inputs, and compiled if the framework compiles; at the
+    usual size, also with a strided mask. Arrays are compared bit by bit, then up to the rounding
+    noise. What is promised is asked in every dtype, and what is not in one."""
     yield from _related(lab, RELATIONS)
     if getattr(lab.bridge, "has_strides", False):
         for argument in lab.arguments():
@@ -212,9 +212,23 @@ def _alone(desk: ProblemDesk) -> Pairs:
         yield _in_order(desk, [entry])
 
 
-def _in_batches(desk: ProblemDesk) -> Pairs:
-    for size in BATCHES[:1] if desk.lab.adapter.compiles else BATCHES:
+def _in_batches(desk: ProblemDesk, compiled: slice = slice(1)) -> Pairs:
+    """Ask for each entry in larger batches; `compiled` are those of which to ask a compiler."""
+    for size in BATCHES[compiled] if desk.lab.adapter.compiles else BATCHES:
         yield _in_order(desk, [entry % desk.problem.shape.batch for entry in range(size)])
+
+
+def _in_batches_with_one_query(desk: ProblemDesk) -> Pairs:
+    """Ask about batches at the sizes of decoding, for which libraries have other kernels.
+
+    If queries and keys are one array, one token is all that there is.
+    """
+    shape = desk.problem.shape
+    first = np.arange(shape.query_length) == 0
+    keys = first if shape.sharing == "self" else np.ones(shape.key_length, np.bool_)
+    small = desk.having(part_of(desk.problem, slice(None), first, keys))
+    yield from _alone(small)
+    yield from _in_batches(small, compiled=slice(1, None))
 
 
 def _at_another_place(desk: ProblemDesk) -> Pairs:
@@ -305,6 +319,7 @@ RELATIONS = (
     Relation("gradients", "gradients", _gradients),
     Relation("alone", "batch", _alone),
     Relation("batches", "batch", _in_batches),
+    Relation("batches-with-one-query", "batch", _in_batches_with_one_query),
     Relation("place", "batch position", _at_another_place),
     Relation("steps", "steps", _one_by_one),
     Relation("chunks", "chunks", _in_chunks),
@@ -374,14 +389,12 @@ def _compared(desk: ProblemDesk, relation: Relation, subject: Phrase) -> Iterato
         if is_promised:
             yield Entry(subject, Phrase("again.not-examined"), str(reason), declared)
         return
-    value, evidence = _value(desk, relation, pairs)
+    value, evidence = _value(relation, pairs)
     agrees = not (is_promised and value.id in OTHER_BITS)
     yield Entry(subject, value, evidence, declared, agrees)
 
 
-def _value(
-    desk: ProblemDesk, relation: Relation, pairs: Sequence[EquivalentAnswer]
-) -> tuple[Phrase, str]:
+def _value(relation: Relation, pairs: Sequence[EquivalentAnswer]) -> tuple[Phrase, str]:
     """Return what the answers of a relation have in common with those wanted, and the evidence."""
     differ = []
     for pair in pairs:
@@ -399,9 +412,9 @@ def _value(
             differ.append((pair, got))
     first = pairs[0].found
     if not differ:
-        # The number of entries is that of the first call; queries and keys are those of the whole.
+        # The number of entries is that of the first call; queries and keys are those of its whole.
         batch = first.problem.shape.batch if isinstance(first, Seen) else 0
-        sizes = zip(AXES, (batch, *desk.problem.shape.logits[1:]), strict=True)
+        sizes = zip(AXES, (batch, *pairs[0].desk.problem.shape.logits[1:]), strict=True)
         return Phrase("again.same-bits-at", dict(sizes)), ", ".join(pairs[0].want)
     compared = []
     for pair, got in differ:

@@ -328,7 +328,7 @@ def _bits(first: str, *others: str) -> Callable[[Card], list[ShownValue]]:
 def _of_lengths(value: Phrase) -> Phrase:
     """Return the value with no sizes but the lengths, without which equal bits say too much.
 
-    A library chooses its kernels by size: bits that are equal at these lengths may differ at others.
+    A library chooses its kernels by size: bits that are equal at these may differ at others.
     The sizes of batches are left out, as calls with different batches share a cell.
     """
     if value.id != "again.same-bits-at":
@@ -366,6 +366,7 @@ GLANCES = (
     Glance("No key at all", taking("size.no-key", "size.no-length")),
     Glance("No batch axis", taking("input.unbatched")),
     Glance("Bits in another batch", _bits("again.batches", "again.alone", "again.place")),
+    Glance("Bits in another batch, one query", _bits("again.batches-with-one-query")),
     Glance("Bits of one query alone", _bits("again.steps")),
     Glance("Bits of several queries alone", _bits("again.chunks")),
     Glance("Bits of a packed sequence", _bits("again.packed")),

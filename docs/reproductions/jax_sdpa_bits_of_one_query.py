@@ -1,6 +1,7 @@
 # jax.nn.dot_product_attention, compiled, on a CPU gives a query beside its keys other bits than the
-# same query among all; in float32, so it does for 2, 5, 8 and 32 queries. Bits do not depend on the
-# size of the batch. No documentation promises more, and each answer is right to rounding.
+# same query among all; in float32, so it does for 2, 5, 8 and 32 queries. With 64 queries, bits do
+# not depend on the size of the batch; with one query beside 145 keys, they do, in float32. No
+# documentation promises more, and each answer is right to rounding.
 # Found with jax 0.10.2, jaxlib 0.10.2, AMD EPYC with AVX-512, also in bfloat16.
 import jax
 import numpy as np

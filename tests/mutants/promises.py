@@ -64,15 +64,25 @@ def _is_cut_out(array: torch.Tensor) -> bool:
     return array.untyped_storage().nbytes() > array.numel() * array.element_size()
 
 
+ONE_QUERY = "batches-with-one-query"
+
 BROKEN = {
-    "batch-of-one": Broken("batch", ("alone",), lambda it: len(it.query) == 1),
-    "batch-of-three": Broken("batch", ("batches",), lambda it: len(it.query) == 3),
-    "batch-of-eight": Broken("batch", ("batches",), lambda it: len(it.query) == 8),
+    "batch-of-one": Broken("batch", ("alone", ONE_QUERY), lambda it: len(it.query) == 1),
+    "batch-of-three": Broken("batch", ("batches", ONE_QUERY), lambda it: len(it.query) == 3),
+    "batch-of-eight": Broken("batch", ("batches", ONE_QUERY), lambda it: len(it.query) == 8),
     "batch-of-one-in-bfloat16": Broken(
-        "batch", ("alone",), lambda it: len(it.query) == 1 and it.query.dtype == torch.bfloat16
+        "batch",
+        ("alone", ONE_QUERY),
+        lambda it: len(it.query) == 1 and it.query.dtype == torch.bfloat16,
     ),
     "keys-split-by-batch": Broken(
-        "batch", ("alone",), lambda it: len(it.query) == 1 and it.key.shape[2] > 16
+        "batch", ("alone", ONE_QUERY), lambda it: len(it.query) == 1 and it.key.shape[2] > 16
+    ),
+    "one-query-in-batch-of-one": Broken(
+        "batch", (ONE_QUERY,), lambda it: len(it.query) == 1 and it.query.shape[2] == 1
+    ),
+    "one-query-in-batch-of-three": Broken(
+        "batch", (ONE_QUERY,), lambda it: len(it.query) == 3 and it.query.shape[2] == 1
     ),
     "last-of-batch": Broken("batch position", ("place",), lambda it: True, rows=slice(-1, None)),
     "one-query": Broken("steps", ("steps",), lambda it: it.query.shape[2] == 1),
