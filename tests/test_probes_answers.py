@@ -33,6 +33,15 @@ def test_returned_weights(returned, expected):
     assert list(values(fake(returned=returned), "weights").values()) == expected
 
 
+def test_weights_of_a_library_without_heads_are_those_of_one():
+    class Single(Correct):
+        native_layout = "batch length head"
+
+    assert values(Single(), "weights")["returned weights"] == "of one head"
+    Single.native_layout = "batch length heads head"
+    assert values(Single(), "weights")["returned weights"] == "per head"
+
+
 # Dropout
 
 

@@ -35,10 +35,12 @@ from records import (
 from schemas import faults
 from test_docs import ROOT, anchors
 
+from conformance.adapter.loading import load as load_adapter
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records import long
 from conformance.records.findings import Finding, Phrase
+from conformance.records.header import WeightsInfo
 from conformance.records.record import (
     EXPLORATION,
     Exploration,
@@ -49,6 +51,7 @@ from conformance.records.record import (
 )
 from conformance.records.record import read as read_record
 from conformance.reports import publishing as keep
+from conformance.reports import wording
 from conformance.reports.gate.baseline import KINDS, read_baselines
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.page.markdown import render_markdown
@@ -56,6 +59,7 @@ from conformance.reports.publishing import Wanted, read, render
 from conformance.reports.publishing.pages import Known, sort
 from conformance.reports.wording import UNSORTED
 from conformance.reports.writing import build
+from conformance.running.provenance import describe
 
 PUBLISHED = ROOT / "reports" / "published"
 RECORDS = sorted(PUBLISHED.glob("*/*.json.gz"))
@@ -751,6 +755,31 @@ def test_of_other_versions_it_is_named_too(tmp_path, monkeypatch, capsys):
     old = of(result(bad(), name="ours"), name="old")
     assert publish(tmp_path, of(result(good(), name="ours")), versions=[old]) == ExitCode.OK
     assert "ours, old: 1 deviation that no baseline sorts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("declared", "told"),
+    [
+        ({"scores": ["scaled-dot"]}, "1/√head size"),
+        ({"scores": ["additive"]}, "none, the score is additive"),
+        ({"scores": ["scaled-dot", "additive"]}, "1/√head size"),
+        ({"scores": ["scaled-dot"], "custom_scale": True}, "can be chosen"),
+    ],
+)
+def test_the_scale_is_that_of_products(declared, told):
+    declared |= {"layout": "batch length head", "weights": WeightsInfo("per head")}
+    info = implementation(kind="function", **declared)
+    assert wording.scale(info) == told
+    assert wording.weights(info) == "of one head"
+    heads = msgspec.structs.replace(info, layout="batch length (heads head)")
+    assert wording.weights(heads) == "per head"
+
+
+def test_what_adapters_compute_is_in_the_record():
+    pytest.importorskip("torch")
+    for name, scores in {"tutorial-4": ["scaled-dot"], "tutorial-5": ["additive"]}.items():
+        (described,) = describe([(load_adapter(name), name)], "cpu")
+        assert described.scores == scores
 
 
 def test_a_title_may_be_all_in_brackets(tmp_path, monkeypatch):

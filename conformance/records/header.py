@@ -119,6 +119,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
         parameters: the parameter table of a layer, for the simplest shape that it accepts, or [].
         weights: how attention weights are returned, or None if they are not.
         custom_scale: whether the scale of the logits can be chosen.
+        scores: the scores that it computes, "scaled-dot" or "additive"; [] in records older than
+            this field.
         differentiable: whether it has gradients.
         accuracy: the accuracy class promised in the dtypes that have it, or "" for none; if it
             differs among dtypes, by dtype.
@@ -157,6 +159,7 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: list[ParameterInfo] = []
     weights: WeightsInfo | None = None
     custom_scale: bool = False
+    scores: list[str] = []
     differentiable: bool = True
     accuracy: str | dict[str, str] = ""
     judged_by: dict[str, str] = {}

@@ -25,7 +25,7 @@ from conformance.records.findings import (
     Finding,
     Phrase,
 )
-from conformance.records.header import CausalInfo, RequirementInfo, WeightsInfo
+from conformance.records.header import CausalInfo, Implementation, RequirementInfo
 from conformance.records.numbers import ACCURACY
 from conformance.reports.model import Feature
 from conformance.text import element, printable
@@ -154,13 +154,23 @@ def causal(flag: CausalInfo) -> str:
     return f"{alignment}, with {flag.needs}" if flag.needs else alignment
 
 
-def weights(declared: WeightsInfo | None) -> str:
+def weights(declared: Implementation) -> str:
     """Return, as text, the declared form of the attention weights, or that none are returned."""
-    if declared is None:
+    returned = declared.weights
+    if returned is None:
         return "none are returned"
-    if declared.option:
-        return f"{declared.otherwise} unless {declared.option}"
-    return declared.returned
+    if returned.option:
+        return f"{returned.otherwise} unless {returned.option}"
+    if declared.layout and "heads" not in declared.layout:
+        return "of one head"
+    return returned.returned
+
+
+def scale(declared: Implementation) -> str:
+    """Return, as text, by which factor an implementation multiplies the products of its logits."""
+    if declared.custom_scale:
+        return "can be chosen"
+    return "none, the score is additive" if declared.scores == ["additive"] else "1/√head size"
 
 
 def brief(phrase: Phrase, table: str) -> str:

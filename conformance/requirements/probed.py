@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.adapter.base import Adapter
+from conformance.adapter.layouts import axes
 from conformance.adapter.raised import is_our_own
 from conformance.cases.case import FAMILIES, assembled, draw, rounded
 from conformance.definition.attention import heads_alone
@@ -497,8 +498,12 @@ def returned_weights(adapter: Adapter, returned: str) -> Phrase:
 
     `returned` is how the adapter returns them: "per head", "averaged" or "none". If the adapter has
     to set `weights_option` to get them per head, the result names this option, and says how the
-    implementation returns weights without it.
+    implementation returns weights without it. A library whose arrays have no heads is called once
+    for each, and returns those of one.
     """
+    native = getattr(adapter, "native_layout", "")
+    if returned == "per head" and native and "heads" not in axes(native):
+        return Phrase("weights.one-head")
     if returned == "per head" and adapter.weights_option:
         otherwise = Phrase(f"weights.{adapter.weights_otherwise}")
         return Phrase("weights.unless", {"otherwise": otherwise, "option": adapter.weights_option})

@@ -291,6 +291,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         else None,
         unavailable=reason,
         about=_about(adapter),
+        scores=list(adapter.scores),
         example=_example(adapter),
         mode_notes={mode.name: mode.about for mode in adapter.modes if mode.about},
         parameters=_parameters(adapter),
