@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from mutants import miniatures
 from conformance.adapter.base import DEFAULT_MODE
 from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
-from conformance.cli import EXIT_CODES, main
+from conformance.cli import COMMANDS, EXIT_CODES, main
 from conformance.errors import ExitCode
 from conformance.judging.verdict import Isolation, Verdict
 from conformance.requirements import REQUIREMENTS
@@ -568,6 +569,27 @@ def test_help_names_every_exit_code(capsys):
     assert EXIT_CODES.keys() == set(ExitCode)
     for code in ExitCode:
         assert re.search(rf"^  {code:d} +\w", printed, re.MULTILINE)
+
+
+def test_whatever_ends_with_1_is_in_the_help_and_on_the_page():
+    page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| 1 \| (.+) \|$", page, re.MULTILINE)
+    of = {module: added(module) for module in COMMANDS}
+    names = set().union(*of.values())
+    clauses = EXIT_CODES[ExitCode.DEVIATES].split("; ")
+    labels = " ".join(clause.partition(":")[0] for clause in clauses)
+    told = {name for name in names if re.search(rf"\b{name}\b", labels)}
+    assert told == {name for name in names if re.search(rf"`{name}\b", row)}
+    # `convert` raises what has this code.
+    assert "convert" in told
+    for module, own in of.items():
+        if "ExitCode.DEVIATES" in inspect.getsource(module):
+            assert own & told, module.__name__
+
+
+def added(module):
+    """The names of the commands that a module adds."""
+    return set(re.findall(r'add_parser\(\s*"([\w-]+)"', inspect.getsource(module)))
 
 
 def test_the_command_and_the_module_are_the_same():

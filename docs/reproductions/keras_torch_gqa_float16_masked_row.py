@@ -1,6 +1,6 @@
 # keras.layers.GroupQueryAttention (torch), float16: a query that may attend nothing attends as if
 # nothing were masked; in float32 it attends all keys alike. Found with keras 3.15.1 and torch
-# 2.13.0: -45850 is added to every logit, and as all are blocked, the softmax takes it away again.
+# 2.13.0: -45856 is added to every logit, and as all are blocked, the softmax takes it away again.
 # keras.ops.dot_product_attention does the same.
 import os
 
