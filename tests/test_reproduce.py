@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -18,12 +19,13 @@ from conformance.adapter.loading import load, registered
 from conformance.adapter.native import Layer
 from conformance.adapter.parameters import ParameterTable
 from conformance.adapters.transformers_models import ADAPTERS as MODELS
-from conformance.cases.catalogue import find_cases
+from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cli import main
 from conformance.definition.expectation import expect
 from conformance.errors import ExitCode
 from conformance.explore.script import MOST_LINES, TooLong, literal, parameter, script
 from conformance.explore.trial import Trial, TrialDeviation
+from conformance.records.findings import STORED
 from conformance.records.numbers import LIMIT
 
 HERE = Path(__file__).parent
@@ -97,6 +99,15 @@ def test_reproductions_of_the_docs_are_short_and_need_no_suite(path):
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines)) <= 100
     assert "conformance" not in text
+
+
+@for_each(path=sorted((HERE.parent / "docs" / "reproductions").rglob("*.py")))
+def test_a_reproduction_says_what_is_wrong_without_words_of_this_suite(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    chapters = "|".join({STORED, *(case.chapter for case in catalogue())})
+    assert not re.search(rf"(?<![\w./])({chapters})/[a-z]", head), "a case"
+    assert "the definition's" not in head
 
 
 def library(path):

@@ -1,7 +1,5 @@
-# keras.layers.MultiHeadAttention (TensorFlow), float64: the output is not the definition's.
-# output[0, 0, 0] is 1.5e+07 σ off, and 8 are allowed; σ is the rounding error that an honest
-# float64 computation has there. Found with tensorflow-cpu 2.21.0, keras 3.15.1;
-# plain/no-mask/cross, mode scores.
+# keras.layers.MultiHeadAttention (TensorFlow), float64: the factor 1/√d of the logits is rounded to
+# float32, so the output has half of its digits. Found with tensorflow-cpu 2.21.0, keras 3.15.1.
 import numpy as np
 import os; os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras

@@ -1,7 +1,7 @@
 # ONNX Attention in onnx.reference.ReferenceEvaluator: with is_causal, a mask that is broadcast over
 # the queries, [batch, 1, 1, key], makes every query see the first key only. The triangle is made
-# for as many queries as the mask has, op_attention.py, _apply_causal: base.shape[-2:].
-# Found with onnx 1.23.2, opsets 23 to 25; causal/with-left-aligned-padding.
+# for as many queries as the mask has, op_attention.py, _apply_causal: base.shape[-2:]. Found with
+# onnx 1.23.2, opsets 23 to 25.
 import numpy as np
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator

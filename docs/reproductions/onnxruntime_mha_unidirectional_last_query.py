@@ -1,7 +1,7 @@
 # com.microsoft.MultiHeadAttention on the CPU: with unidirectional=1 the triangle is aligned
 # top-left, but the last query sees every key: of its row nothing is blocked, as if queries and keys
 # were as many (contrib_ops/cpu/bert/attention_helper.h, PrepareMask: s_i < sequence_length - 1).
-# Bottom-right it would be [1.5 2.3333]. Found with onnxruntime 1.31.1; causal/top-left/cross.
+# Bottom-right it would be [1.5 2.3333]. Found with onnxruntime 1.31.1.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

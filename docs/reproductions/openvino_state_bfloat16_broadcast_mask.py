@@ -1,7 +1,7 @@
 # OpenVINO's ScaledDotProductAttention on CPUs that have bfloat16, in bfloat16: in a model that
 # keeps keys and values in a state, a mask that is broadcast over the batch, [1, 1, query, key], is
 # right for the first entry only. For the others numbers are read that are not the mask's. Found
-# with openvino 2026.4.1, since 2026.0; causal/square/self, mode state.
+# with openvino 2026.4.1, since 2026.0.
 import ml_dtypes
 import numpy as np
 import openvino as ov

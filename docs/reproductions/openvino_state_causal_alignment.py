@@ -1,7 +1,7 @@
 # OpenVINO's ScaledDotProductAttention on the CPU, causal=True: the specification aligns the
 # triangle top-left (numpy.triu(..., k=1)), and so does a model without state. In a model that keeps
 # keys and values in a state, the kernel aligns it bottom-right (scaled_attn.cpp: kv_len - q_len + m
-# + 1). Found with openvino 2026.4.1 and 2025.4.1; causal/top-left/cross, mode state.
+# + 1). Found with openvino 2026.4.1 and 2025.4.1.
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op

@@ -1,7 +1,7 @@
 # OpenVINO's ScaledDotProductAttention on the CPU: in a model that keeps keys and values in a state,
 # a scale without a mask fails. The mask is then a scalar 0, as the specification has it, and the
 # kernel's shape inference takes it for a mask: "attention_mask do not match q and k". Found with
-# openvino 2026.4.1 and 2025.4.1; plain/custom-scale/cross, mode state.
+# openvino 2026.4.1 and 2025.4.1.
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op

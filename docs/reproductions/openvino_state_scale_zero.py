@@ -1,6 +1,6 @@
 # OpenVINO's ScaledDotProductAttention on the CPU: in a model that keeps keys and values in a state,
 # a scale of 0 is taken for none, so the logits are scaled by 1/√d. A model without state scales
-# them by 0. Found with openvino 2026.4.1; scale/zero/cross, mode state.
+# them by 0. Found with openvino 2026.4.1.
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op

@@ -1,7 +1,6 @@
 # x_transformers.x_transformers.Attention with flash=True: causal=True as an argument of the call
 # does nothing (of the constructor it works, and of the call with flash=False). Query 0 is given the
-# mean of two values instead of its own. Found with torch 2.13.0+cpu, x-transformers 2.31.10;
-# causal/square/self, float32.
+# mean of two values instead of its own. Found with torch 2.13.0+cpu, x-transformers 2.31.10.
 import numpy as np
 import torch
 from x_transformers.x_transformers import Attention

@@ -1,6 +1,6 @@
 # ONNX Attention in onnxruntime on the CPU, before 1.28: is_causal does nothing where there is one
 # query without a cache. ONNX aligns the triangle top-left, so that it sees the first key alone.
-# Found with onnxruntime 1.23.2 to 1.27.0; causal/top-left/one-query.
+# Found with onnxruntime 1.23.2 to 1.27.0.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

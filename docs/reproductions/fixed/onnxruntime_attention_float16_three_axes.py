@@ -1,7 +1,6 @@
 # ONNX Attention in onnxruntime on the CPU, float16, with heads side by side (three axes): wrong
 # numbers with fewer key/value heads than query heads, in 1.23 with any number of heads. The same
-# inputs in float32 are right. Found with onnxruntime 1.23.2 and 1.24.4; plain/no-mask/gqa, mode
-# three-axes. Right since 1.25.
+# inputs in float32 are right. Found with onnxruntime 1.23.2 and 1.24.4. Right since 1.25.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

@@ -2,7 +2,7 @@
 # the inputs' own dtype as the operator asks, makes a model that does not load. For float64 there is
 # no kernel but the body that ONNX gives the operator, where the mask is added to a triangle in
 # float32. For bfloat16 known upstream: https://github.com/onnx/onnx/pull/7776 Found with
-# onnxruntime 1.31.1; bias/with-causal. Right since 1.32.
+# onnxruntime 1.31.1. Right since 1.32.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

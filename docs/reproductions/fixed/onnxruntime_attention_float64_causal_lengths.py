@@ -2,7 +2,7 @@
 # while ONNX, and the kernels for float32 and float16 since 1.28, align it bottom-right: query i
 # sees the keys up to i + nonpad_kv_seqlen - queries. For float64 there is no kernel but the body
 # that ONNX gave the operator before https://github.com/onnx/onnx/pull/8068 Found with onnxruntime
-# 1.31.1, where float32 is right; causal/bottom-right/cross, mode lengths. Right since 1.32.
+# 1.31.1, where float32 is right. Right since 1.32.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

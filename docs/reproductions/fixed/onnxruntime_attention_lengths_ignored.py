@@ -1,5 +1,5 @@
-# ONNX Attention of opset 24 in onnxruntime on the CPU: nonpad_kv_seqlen does nothing in 1.24.
-# Found with onnxruntime 1.24.4; mask/key-padding/*, mode lengths. Right since 1.25.
+# ONNX Attention of opset 24 in onnxruntime on the CPU: nonpad_kv_seqlen does nothing in 1.24. Found
+# with onnxruntime 1.24.4. Right since 1.25.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

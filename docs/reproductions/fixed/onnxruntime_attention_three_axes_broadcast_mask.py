@@ -1,8 +1,7 @@
 # ONNX Attention in onnxruntime on the CPU, with heads side by side (three axes): a mask that is
 # broadcast over the queries, [batch, 1, 1, key], is taken for one of another shape. The shape is
-# checked only if heads are an axis, where such a mask is refused.
-# Found with onnxruntime 1.23.2 and 1.24.4; mask/key-padding/cross, mode three-axes.
-# Refused since 1.25.
+# checked only if heads are an axis, where such a mask is refused. Found with onnxruntime 1.23.2 and
+# 1.24.4. Refused since 1.25.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

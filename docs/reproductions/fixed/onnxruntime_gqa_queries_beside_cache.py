@@ -1,6 +1,6 @@
 # com.microsoft.GroupQueryAttention on the CPU before 1.20: several queries beside a cache are taken
 # for a prompt, and the cache for nothing. Since 1.20 that is right for one sequence, and refused
-# for several. Found with onnxruntime 1.18.1; causal/bottom-right/long.
+# for several. Found with onnxruntime 1.18.1.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

@@ -1,7 +1,6 @@
 # com.microsoft.GroupQueryAttention on the CPU: with qk_output=2 (the weights, after the softmax),
 # the weights of keys beyond a sequence's length are what was in memory before. The output is right.
-# Found with onnxruntime 1.31.1, since 1.23, which has qk_output; mask/key-padding/decoding.
-# Zeros since 1.32.
+# Found with onnxruntime 1.31.1, since 1.23, which has qk_output. Zeros since 1.32.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

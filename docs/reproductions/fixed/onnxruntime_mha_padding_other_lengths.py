@@ -1,6 +1,6 @@
 # com.microsoft.MultiHeadAttention on the CPU before 1.21: with fewer or more queries than keys, a
 # key_padding_mask blocks other keys than it says: the mask was made for as many keys as there are
-# queries. Found with onnxruntime 1.18.1 and 1.20.1; mask/key-padding/cross.
+# queries. Found with onnxruntime 1.18.1 and 1.20.1.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession
