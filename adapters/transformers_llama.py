@@ -17,9 +17,9 @@ The adapters examine `LlamaAttention` without rotary embeddings: the layer is gi
 sin = 0, which leaves queries and keys unchanged, bit for bit. In transformers 4.40, these are not
 arguments but computed by a submodule, `rotary_emb`, which is replaced by one that returns the same
 1 and 0. No cache is passed, so queries and keys come from the same tokens. Since transformers 5,
-`LlamaConfig` rejects an odd `head_dim`, which rotations cannot split into halves, and a width that
-is not a multiple of the number of heads. The layer itself has neither restriction, so width and
-head size are set after the configuration is checked.
+`LlamaConfig` rejects a width that is not a multiple of the number of heads and an odd `head_dim`,
+which rotations cannot split into halves, in 5.24 only above 4. The layer itself has neither
+restriction, so width and head size are set after the configuration is checked.
 
 Only `_attention` and `_call` depend on the installed version of transformers.
 """
@@ -112,7 +112,8 @@ class _Llama(Layer):
             attention_bias=shape.bias,
             attn_implementation=self.implementation,
         )
-        wide = shape.query_width == shape.heads * shape.head_size
+        # A configuration may refuse an odd head size that it computes from the width.
+        wide = shape.query_width == shape.heads * shape.head_size and shape.head_size % 2 == 0
         width = shape.query_width if wide else 2 * shape.heads
         sizes = f"{shape.query_width}, {shape.head_size}"
         resized = [] if wide else [f"config.hidden_size, config.head_dim = {sizes}"]

@@ -244,6 +244,22 @@ def test_every_layer_says_what_its_users_type(name):
         assert example.load
 
 
+@pytest.mark.parametrize("name", ["llama-eager", "llama-sdpa", "bert-sdpa", "torch-mha"])
+@pytest.mark.parametrize("family", ["self", "tiles"])
+def test_what_users_type_builds_the_layer(name, family):
+    """Heads of one case have an even size, those of the other an odd one."""
+    adapter = load(name)
+    for package in adapter.packages:
+        pytest.importorskip(package)
+    (case,) = find_cases(f"plain/no-mask/{family}")
+    example = adapter.example_for(case.shape, "float32", None, adapter.modes[0])
+    made = {}
+    exec("\n".join([*example.imports, *example.build]), made)
+    # Query, key and value may be one matrix.
+    rows = {len(one) // parts for one in made["layer"].parameters() for parts in (1, 3)}
+    assert case.shape.heads * case.shape.head_size in rows
+
+
 @pytest.mark.parametrize("name", sorted({*NO_EXAMPLE} & {*LAYERS}))
 def test_layers_are_exempt_from_examples_only_while_they_have_none(name):
     adapter = load(name)
