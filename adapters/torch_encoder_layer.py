@@ -1,13 +1,15 @@
 """The self-attention within torch.nn.TransformerEncoderLayer, on its slow and on its fast path.
 
 Easy to miss in a port: after .eval() and without gradients, a different implementation runs, one
-native operation for the whole layer, unless biases are omitted, the number of heads is odd, a
-submodule has a hook, or autocast is on. This fast path does not add a mask of numbers: everything
-that is not 0 is blocked, and a fully masked query gets NaN. True in a boolean mask means *blocked*
-on both paths. `is_causal` is a hint about `src_mask`, which is still required: without the mask,
-training raises, and the fast path attends to the future. torch.nn.TransformerEncoder goes further:
-before its layers, it removes tokens that a padding mask hides at the end of a sequence, and it
-returns 0 for them, whereas in training the encoder returns their attention output.
+native operation for the whole layer, unless biases are omitted, the number of heads is odd, tokens
+are not batch first, the activation is neither ReLU nor GELU, the two norms have different eps, a
+submodule has a hook, or autocast is on for a GPU (that of a CPU is not asked about). This fast path
+does not add a mask of numbers: everything that is not 0 is blocked, and a fully masked query gets
+NaN. True in a boolean mask means *blocked* on both paths. `is_causal` is a hint about `src_mask`,
+which is still required: without the mask, training raises, and the fast path attends to the future.
+torch.nn.TransformerEncoder goes further: before its layers, it removes tokens that a padding mask
+hides at the end of a sequence, and it returns 0 for them, whereas in training the encoder returns
+their attention output.
 
 The layer cannot run its attention alone, so everything else is turned into the identity. The
 feed-forward network is zero. A LayerNorm with eps 4^n and weight 2^n divides by 2^n and multiplies

@@ -9,13 +9,12 @@ dropout_p takes effect even after .eval(). A fully masked query gets zeros, not 
 
 The function has several kernels, and torch chooses by device, dtype, shape, mask, and by what needs
 a gradient. On a CPU it takes the tiled kernel ("flash"), unless value heads have a different size,
-the mask has three axes or needs a gradient, or there is dropout; in these cases, it computes matrix
-products and a softmax ("math"). `torch.nn.attention.sdpa_kernel` restricts torch to one kernel. If
-that kernel does not support a problem, torch raises "No available kernel" and warns of the reason,
-which becomes the reason of `Unsupported`. Two kernels are for GPUs only, and need head sizes that
-are multiples of 8. cuDNN's kernel supports half precision only, and head sizes of up to 128, or 256
-on newer GPUs.
-"""
+inputs or mask have three axes, the mask needs a gradient, or there is dropout; in these cases, it
+computes matrix products and a softmax ("math"). `torch.nn.attention.sdpa_kernel` restricts torch to
+one kernel. If that kernel does not support a problem, torch raises "No available kernel" and warns
+of the reason, which becomes the reason of `Unsupported`. Two kernels are for GPUs only, and need
+head sizes that are multiples of 8. cuDNN's kernel supports half precision only, and head sizes of
+up to 128, or 256 on newer GPUs."""
 
 from __future__ import annotations
 

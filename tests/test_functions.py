@@ -346,3 +346,66 @@ def test_a_flag_that_is_ignored_is_told_as_such():
 
     (told,) = describe([(attend, "attend")], "cpu")
     assert told.causal.effect == "none"
+
+
+def operators(run) -> set[str]:
+    """The names of torch's operators that are called."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        run()
+    return {event.key for event in seen.key_averages()}
+
+
+@pytest.mark.parametrize(
+    ("tiled", "change"),
+    [
+        (True, {}),
+        (True, {"attn_mask": (3, 3)}),
+        (True, {"attn_mask": (1, 1, 3, 3)}),
+        (False, {"value": (2, 4, 3, 5)}),
+        (False, {"attn_mask": (4, 3, 3)}),
+        (False, {"query": (4, 3, 8), "key": (4, 3, 8), "value": (4, 3, 8)}),
+        (False, {"dropout_p": 0.5}),
+    ],
+    ids=str,
+)
+def test_torch_takes_the_kernel_that_the_page_of_sdpa_says(tiled, change):
+    torch = pytest.importorskip("torch")
+    given = dict.fromkeys(("query", "key", "value"), (2, 4, 3, 8)) | change
+    given = {n: torch.zeros(a) if isinstance(a, tuple) else a for n, a in given.items()}
+    called = operators(lambda: torch.nn.functional.scaled_dot_product_attention(**given))
+    assert any("flash" in name for name in called) == tiled
+    if tiled and "attn_mask" in given:
+        given["attn_mask"].requires_grad_()
+        called = operators(lambda: torch.nn.functional.scaled_dot_product_attention(**given))
+        assert not any("flash" in name for name in called)
+
+
+@pytest.mark.parametrize(
+    ("fast", "change"),
+    [
+        (True, {}),
+        (True, {"activation": "gelu"}),
+        (False, {"bias": False}),
+        (False, {"nhead": 3}),
+        (False, {"batch_first": False}),
+        (False, {"activation": "silu"}),
+    ],
+    ids=str,
+)
+def test_torch_takes_the_path_that_the_page_of_the_encoder_layer_says(fast, change):
+    torch = pytest.importorskip("torch")
+    change = {"nhead": 2, "batch_first": True} | change
+    if change.get("activation") == "silu":
+        change["activation"] = torch.nn.functional.silu
+    layer = torch.nn.TransformerEncoderLayer(12, dim_feedforward=8, **change).eval()
+    tokens = torch.zeros(2, 3, 12)
+    with torch.no_grad(), torch.autocast("cpu"):
+        assert ("aten::_transformer_encoder_layer_fwd" in operators(lambda: layer(tokens))) == fast
+    with torch.no_grad():
+        layer.norm2.eps *= 2
+        assert "aten::_transformer_encoder_layer_fwd" not in operators(lambda: layer(tokens))
+        layer.norm2.eps = layer.norm1.eps
+        layer.linear1.register_forward_hook(lambda *given: None)
+        assert "aten::_transformer_encoder_layer_fwd" not in operators(lambda: layer(tokens))

@@ -35,7 +35,7 @@ HEADS, LENGTH, HEAD = 4, 144, 64
 FIRST = 64
 """The length of the first of two packed sequences."""
 
-BATCHES = (3, 8)
+BATCHES: Sequence[int] = (3, 8)
 """The sizes of other batches in which each entry is computed."""
 
 CHUNKS = (2, 3, 5, 17, 64)
