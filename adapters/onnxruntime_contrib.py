@@ -8,8 +8,9 @@ fully masked query attends as if unmasked, or to all keys equally with -3e38. On
 `attention_bias`, which is added unchanged, does -inf block.
 
 MultiHeadAttention adds the biases of the projections if they are passed. Its fourth output is not
-the weights but the logits, with bias and mask included. `unidirectional` is aligned top-left; with
-a cache, it is shifted by the length of the cache. float16 inputs are computed in float32.
+the weights but the logits, with bias and mask included. `unidirectional` is aligned top-left, but
+the last query sees every key (since 1.21); with a cache, it is shifted by the length of the cache.
+float16 inputs are computed in float32.
 
 GroupQueryAttention has the features that language models need; on a CPU, only the norms of heads
 are missing. `softcap` is applied before bias and masks; 0 or less means none. Since 1.24,

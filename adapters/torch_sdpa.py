@@ -14,7 +14,8 @@ computes matrix products and a softmax ("math"). `torch.nn.attention.sdpa_kernel
 one kernel. If that kernel does not support a problem, torch raises "No available kernel" and warns
 of the reason, which becomes the reason of `Unsupported`. Two kernels are for GPUs only, and need
 head sizes that are multiples of 8. cuDNN's kernel supports half precision only, and head sizes of
-up to 128, or 256 on newer GPUs."""
+up to 128, or 256 on newer GPUs.
+"""
 
 from __future__ import annotations
 
