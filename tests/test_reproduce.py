@@ -317,6 +317,9 @@ def test_an_honest_layer_passes_its_script(array, tmp_path):
     allowed = LIMIT * float(expected.sigma[array][index])
     deviation = TrialDeviation("x", "off", array, index, allowed=allowed, text="nothing")
     text = script(adapter, "torch-mha", Trial(problem, adapter.modes[0]), deviation, "a test")
+    # Who reads it in an issue knows no definition but the one in the script.
+    assert f"float64: {array} is not that of attention(n)" in text
+    assert "def attention(n)" in text
     path = tmp_path / "script.py"
     path.write_text(text)
     ((code, printed),) = run_alone(path)

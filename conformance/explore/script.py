@@ -38,6 +38,9 @@ STEP = "1e-30j"
 WIDTH = 100
 """The maximum length of a line of generated code."""
 
+DEFINED = ("output", "weights")
+"""The arrays that a program computes by itself, as it does gradients."""
+
 NAMES = {
     "weights.query": "Wq",
     "weights.key": "Wk",
@@ -72,7 +75,7 @@ def script(adapter: Adapter, spec: str, trial: Trial, deviation: TrialDeviation,
     call = _call(adapter, trial, deviation, spec)
     arrays = _written(_numbers(problem, cotangent=gradient))
     text = [*_header(adapter, spec, trial, deviation, case, call), *call.imports, "", *arrays]
-    if gradient or deviation.array in ("output", "weights"):
+    if gradient or deviation.array in DEFINED:
         returned = "output" if gradient else deviation.array
         if returned == "weights" and len(deviation.index) == 3:
             returned = "averaged"
@@ -102,6 +105,9 @@ def _header(
     adapter: Adapter, spec: str, trial: Trial, deviation: TrialDeviation, case: str, call: _Call
 ) -> list[str]:
     found = " ".join(printable(deviation.text).split()).replace("{array}", deviation.array)
+    if deviation.kind == "off" and (deviation.gradient_of or deviation.array in DEFINED):
+        # Whoever reads the script in an issue knows no definition but the one that it holds.
+        found = f"{deviation.array} is not that of attention(n), written out below"
     text = [f"{adapter.title}, {trial.problem.dtype}: {found}."]
     if deviation.kind in ("off", "not finite"):
         ratio = "infinitely many" if deviation.ratio >= INFINITE else f"{deviation.ratio:.2g}"
@@ -112,7 +118,7 @@ def _header(
     versions = ", ".join(f"{name} {version}" for name, version in adapter.versions().items())
     model = "" if trial.device == "cpu" else f" on {adapter.device_model(trial.device)}"
     found = f"Found with {versions or 'no versions known'}{model}"
-    text.append(f"{found}; {case}, mode {trial.mode.name}.")
+    text.append(f"{found} (case {case}, mode {trial.mode.name}).")
     if not call.standalone:
         text.append(f"Needs mha-conformance, because {printable(spec)} declares itself to it.")
     return [
