@@ -9,8 +9,10 @@ blocks them all, the query gets NaN (on torch, zeros). Attention weights are not
 
 The backends compute attention differently: TensorFlow with the formula written out, JAX with
 `jax.nn.dot_product_attention`, and torch with `scaled_dot_product_attention`, which has a single
-argument for `mask` and `bias` and therefore rejects both at once. Since Keras 3.12, all three
-compute float64 in float32 and return float32.
+argument for `mask` and `bias` and therefore rejects both at once. A `mask` of numbers is cast to
+bool on JAX and torch, so that -inf attends; TensorFlow rejects a tensor of them, and casts a NumPy
+array of them too. Since Keras 3.12, JAX and torch compute float64 in float32 and return float32;
+TensorFlow (3.15) computes in float64, but with the factor 1/√d rounded to float32.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import shutil
+import subprocess
 import sys
 from contextlib import contextmanager
 
@@ -409,3 +411,38 @@ def test_torch_takes_the_path_that_the_page_of_the_encoder_layer_says(fast, chan
         layer.norm2.eps = layer.norm1.eps
         layer.linear1.register_forward_hook(lambda *given: None)
         assert "aten::_transformer_encoder_layer_fwd" not in operators(lambda: layer(tokens))
+
+
+KERAS = """
+import os
+os.environ["KERAS_BACKEND"] = "{backend}"
+os.environ["JAX_ENABLE_X64"] = "1"
+import numpy as np
+import keras
+heads = [keras.ops.ones((1, 2, 1, 4), "float64")] * 3
+print(keras.backend.standardize_dtype(keras.ops.dot_product_attention(*heads).dtype))
+blocked = np.array([[[[0.0, -np.inf], [0.0, 0.0]]]])
+for mask in (blocked, keras.ops.convert_to_tensor(blocked)):
+    try:
+        keras.ops.dot_product_attention(*heads, mask=mask)
+        print("taken")
+    except Exception:
+        print("rejected")
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        ("jax", "float32 taken taken"),
+        ("torch", "float32 taken taken"),
+        ("tensorflow", "float64 taken rejected"),
+    ],
+)
+def test_keras_does_to_dtypes_and_masks_what_the_page_of_ops_says(backend, told):
+    for package in ("keras", backend):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    command = [sys.executable, "-c", KERAS.format(backend=backend)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == told.split()
