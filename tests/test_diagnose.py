@@ -913,7 +913,95 @@ def test_an_output_computed_in_less_precision_is_no_more_accurate():
     assert diagnose(Q, K, V, mixed(Q, K, V, 8**-0.5), dtype="float32").verdict == "noise"
     logits = in_bfloat16(Q @ K.swapaxes(-1, -2) * np.float32(8**-0.5))
     weights = in_bfloat16(np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True))
+    assert [it.id for it in diagnose(Q, K, V, weights @ V).causes] == ["accuracy.bfloat16"]
+    logits = (Q @ K.swapaxes(-1, -2) * np.float32(8**-0.5)).astype(np.float16)
+    weights = (np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)).astype(np.float32)
     assert [it.id for it in diagnose(Q, K, V, weights @ V).causes] == ["accuracy.tf32"]
+
+
+def rounded_attention(q, k, v, scale=8**-0.5):
+    """A causal attention in bfloat16, but for its softmax."""
+    k, v = (np.repeat(it, q.shape[1] // k.shape[1], axis=1) for it in (k, v))
+    q, k, v = map(in_bfloat16, (q, k, v))
+    logits = in_bfloat16(in_bfloat16(q @ k.swapaxes(-1, -2)) * np.float32(scale))
+    logits = np.where(np.tri(*logits.shape[-2:], dtype=bool), logits, -np.inf)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return in_bfloat16(in_bfloat16(powers / powers.sum(axis=-1, keepdims=True)) @ v)
+
+
+@pytest.mark.parametrize("size", [1, 6, 30])
+def test_a_computation_in_bfloat16_is_named_whatever_its_logits(size):
+    told = {"causal": True, "dtype": "float32", "layout": "batch heads length head"}
+    q = np.float32(size) * Q
+    found = diagnose(q, K, V, rounded_attention(q, K, V), **told)
+    assert [it.id for it in found.causes] == ["accuracy.bfloat16"], str(found)
+    found = diagnose(q, K, V, rounded_attention(q, K, V, scale=1.0), **told)
+    assert [it.id for it in found.causes] == ["scale.missing"], str(found)
+    assert "beside this mistake, the output is only as accurate as bfloat16" in str(found)
+
+
+@pytest.mark.parametrize("epsilon", [1e-2, 3e-3])
+def test_an_error_along_that_of_a_known_mistake_is_no_rounding(epsilon):
+    q, k, v = drawn(kv_heads=2, queries=20, seed=3)
+
+    def prepared(x, gain, added):
+        size = np.sqrt((x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + added)
+        return (x / size * gain).astype(np.float32)
+
+    gains = np.random.default_rng(7).standard_normal((2, 8)) * 0.2 + 1
+    norm = {"query": gains[0], "key": gains[1], "epsilon": 1e-6}
+    told = {"causal": True, "norm": norm, "layout": "batch heads length head"}
+    of_query, of_key = prepared(q, gains[0], epsilon), prepared(k, gains[1], epsilon)
+    found = diagnose(q, k, v, attention(of_query, of_key, v, causal=0), **told)
+    assert [it.id for it in found.causes] == ["norm.epsilon"] * (epsilon == 1e-2), str(found)
+    of_query, of_key = prepared(q, gains[0], 1e-6), prepared(k, gains[1], 1e-6)
+    found = diagnose(q, k, v, rounded_attention(of_query, of_key, v), dtype="float32", **told)
+    assert [it.id for it in found.causes] == ["accuracy.bfloat16"], str(found)
+
+
+def test_slopes_that_are_halved_are_not_those_times_the_scale():
+    q, k, v = drawn(heads=8, kv_heads=4, queries=14, seed=1)
+    slopes = 2.0 ** -np.arange(1.0, 9.0)
+    far = np.arange(14)[:, None] - np.arange(14)
+
+    def output(of_slopes):
+        bias = np.float32(-of_slopes[:, None, None] * far)
+        return attention(q, k, v, bias=bias, causal=0)
+
+    told = {"causal": True, "slopes": slopes, "layout": "batch heads length head"}
+    assert diagnose(q, k, v, output(slopes), **told).verdict == "noise"
+    found = diagnose(q, k, v, output(0.5 * slopes), **told)
+    assert not found.causes, str(found)
+    found = diagnose(q, k, v, output(8**-0.5 * slopes), **told)
+    assert [it.id for it in found.causes] == ["alibi.scaled"], str(found)
+    assert not found.notes, str(found)
+
+
+def test_a_reading_that_is_exact_comes_before_one_that_fits_roughly():
+    q, k, v = drawn(kv_heads=2, queries=18, size=16, seed=5)
+    image = np.arange(9)
+    places = [np.r_[:4, 4 + of_image, 7:12] for of_image in (0 * image, image // 3, image % 3)]
+
+    def turned(x, sections):
+        axes = np.repeat([0, 1, 2], sections)
+        angles = np.stack(places)[axes].T * 1e6 ** (-np.arange(8) / 8)
+        cos, sin, first, last = np.cos(angles), np.sin(angles), x[..., :8], x[..., 8:]
+        both = (first * cos - last * sin, last * cos + first * sin)
+        return np.concatenate(both, axis=-1).astype(np.float32)
+
+    def judged(sections):
+        output = attention(turned(q, sections), turned(k, sections), v, causal=0)
+        scaling = {"type": "mrope", "mrope_section": [2, 3, 3]}
+        config = {"model_type": "qwen2_vl", "hidden_size": 64, "num_attention_heads": 4}
+        config |= {"num_key_value_heads": 2, "rope_theta": 1e6, "rope_scaling": scaling}
+        positions = np.stack(places)[:, None].repeat(2, axis=1)
+        return diagnose(q, k, v, output, causal=True, positions=positions, config=config)
+
+    assert judged([2, 3, 3]).verdict == "noise"
+    found = judged([3, 3, 2])
+    assert [it.id for it in found.causes] == ["mrope.sections-exchanged"], str(found)
+    assert "before their rotation" in str(found)
+    assert "as accurate as" not in str(found)
 
 
 def test_a_mistake_is_named_at_the_precision_of_the_computation():
@@ -1710,6 +1798,26 @@ def test_a_layer_may_lack_the_bias_of_its_output():
     assert found.verdict == "noise", str(found)
     found = diagnose_layer(X, weights, layer_output(X, weights, scale=1.0), config=config)
     assert "scale.missing" in [it.id for it in found.causes], str(found)
+
+
+@pytest.mark.parametrize("forgotten", ["q", "k", "v", "qkv"])
+def test_a_bias_that_a_layer_forgets_is_told(forgotten):
+    random = np.random.default_rng(4)
+    sizes, full = {"q": 32, "k": 16, "v": 16}, {"q": "query", "k": "key", "v": "value"}
+    biases = {
+        f"{n}_proj.bias": 0.15 * random.standard_normal(size).astype(np.float32)
+        for n, size in sizes.items()
+    }
+    weights, config = WEIGHTS | biases, LAYER["config"] | {"model_type": "qwen2"}
+    used = weights | {f"{n}_proj.bias": 0 * biases[f"{n}_proj.bias"] for n in forgotten}
+    found = diagnose_layer(X, weights, layer_output(X, used), config=config)
+    assert len(found.causes) == 1, str(found)
+    assert not found.notes, str(found)
+    if forgotten == "qkv":
+        assert found.causes[0].id == "projection.all-biases-forgotten"
+    else:
+        assert found.causes[0].id == "projection.bias-forgotten"
+        assert found.causes[0].arguments == {"of": full[forgotten]}
 
 
 def test_a_layer_is_judged_by_its_weights():

@@ -92,6 +92,13 @@ NEAR = 0.1
 """The largest rms error, relative to that of the right answer, that a mistake leaves for which the
 noise of its own answer is measured."""
 
+ALONG = 0.7
+"""The least correlation of the error with what a known mistake changes, if it is no rounding."""
+
+BY_CHANCE = 4.5
+"""A correlation with rounding errors, times the root of their number, that none of some hundred
+mistakes reaches by chance."""
+
 MOST_SIZE = 4096
 """The largest size of a head, or of a layer, whose root a wrong scale may be the inverse of."""
 
@@ -346,11 +353,18 @@ def of(given: Given) -> Diagnosis:
         if (causal := _if_causal(given)) is None:
             raise
         return causal
-    unexplained = found.verdict == "deviates" and not found.causes
+    unexplained = found.verdict == "deviates" and (not found.causes or _is_coarse(found))
     if not unexplained or _is_near(found):
         # Without a causal mask, or with one, the answer would be another one altogether.
         return found
-    return _if_causal(given) or found
+    causal = _if_causal(given)
+    return found if causal is None or (found.causes and _is_coarse(causal)) else causal
+
+
+def _is_coarse(found: Diagnosis) -> bool:
+    """Return whether the causes explain an output only if it is no more accurate than it should."""
+    less = any(it.id.startswith("accuracy.") for it in found.causes)
+    return less or any(note.id == "arrays.as-accurate-as" for note in found.notes)
 
 
 @np.errstate(all="ignore")
@@ -464,10 +478,16 @@ def _explained_reading(
     best = max(layouts, key=lambda it: right[it])
     if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
         layouts = [best]
-    for layout in layouts:
-        explained = [one for one in found if one.reading.layout == layout and one.causes]
-        if explained:
-            return explained[0].as_deviating(explained[1:]), found, layouts
+    # What explains the output at its own precision comes before what does so at a coarser one.
+    for coarsely in (False, True):
+        for layout in layouts:
+            explained = [
+                one
+                for one in found
+                if one.reading.layout == layout and (one.causes if coarsely else one.exact)
+            ]
+            if explained:
+                return explained[0].as_deviating(explained[1:]), found, layouts
     return None, found, layouts
 
 
@@ -509,7 +529,6 @@ class Judged:
             name: tiles.compared_statistic(STATISTICS[name], self.problem, array)
             for name, array in reading.statistics.items()
         }
-        self._causes: list[Phrase] | None = None
         self._partial: list[tuple[Phrase, float, Phrase]] = []
         self._accuracy = NOTHING
 
@@ -544,24 +563,34 @@ class Judged:
         """The largest figure, relative to its limit."""
         return max(one.excess for one in self.compared)
 
-    @property
+    @cached_property
+    def _search(self) -> Search:
+        where = None if self.whole is None else self._where
+        return Search(self.problem, self.expectation, self.answer, where=where, chosen=self.chosen)
+
+    @cached_property
+    def exact(self) -> list[Phrase]:
+        """The mistakes that explain what is wrong at the precision by which it is judged."""
+        of_keys = [] if self._of_keys is None else self._of_keys.causes()
+        found = of_keys or self._search.causes()
+        return found if found or self._search.output.wrong.any() else self._of_statistics()
+
+    @cached_property
     def causes(self) -> list[Phrase]:
         """The mistakes that explain what is wrong, the simplest first."""
-        if self._causes is None and self._of_keys is not None:
-            self._causes = self._of_keys.causes()
-        if not self._causes:
-            where = None if self.whole is None else self._where
-            search = Search(
-                self.problem, self.expectation, self.answer, where=where, chosen=self.chosen
-            )
-            self._causes = search.causes() or self._less_accurate(search)
-            for name, (evidence, compared) in self.statistics.items():
-                if not self._causes and not compared.fits:
-                    counted = STATISTICS[name].counted(self.problem)
-                    found = softmax.causes_of_statistic(name, counted, evidence, self.problem.sinks)
-                    self._causes = [*found]
-            self._partial = search.partial if not self._causes else []
-        return self._causes
+        found = self.exact or self._less_accurate(self._search) or self._of_statistics()
+        self._partial = [] if found else self._search.partial
+        return found
+
+    def _of_statistics(self) -> list[Phrase]:
+        """Return the causes of the first statistic that is wrong and has any."""
+        for name, (evidence, compared) in self.statistics.items():
+            if not compared.fits:
+                counted = STATISTICS[name].counted(self.problem)
+                found = softmax.causes_of_statistic(name, counted, evidence, self.problem.sinks)
+                if causes := [*found]:
+                    return causes
+        return []
 
     def _less_accurate(self, search: Search) -> list[Phrase]:
         """Return the causes if the output was computed in a narrower dtype than it is judged by.
@@ -572,11 +601,13 @@ class Judged:
         if not search.output.wrong.any():
             return []
         accuracy = search.accuracy()
-        if accuracy and not search.close:
-            return [accuracy]
-        for bits in precision.CLASSES:
-            if search.close and bits < self.problem.format.significand_bits:
-                found = search.with_digits(bits).causes()
+        if not search.close:
+            return [accuracy] if accuracy else []
+        narrower = [it for it in precision.CLASSES if it < self.problem.format.significand_bits]
+        for bits in narrower:
+            # With large logits, noise grows by less than the roundoff, and would hide everything.
+            for noise in narrower:
+                found = search.with_digits(bits, noise).causes() if noise >= bits else []
                 if found:
                     self._accuracy = precision.accuracy(self.problem.dtype, bits)
                     return found
@@ -770,6 +801,7 @@ class Search:
     Attributes:
         partial: mistakes that explain some wrong elements, their share, and where these are.
         close: mistakes without which at least half of the error would not be there.
+        along: mistakes that change the output as the error does, but by more or less.
     """
 
     def __init__(
@@ -778,7 +810,7 @@ class Search:
         expectation: Expectation,
         answer: Answer,
         only: Collection[Phrase] = (),
-        coarser: float = 1.0,
+        coarser: tuple[float, int] = (1.0, 0),
         where: Callable[[BoolArray], Phrase] | None = None,
         chosen: Chosen | None = None,
     ) -> None:
@@ -789,8 +821,8 @@ class Search:
             expectation: what is expected.
             answer: the answer that deviates.
             only: the mistakes that are tried; () for all.
-            coarser: how much larger the noise is than that of the dtype; what a mistake does not
-                explain must then look like rounding errors.
+            coarser: how much larger the noise is than that of the dtype of the arrays; and of what
+                dtype the errors that a mistake leaves must then be, by its significand bits.
             where: how to say where rows are wrong; None for `where_wrong`.
             chosen: which queries of a longer problem these are, and how many that has.
         """
@@ -800,7 +832,9 @@ class Search:
         self.output = Evidence.of("output", answer.output, expectation)
         self.partial: list[tuple[Phrase, float, Phrase]] = []
         self.close: set[Phrase] = set()
-        self._only, self._coarser, self._where = only, coarser, where or where_wrong
+        self.along: set[Phrase] = set()
+        self._only, self._where = only, where or where_wrong
+        self._coarser, self._bits = coarser
         self._chosen = chosen
         # What a query gets that sees no key is open, so nothing is predicted of it.
         unseen = ports.unseen(problem)
@@ -808,17 +842,26 @@ class Search:
 
     def accuracy(self) -> Phrase:
         """Return the cause that the output is only as accurate as a narrower dtype, if it is."""
-        certain = (self.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
-        return precision.coarse("output", self.output, self.problem.dtype, None, certain)
+        if self.along - self.close:
+            return NOTHING
+        problem = self.problem
+        certain = (problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
+        right = Stages(problem)
+        return precision.coarse("output", self.output, problem.dtype, None, certain, right)
 
-    def with_digits(self, bits: int) -> Search:
-        """Return a search among the close mistakes, with the noise of a narrower dtype."""
-        narrow = next(it for it in DTYPES.values() if it.significand_bits == bits)
-        coarser = 2.0 ** (self.problem.format.significand_bits - bits)
+    def with_digits(self, bits: int, noise_bits: int) -> Search:
+        """Return a search among the close mistakes, with more noise.
+
+        Args:
+            bits: the significand bits of the narrower dtype in which it was computed.
+            noise_bits: those of the dtype whose roundoff the noise is scaled to.
+        """
+        narrow = next(it for it in DTYPES.values() if it.significand_bits == noise_bits)
+        coarser = 2.0 ** (self.problem.format.significand_bits - noise_bits)
         noise = {name: coarser * sigma for name, sigma in self.expectation.sigma.items()}
         expectation = Expectation(self.expectation.arrays, {"": noise}, narrow.underflow)
         problem = self.problem.replace(dtype=narrow.name)
-        others = (self.close, coarser, self._where, self._chosen)
+        others = (self.close, (coarser, bits), self._where, self._chosen)
         return Search(problem, expectation, self.answer, *others)
 
     def causes(self) -> list[Phrase]:
@@ -847,7 +890,7 @@ class Search:
         output, whole = self.output, self._maker(self.problem)
         best = Best(self.problem.dtype, lambda cause: True)
         logits.factor_of_output(whole, output, best)
-        known = [*best.known]
+        known = [one for one in best.known if self._is_rounding(one[0])]
         breaking: list[Phrase] = []
         small, evidence = self._part()
         made: dict[Phrase, tuple[float, Phrase]] = {}
@@ -881,8 +924,12 @@ class Search:
                     made[hypothesis.cause] = mixed
                 else:
                     self._note(hypothesis.cause, output, predicted)
-        for cause in (ports.permuted(self.problem, output), ports.factors(self.problem, output)):
-            known += [(0.0, cause)] if cause and not known else []
+        if self._coarser == 1:
+            for cause in (
+                ports.permuted(self.problem, output),
+                ports.factors(self.problem, output),
+            ):
+                known += [(0.0, cause)] if cause and not known else []
         if not known:
             known += [(misfit, cause) for misfit, cause in made.values()]
         if not known and breaking:
@@ -905,11 +952,30 @@ class Search:
             return False
         if not self._explains_each_row(evidence, predicted):
             return False
+        return self._leaves_rounding(evidence, predicted, hypothesis)
+
+    def _is_rounding(self, misfit: float) -> bool:
+        """Return whether an rms error is not too large for the narrower dtype, if there is one."""
+        if self._coarser == 1:
+            return True
+        off = precision.in_digits(Stages(self.problem), self._bits).output - self.output.want
+        return misfit <= precision.LIKE[1] * _rms(off[np.isfinite(off)])
+
+    def _leaves_rounding(
+        self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis
+    ) -> bool:
+        """Return whether what a mistake leaves is rounding to the narrower dtype, if there is one.
+
+        Its noise would hide other mistakes, so it must have the size of errors that rounding makes.
+        """
         if self._coarser == 1:
             return True
         lost = ~(np.isfinite(predicted) & np.isfinite(evidence.got))
         left = ratios(evidence.got, predicted, evidence.noise / self._coarser, evidence.underflow)
-        return precision.is_rounding(left, np.asarray(lost.any(axis=-1)))
+        if not precision.is_rounding(left, np.asarray(lost.any(axis=-1))):
+            return False
+        size = precision.size_of_errors(evidence, predicted, hypothesis.make(), self._bits)
+        return size <= precision.LIKE[1]
 
     def _explains_each_row(self, evidence: Evidence, predicted: Array) -> bool:
         """Return whether a mistake explains the wrong numbers of each row of a long output.
@@ -993,6 +1059,8 @@ class Search:
             return None
         if not self._explains_each_row(output, mixed):
             return None
+        if not self._leaves_rounding(output, mixed, hypothesis):
+            return None
         part = self._where(wrong)
         if not part:
             return None
@@ -1010,6 +1078,8 @@ class Search:
         left, before = (_rms((evidence.got - it)[known]) for it in (predicted, evidence.want))
         if left <= BETTER * before:
             self.close.add(cause)
+        if not cause.id.endswith("rounded") and _correlated(evidence, predicted):
+            self.along.add(cause)
         near = evidence.near(predicted)
         # A prediction of huge numbers has so much noise that it is near everything.
         off, left_off = (np.abs(evidence.got - it) for it in (evidence.want, predicted))
@@ -1037,7 +1107,7 @@ class Search:
             return known
         for cause, factor in logits.fitted_factors(maker, evidence):
             known += self._factor(whole, cause, factor)
-        if known or only_factors:
+        if known or only_factors or self._coarser > 1:
             return known
         known += [(0.0, cause) for cause in precision.in_tf32(maker, evidence)]
         if known:
@@ -1090,7 +1160,7 @@ class Search:
             tries.append((cause, whole.asked("", scale=scale)))
         for named, hypothesis in tries:
             predicted = hypothesis.make().output
-            if _explained(self.output, predicted, hypothesis):
+            if self._explains(self.output, predicted, hypothesis):
                 return [(self.output.misfit(predicted), named)]
         return []
 
@@ -1172,6 +1242,20 @@ def _rows_explained(evidence: Evidence, predicted: Array) -> bool:
     rows = evidence.wrong.any(axis=-1, keepdims=True)
     mixed = np.where(rows, predicted, evidence.want)
     return not np.isnan(mixed).any() and evidence.explained(mixed)
+
+
+def _correlated(evidence: Evidence, predicted: Array) -> bool:
+    """Return whether the error is, in units of σ, about a multiple of what a mistake changes.
+
+    Rounding errors are not: they are as good as random.
+    """
+    known = np.isfinite(predicted) & np.isfinite(evidence.got) & (evidence.noise > 0)
+    noise = np.where(known, evidence.noise, 1.0)
+    changed, off = (((array - evidence.want) / noise)[known] for array in (predicted, evidence.got))
+    size = math.sqrt(float(changed @ changed) * float(off @ off))
+    if not (size > 0 and math.isfinite(size)):
+        return False
+    return abs(float(changed @ off)) / size > max(ALONG, BY_CHANCE / math.sqrt(off.size))
 
 
 def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:

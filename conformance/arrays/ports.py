@@ -29,6 +29,9 @@ BASES = (10000.0, 100000.0, 500000.0, 1000000.0)
 WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """The windows that models use, in keys that count the query's own."""
 
+EPSILONS = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2)
+"""Numbers that models and their ports add to the mean square in a norm, besides the usual 1e-6."""
+
 MOST_LISTED = 16
 """The longest order that is listed index by index."""
 
@@ -83,6 +86,10 @@ def _untold(maker: Maker) -> Iterator[Hypothesis]:
             if base != problem.rotary.base:
                 changed = replace(problem.rotary, base=base)
                 yield maker.asked("rotary.base", {"base": base}, rotary=changed)
+    if problem.norm is not None:
+        for epsilon in EPSILONS:
+            norm = replace(problem.norm, epsilon=epsilon)
+            yield maker.asked("norm.epsilon", {"epsilon": epsilon}, norm=norm)
     if problem.norm is None:
         ones = np.ones(shape.head_size)
         yield maker.asked("untold.norm", norm=Norm(query=ones, key=ones))

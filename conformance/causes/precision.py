@@ -6,11 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MethodType
 
 import numpy as np
 
 from conformance.causes.hypothesis import BETTER, HALF, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
+from conformance.definition.arithmetic import Exact
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array, BoolArray
 from conformance.records.findings import NOTHING, Phrase
 from conformance.records.numbers import LIMIT, ratios
@@ -31,6 +33,14 @@ LEAST = 0.02
 CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16"}
 """For the number of significand bits of a dtype, the id of the cause which states that an array is
 only as accurate as this dtype."""
+
+LIKE = (0.1, 3.0)
+"""The least and the largest rms error, relative to that of a computation in which everything is
+rounded to the narrower dtype, if rounding is the cause.
+
+Between 0.25 and 2 was measured where only the weights and the values, or all tensors, were rounded
+to bfloat16, whatever the size of the logits.
+"""
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
@@ -183,6 +193,13 @@ def _significant(values: Array, bits: int, rounding: Callable[[Array], Array] = 
     return np.ldexp(rounding(fraction * 2.0**bits) / 2.0**bits, exponent)
 
 
+ROUNDINGS: dict[int, Callable[[Array], Array]] = {
+    24: FLOAT32.round,
+    11: partial(_significant, bits=11),
+    8: BFLOAT16.round,
+}
+"""For the numbers of significand bits in `CLASSES`, how a number is rounded to as many."""
+
 _NEAREST = partial(_significant, bits=TF32_BITS)
 _CUT = partial(_significant, bits=TF32_BITS, rounding=np.trunc)
 
@@ -212,6 +229,7 @@ def coarse(
     dtype: str,
     again: Again | None,
     certain: BoolArray | None = None,
+    computed: Stages | None = None,
 ) -> Phrase:
     """Return the cause that an array is only as accurate as a narrower dtype, or an empty phrase.
 
@@ -228,6 +246,8 @@ def coarse(
             can be asked.
         certain: a mask over all axes but the last, True for rows that may be exact and do not
             count when rows with errors are counted; None if there are no such rows.
+        computed: the computation of the output, if its errors in the narrower dtype are known from
+            that: the rms error must then be `LIKE` theirs. None if it only has to be `LEAST`.
     """
     own = DTYPES[dtype].significand_bits
     got, want = evidence.got, evidence.want
@@ -246,13 +266,61 @@ def coarse(
         coarser = ratio / 2.0 ** (own - bits)
         if np.abs(coarser).max() > LIMIT:
             continue
-        rms = float(np.sqrt(np.mean(coarser**2)))
-        if rms < LEAST:
+        if computed is None:
+            size, (least, most) = _rms(coarser), (LEAST, math.inf)
+        else:
+            size, (least, most) = size_of_errors(evidence, want, computed, bits), LIKE
+        if size > most:
+            continue
+        if size < least:
             return NOTHING
         if again is not None and _correlation(got - want, again(bits).get(name)) > ALIKE:
             return NOTHING
         return accuracy(dtype, bits)
     return NOTHING
+
+
+def size_of_errors(evidence: Evidence, found: Array, computed: Stages, bits: int) -> float:
+    """Return how large the errors of a prediction are, relative to those of a narrower dtype.
+
+    It is the rms of error/σ, relative to that of a computation in which everything is rounded to so
+    many significand bits. If that has no errors, or the shapes differ, it is ∞.
+
+    Args:
+        evidence: the array that was returned, with its noise.
+        found: the prediction: what `computed` gives without rounding.
+        computed: the computation.
+        bits: the number of significand bits of the narrower dtype: one of `CLASSES`.
+    """
+    rounded = in_digits(computed, bits).output
+    if not rounded.shape == found.shape == evidence.got.shape:
+        return math.inf
+    known = np.isfinite(rounded) & np.isfinite(found) & np.isfinite(evidence.got)
+    known &= evidence.noise > 0
+    left, usual = (
+        _rms(((array - found) / np.where(known, evidence.noise, 1.0))[known])
+        for array in (evidence.got, rounded)
+    )
+    return left / usual if usual > 0 else math.inf
+
+
+def in_digits(computed: Stages, bits: int) -> Stages:
+    """Return a computation with all that is multiplied or stored rounded to so many bits.
+
+    If the computation rounds on its own, it is the right one of its problem that is rounded.
+    """
+    rounding = ROUNDINGS[bits]
+    changes = {n: it.__func__ for n, it in vars(computed).items() if isinstance(it, MethodType)}
+    if type(computed) is not Stages or changes.keys() & {"held", "product"}:
+        changes = {}
+
+    def product(a: Stages, axes: str, left: Array, right: Array) -> Array:
+        return Exact().contract(axes, rounding(left), rounding(right), "tensor")
+
+    # Heads are rounded as projections: products with identities, which are large, are left out.
+    rounded: dict[str, Change] = {} if computed.problem.heads_alone else {"product": product}
+    rounded["held"] = lambda a, what, values: rounding(values)
+    return Stages(computed.problem, **changes, **rounded)
 
 
 def accuracy(dtype: str, bits: int) -> Phrase:

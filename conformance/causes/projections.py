@@ -31,9 +31,9 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 def _biases(maker: Maker) -> Iterator[Hypothesis]:
     own, shape, scale = maker.problem.weights, maker.problem.shape, maker.problem.logit_scale
-    names = ["query_bias", "value_bias", "output_bias"]
-    # In a dot product, the key's bias adds a constant to each row, which the softmax cancels.
-    names += ["key_bias"] if own.score is not None else []
+    # Without a rotation, norm, soft cap or sink, the key's bias adds a constant to the dot products
+    # of each row, which the softmax cancels: forgotten, it then explains nothing.
+    names = ["query_bias", "value_bias", "output_bias", "key_bias"]
     present = maker.right.own
     without = {name: 0.0 * present[name] for name in names if name in present}
     for name, zero in without.items():
@@ -44,7 +44,7 @@ def _biases(maker: Maker) -> Iterator[Hypothesis]:
         return
     yield maker.weighed("projection.all-biases-forgotten", **without)
     inputs = {name: zero for name, zero in without.items() if name != "output_bias"}
-    if inputs:
+    if inputs and np.any(present.get("output_bias", 0.0)):
         yield maker.weighed("projection.input-biases-forgotten", **inputs)
     if scale and own.score is None and "query_bias" in present:
         early = present["query_bias"] / scale
