@@ -960,7 +960,7 @@ def test_an_error_along_that_of_a_known_mistake_is_no_rounding(epsilon):
 
 
 def test_slopes_that_are_halved_are_not_those_times_the_scale():
-    q, k, v = drawn(heads=8, kv_heads=4, queries=14, seed=1)
+    q, k, v = drawn(heads=8, kv_heads=4, queries=14, seed=3)
     slopes = 2.0 ** -np.arange(1.0, 9.0)
     far = np.arange(14)[:, None] - np.arange(14)
 
@@ -1008,7 +1008,7 @@ def test_a_mistake_is_named_at_the_precision_of_the_computation():
     group = (GQ, *(np.tile(x, (1, 2, 1, 1)) for x in (GK, GV)))
     for q, k, v, output, cause, accuracy in (
         (Q, K, V, mixed(Q, K, V, 1.0), "scale.missing", "float32"),
-        (Q, K, V, attention(*map(in_bfloat16, (Q, K, V)), scale=1.0), "scale.missing", "TF32"),
+        (Q, K, V, attention(*map(in_bfloat16, (Q, K, V)), scale=1.0), "scale.missing", "bfloat16"),
         (GQ, GK, GV, mixed(*group, 8**-0.5), "heads.tiled", "float32"),
     ):
         found = diagnose(q, k, v, output)

@@ -34,12 +34,12 @@ CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16
 """For the number of significand bits of a dtype, the id of the cause which states that an array is
 only as accurate as this dtype."""
 
-LIKE = (0.1, 3.0)
+LIKE = (0.25, 3.0)
 """The least and the largest rms error, relative to that of a computation in which everything is
 rounded to the narrower dtype, if rounding is the cause.
 
-Between 0.25 and 2 was measured where only the weights and the values, or all tensors, were rounded
-to bfloat16, whatever the size of the logits.
+Between 0.5 and 2 was measured in computations in float16 and bfloat16, for logits of 1 to 100. A
+key bias of 0.15 that is forgotten has errors of 6, and an exponential that is off by 1e-4 of 0.11.
 """
 
 
