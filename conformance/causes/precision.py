@@ -38,7 +38,7 @@ LIKE = (0.25, 3.0)
 """The least and the largest rms error, relative to that of a computation in which everything is
 rounded to the narrower dtype, if rounding is the cause.
 
-Between 0.5 and 2 was measured in computations in float16 and bfloat16, for logits of 1 to 100. A
+Between 0.6 and 1.3 was measured in computations in float16 and bfloat16, for logits of 1 to 100. A
 key bias of 0.15 that is forgotten has errors of 6, and an exponential that is off by 1e-4 of 0.11.
 """
 
