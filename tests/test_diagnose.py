@@ -860,6 +860,126 @@ def test_a_layout_that_nothing_decides_has_to_be_told():
     assert not found.causes
 
 
+GROUPED = [(6, 3, 14), (8, 2, 16), (8, 2, 64), (4, 2, 10), (4, 1, 10)]
+"""Query heads, key/value heads and tokens, of which the first two would also fit as lengths."""
+BOTH_LAYOUTS = ("batch heads length head", "batch length heads head")
+
+
+def spoilt_in_all_elements(q, k, v):
+    return attention(q, k, v, causal=0) + np.random.default_rng(6).standard_normal(q.shape)
+
+
+OF_GROUPED = {
+    "scale.by-root-of-width": lambda q, k, v: attention(
+        q, k, v, causal=0, scale=(q.shape[1] * q.shape[3]) ** -0.5
+    ),
+    "causal.sees-next-key": lambda q, k, v: attention(q, k, v, causal=1),
+    "rotary.pairs": lambda q, k, v: attention(
+        *(rotated(it, pairs="interleaved") for it in (q, k)), v, causal=0
+    ),
+}
+"""Mistakes in causal attention, by the causes that they are told by."""
+
+
+def of_grouped(sizes):
+    heads, kv_heads, length = sizes
+    return drawn(heads=heads, kv_heads=kv_heads, queries=length)
+
+
+def in_layout(layout, *arrays):
+    return tuple(arrays) if layout == BOTH_LAYOUTS[0] else turned(*arrays)
+
+
+@pytest.mark.parametrize("cause", OF_GROUPED)
+@pytest.mark.parametrize("layout", BOTH_LAYOUTS)
+@pytest.mark.parametrize("sizes", GROUPED)
+def test_a_mistake_beside_grouped_heads_is_told_without_their_layout(sizes, layout, cause):
+    q, k, v = of_grouped(sizes)
+    options = {"causal": True}
+    if cause == "rotary.pairs":
+        options["rotary"] = {"base": 10000.0, "pairs": "halves"}
+    arrays = in_layout(layout, q, k, v, OF_GROUPED[cause](q, k, v))
+    found = diagnose(*arrays, **options)
+    assert found.layout == layout, str(found)
+    assert cause in [it.id for it in found.causes]
+    assert [it.id for it in found.assumed] == ["reading.layout"]
+
+
+@pytest.mark.parametrize("layout", BOTH_LAYOUTS)
+@pytest.mark.parametrize("sizes", GROUPED)
+def test_queries_are_not_read_as_more_than_the_keys_of_a_causal_mask(sizes, layout):
+    q, k, v = of_grouped(sizes)
+    arrays = in_layout(layout, q, k, v, spoilt_in_all_elements(q, k, v))
+    found = diagnose(*arrays, causal=True)
+    assert (found.layout, found.causes) == (layout, []), str(found)
+    assert found.differences[0].wrong == q.size
+
+
+@pytest.mark.parametrize("layout", BOTH_LAYOUTS)
+def test_more_queries_than_keys_are_read_so_where_that_explains_the_output(layout):
+    q, k, v = drawn(heads=4, queries=12, keys=6)
+    for causal in ("top-left", True):
+        right = in_layout(layout, q, k, v, attention(q, k, v, causal=0))
+        found = diagnose(*right, causal=causal)
+        assert (found.verdict, found.layout) == ("noise", layout), str(found)
+        wrong = in_layout(layout, q, k, v, attention(q, k, v, causal=0, scale=1.0))
+        found = diagnose(*wrong, causal=causal)
+        assert (found.cause.id, found.layout) == ("scale.missing", layout), str(found)
+    # Without a causal mask, such lengths are as plausible as heads in groups.
+    spoilt = in_layout(layout, q, k, v, spoilt_in_all_elements(q, k, v))
+    with pytest.raises(Ambiguous, match="--layout"):
+        diagnose(*spoilt)
+
+
+def test_rows_that_see_no_key_do_not_count_as_right():
+    q, k, v = of_grouped((6, 3, 14))
+    given = Given(query=q, key=k, value=v, output=spoilt_in_all_elements(q, k, v), causal=True)
+    shares = [diagnosis.Judged(one, given).right for one in readings(given)]
+    assert len(shares) == 3
+    assert max(shares) < 0.05
+
+
+def laid_in(layout, function):
+    """Return a function of heads as one of arrays in a layout."""
+    return lambda *arrays: in_layout(layout, function(*in_layout(layout, *arrays)))[0]
+
+
+@pytest.mark.parametrize("told", [{"causal": True}, {}], ids=["told", "open"])
+@pytest.mark.parametrize("layout", BOTH_LAYOUTS)
+def test_two_callables_have_the_layout_in_which_one_is_right(layout, told):
+    arrays = in_layout(layout, *of_grouped((4, 2, 10)))
+    old = laid_in(layout, lambda *x: attention(*x, causal=0 if told else None))
+    new = laid_in(layout, spoilt_in_all_elements)
+    for mistake in (new, laid_in(layout, OF_GROUPED["causal.sees-next-key"])):
+        found = conformance.compare(old, mistake, *arrays, **told)
+        assert (found.verdict, found.layout) == ("deviates", layout), str(found)
+        assert (found.wanted.verdict, found.wanted.layout) == ("noise", layout)
+        assert "reading.layout" in [it.id for it in found.assumed]
+        # It is the same for the other side.
+        found = conformance.compare(mistake, old, *arrays, **told)
+        assert (found.verdict, found.layout) == ("noise", layout), str(found)
+        assert (found.wanted.verdict, found.wanted.layout) == ("deviates", layout)
+
+
+@pytest.mark.parametrize("layout", BOTH_LAYOUTS)
+def test_a_layout_that_a_mistake_of_one_output_tells_is_that_of_the_other(layout):
+    q, k, v = of_grouped((4, 2, 10))
+    outputs = attention(q, k, v, causal=0, scale=1.0), spoilt_in_all_elements(q, k, v)
+    *heads, explained, spoilt = in_layout(layout, q, k, v, *outputs)
+    for options in ({"causal": True}, {}):
+        found = diagnose(*heads, spoilt, wanted=explained, **options)
+        assert (found.layout, found.causes) == (layout, []), str(found)
+        assert found.wanted.cause.id == "scale.missing"
+        with pytest.raises(AssertionError, match="scale"):
+            conformance.assert_within_noise(explained, *heads, wanted=spoilt, **options)
+
+
+def test_a_layout_that_neither_of_two_outputs_decides_has_to_be_told():
+    spoilt = spoilt_in_all_elements(Q, K, V)
+    with pytest.raises(Ambiguous, match="--layout"):
+        diagnose(Q, K, V, spoilt, wanted=spoilt + 0)
+
+
 def test_right_elements_decide_the_layout():
     output = attention(Q, K, V)
     output[0, 1, 2, 3] += 1

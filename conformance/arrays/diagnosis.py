@@ -294,7 +294,8 @@ def diagnose(
             scale, soft cap and bias, of the keys that the query sees. A sink does not count.
         gradients: those of "query", "key" and "value", and that of the "output" they come from.
         wanted: the output of another implementation, to which this one was compared. What was not
-            told is read in the same way for both: if no way fits both, this one deviates.
+            told is read in the same way for both: if no way fits both, this one deviates. A layout
+            in which one of them is right, or is explained, is that of the other, too.
         layout: the axes of query, key and value, such as "batch query heads head" or
             "batch length (heads head)"; "" finds it out.
         heads: the number of query heads, if a layout joins them with their components.
@@ -321,8 +322,9 @@ def diagnose(
     if other is None:
         return of(given)
     extras = dict.fromkeys(("weights", *STATISTICS, "gradients"))
-    second = Given(**{**options, **extras, "output": other})
-    return beside(of(given), of(second), lambda: [(one, readings(one)) for one in (given, second)])
+    sides = given, Given(**{**options, **extras, "output": other})
+    found, wanted = _in_one_layout(*sides)
+    return beside(found, wanted, lambda: [(one, readings(one)) for one in sides])
 
 
 def assert_within_noise(got: Any, query: Any, key: Any, value: Any, **told: Any) -> None:
@@ -341,23 +343,23 @@ def assert_within_noise(got: Any, query: Any, key: Any, value: Any, **told: Any)
 
 
 @np.errstate(all="ignore")
-def of(given: Given) -> Diagnosis:
-    """Return the diagnosis of what was given."""
+def of(given: Given, layout: str = "") -> Diagnosis:
+    """Return the diagnosis of what was given, in every layout or in the one that is known."""
     if given.accuracy and given.accuracy not in ("A0", "A", "B", "C", "TF32"):
         raise UnknownName("accuracy", given.accuracy, ("A0", "A", "B", "C", "TF32"))
     if given.output is None:
         raise BadArrays("output is missing; query, key, value and output are needed")
     try:
-        found = judged(readings(given), given)
+        found = judged(_laid(readings(given), layout), given)
     except Ambiguous:
-        if (causal := _if_causal(given)) is None:
+        if (causal := _if_causal(given, layout)) is None:
             raise
         return causal
     unexplained = found.verdict == "deviates" and (not found.causes or _is_coarse(found))
     if not unexplained or _is_near(found):
         # Without a causal mask, or with one, the answer would be another one altogether.
         return found
-    causal = _if_causal(given)
+    causal = _if_causal(given, layout)
     return found if causal is None or (found.causes and _is_coarse(causal)) else causal
 
 
@@ -365,6 +367,48 @@ def _is_coarse(found: Diagnosis) -> bool:
     """Return whether the causes explain an output only if it is no more accurate than it should."""
     less = any(it.id.startswith("accuracy.") for it in found.causes)
     return less or any(note.id == "arrays.as-accurate-as" for note in found.notes)
+
+
+def _laid(every: Sequence[Reading], layout: str) -> Sequence[Reading]:
+    """Return the readings in a layout; all if it is "", or if there is none in it."""
+    return [one for one in every if one.layout == layout] or every
+
+
+def _in_one_layout(given: Given, second: Given) -> tuple[Diagnosis, Diagnosis]:
+    """Return the diagnoses of two outputs that come from the same heads.
+
+    Heads have one layout. If nothing decides it for one of the outputs, or no mistake explains this
+    one, it is that in which the other one is right or is explained.
+
+    Raises:
+        ConformanceError: as `of` does, if the layout of neither is known.
+    """
+    one, other = _unless_open(given), _unless_open(second)
+    own, known = _known_layout(one), _known_layout(other)
+    if known and not own and getattr(one, "layout", "") != known:
+        one = of(given, known)
+    elif own and not known and getattr(other, "layout", "") != own:
+        other = of(second, own)
+    if isinstance(one, Ambiguous):
+        raise one
+    if isinstance(other, Ambiguous):
+        raise other
+    return one, other
+
+
+def _unless_open(given: Given) -> Diagnosis | Ambiguous:
+    """Return the diagnosis of what was given, or the error if nothing decides its layout."""
+    try:
+        return of(given)
+    except Ambiguous as error:
+        return error
+
+
+def _known_layout(found: Diagnosis | Ambiguous) -> str:
+    """Return the layout in which an output is right or is explained; "" if there is none."""
+    if isinstance(found, Ambiguous) or (found.verdict == "deviates" and not found.causes):
+        return ""
+    return found.layout
 
 
 @np.errstate(all="ignore")
@@ -424,7 +468,7 @@ def _is_near(found: Diagnosis) -> bool:
     return abs(got - want) < NEAR * abs(want)
 
 
-def _if_causal(given: Given) -> Diagnosis | None:
+def _if_causal(given: Given, layout: str) -> Diagnosis | None:
     """Return the diagnosis of what was given if it is causal, or None if that explains nothing.
 
     A mistake in a causal mask shows only beside one, and whoever dumps arrays may not tell it.
@@ -433,7 +477,7 @@ def _if_causal(given: Given) -> Diagnosis | None:
         return None
     causal = replace(given, causal=True)
     try:
-        found, _, _ = _explained_reading(readings(causal), causal)
+        found, _, _ = _explained_reading(_laid(readings(causal), layout), causal)
     except BadArrays:
         return None
     if found is None or any(it.id == "causal.not-applied" for it in found.causes):
@@ -474,6 +518,8 @@ def _explained_reading(
             return fitting[0].as_noise(fitting[1:]), found, []
         found += of_layout
     layouts = [*dict.fromkeys(one.reading.layout for one in found)]
+    strange = {one.reading.layout for one in found if _has_strange_lengths(one.problem)}
+    layouts.sort(key=lambda it: it in strange)
     right = {it: max(one.right for one in found if one.reading.layout == it) for it in layouts}
     best = max(layouts, key=lambda it: right[it])
     if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
@@ -488,7 +534,15 @@ def _explained_reading(
             ]
             if explained:
                 return explained[0].as_deviating(explained[1:]), found, layouts
-    return None, found, layouts
+    return None, found, [it for it in layouts if it not in strange] or layouts
+
+
+def _has_strange_lengths(problem: Problem) -> bool:
+    """Return whether a causal mask has more queries than keys.
+
+    This is what becomes of heads in groups whose axis is taken for that of the tokens.
+    """
+    return problem.causal is not None and problem.shape.query_length > problem.shape.key_length
 
 
 class Judged:
@@ -555,8 +609,11 @@ class Judged:
 
     @property
     def right(self) -> float:
-        """The share of the output's elements that are right."""
-        return 1.0 - float(Evidence.of("output", self.answer.output, self.expectation).wrong.mean())
+        """The share of the output's elements that are right, of those that are judged."""
+        wrong = Evidence.of("output", self.answer.output, self.expectation).wrong
+        if self.answer is not self.reading.answer:
+            wrong = wrong[~ports.unseen(self.problem)]
+        return 1.0 - float(wrong.mean()) if wrong.size else 0.0
 
     @property
     def misfit(self) -> float:
