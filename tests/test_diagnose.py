@@ -999,6 +999,47 @@ def test_heads_side_by_side_need_their_number():
         diagnose(*wide, layout="batch length (heads head)")
 
 
+@pytest.mark.parametrize(
+    ("axes", "told", "message"),
+    [
+        (
+            2,
+            {"layout": "(batch length) (heads head)", "heads": 6, "kv_heads": 3},
+            "layout '(batch length) (heads head)' joins batch and length, but only heads and head "
+            "may be joined; reshape the arrays, so that batch and length are axes of their own",
+        ),
+        (3, {"heads": 7}, "query has an axis of 48, which is not 7 heads side by side; correct "),
+        (
+            3,
+            {"heads": 6, "kv_heads": 5},
+            "key has an axis of 24, which is not 5 heads side by side; correct heads= or kv_heads=",
+        ),
+        (2, {}, "side by side in the last axis, say how many: heads= and kv_heads= (--heads, --kv"),
+        (3, {}, "side by side in the last axis, say how many: heads= and kv_heads= (--heads, --kv"),
+        (2, {"heads": 6}, "keys have fewer heads than queries, say how many: kv_heads= (--kv-"),
+        (3, {"heads": 6}, "keys have fewer heads than queries, say how many: kv_heads= (--kv-"),
+        (3, {"heads": 16}, "keys have fewer heads than queries, say how many: kv_heads= (--kv-"),
+    ],
+)
+def test_grouped_heads_side_by_side_need_both_numbers(axes, told, message):
+    q, k, v = of_grouped((6, 3, 14))
+    wide = [merged(x) for x in (q, k, v, attention(q, k, v))]
+    if axes == 2:
+        wide = [x[0] for x in wide]
+    with pytest.raises(BadArrays, match=re.escape(message)) as raised:
+        diagnose(*wide, **told)
+    assert "\n" not in str(raised.value)
+    if axes == 3:
+        assert diagnose(*wide, heads=6, kv_heads=3).verdict == "noise"
+
+
+def test_no_number_of_heads_is_asked_for_where_axes_are_apart():
+    q, k, v = of_grouped((6, 3, 14))
+    with pytest.raises(BadArrays) as raised:
+        diagnose(q, k[..., :4], v, q)
+    assert "heads=" not in str(raised.value)
+
+
 def test_layouts_are_read_and_written():
     array = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     for layout in ("batch heads length head", "b n h d", "head heads batch query", "b q (h d)"):

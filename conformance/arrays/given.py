@@ -239,14 +239,23 @@ def laid_out(name: str, values: np.ndarray, layout: str, heads: int | None) -> n
         if len(joined) == 1:
             sizes.append(size)
             continue
-        if heads is None or heads < 1 or size % heads:
+        if set(joined) != {"heads", "head"}:
+            listed = " and ".join(joined)
+            raise BadArrays(
+                f"layout {layout!r} joins {listed}, but only heads and head may be joined; reshape "
+                f"the arrays, so that {listed} are axes of their own"
+            )
+        if heads is None:
             raise BadArrays(
                 f"{name} has heads side by side in an axis of {size}; say how many heads there "
                 "are with heads= and kv_heads= (--heads, --kv-heads)"
             )
+        if heads < 1 or size % heads:
+            raise BadArrays(
+                f"{name} has an axis of {size}, which is not {heads} heads side by side; correct "
+                "heads= or kv_heads= (--heads, --kv-heads)"
+            )
         parts = {"heads": heads, "head": size // heads}
-        if set(joined) != set(parts):
-            raise BadArrays(f"layout {layout!r} can only join heads and head")
         sizes += [parts[axis] for axis in joined]
     flat = [axis for joined in axes for axis in joined]
     array = values.reshape(sizes)
@@ -292,7 +301,8 @@ def readings(given: Given) -> list[Reading]:
         except (BadArrays, WrongShape) as reason:
             reasons.append(reason)
     if not found:
-        raise reasons[0]
+        advice = _on_heads(given, arrays)
+        raise BadArrays(f"{reasons[0]}{advice}") if advice else reasons[0]
     narrow = [one for one in found if one.problem.shape.output_width <= MOST_WIDTH]
     found = narrow or found
     if given.layout == "":
@@ -301,6 +311,21 @@ def readings(given: Given) -> list[Reading]:
             for one in found
         ]
     return [replace(one, assumed=(*one.assumed, *said)) for one in found] if said else found
+
+
+def _on_heads(given: Given, arrays: Mapping[str, Numbers]) -> str:
+    """Return what to say of heads if no reading fits and they may be side by side, or ""."""
+    query, key = (arrays[name].values.shape for name in ("query", "key"))
+    if len(query) not in MERGED or query[-1] <= key[-1] or given.kv_heads is not None:
+        return ""
+    if given.heads is not None:
+        return "; if keys have fewer heads than queries, say how many: kv_heads= (--kv-heads)"
+    if given.layout:
+        return ""
+    return (
+        "; if heads are side by side in the last axis, say how many: heads= and kv_heads= "
+        "(--heads, --kv-heads)"
+    )
 
 
 def _with_config(given: Given, query: tuple[int, ...]) -> tuple[Given, list[Phrase], bool]:
