@@ -925,10 +925,17 @@ def test_more_queries_than_keys_are_read_so_where_that_explains_the_output(layou
         wrong = in_layout(layout, q, k, v, attention(q, k, v, causal=0, scale=1.0))
         found = diagnose(*wrong, causal=causal)
         assert (found.cause.id, found.layout) == ("scale.missing", layout), str(found)
-    # Without a causal mask, such lengths are as plausible as heads in groups.
+    # Where no query is without a key, such lengths are as plausible as heads in groups.
     spoilt = in_layout(layout, q, k, v, spoilt_in_all_elements(q, k, v))
-    with pytest.raises(Ambiguous, match="--layout"):
-        diagnose(*spoilt)
+    for causal in ("top-left", None):
+        with pytest.raises(Ambiguous, match="--layout"):
+            diagnose(*spoilt, causal=causal)
+    # It is so for heads in groups, too, whose mistakes are told.
+    q, k, v = of_grouped((6, 3, 14))
+    output = OF_GROUPED["causal.sees-next-key"](q, k, v)
+    found = diagnose(*in_layout(layout, q, k, v, output), causal="top-left")
+    assert found.layout == layout, str(found)
+    assert "causal.sees-next-key" in [it.id for it in found.causes]
 
 
 def test_rows_that_see_no_key_do_not_count_as_right():

@@ -518,8 +518,8 @@ def _explained_reading(
             return fitting[0].as_noise(fitting[1:]), found, []
         found += of_layout
     layouts = [*dict.fromkeys(one.reading.layout for one in found)]
-    strange = {one.reading.layout for one in found if _has_strange_lengths(one.problem)}
-    layouts.sort(key=lambda it: it in strange)
+    blind = {one.reading.layout for one in found if _causal_hides_all(one.problem)}
+    layouts.sort(key=lambda it: it in blind)
     right = {it: max(one.right for one in found if one.reading.layout == it) for it in layouts}
     best = max(layouts, key=lambda it: right[it])
     if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
@@ -534,15 +534,17 @@ def _explained_reading(
             ]
             if explained:
                 return explained[0].as_deviating(explained[1:]), found, layouts
-    return None, found, [it for it in layouts if it not in strange] or layouts
+    return None, found, [it for it in layouts if it not in blind] or layouts
 
 
-def _has_strange_lengths(problem: Problem) -> bool:
-    """Return whether a causal mask has more queries than keys.
+def _causal_hides_all(problem: Problem) -> bool:
+    """Return whether there are queries from which a causal mask hides every key.
 
-    This is what becomes of heads in groups whose axis is taken for that of the tokens.
+    This is what becomes of heads in groups whose axis is taken for that of the tokens. If the mask
+    is said to be aligned top-left, the lengths are meant to differ, and no query is such.
     """
-    return problem.causal is not None and problem.shape.query_length > problem.shape.key_length
+    shape = problem.shape
+    return problem.causal == "bottom-right" and shape.query_length > shape.key_length
 
 
 class Judged:
