@@ -107,18 +107,18 @@ def _header(
     found = " ".join(printable(deviation.text).split()).replace("{array}", deviation.array)
     if deviation.kind == "off" and (deviation.gradient_of or deviation.array in DEFINED):
         # Whoever reads the script in an issue knows no definition but the one that it holds.
-        found = f"{deviation.array} is not that of attention(n), written out below"
+        found = f"{deviation.array} is not that of attention(n)"
     text = [f"{adapter.title}, {trial.problem.dtype}: {found}."]
     if deviation.kind in ("off", "not finite"):
         ratio = "infinitely many" if deviation.ratio >= INFINITE else f"{deviation.ratio:.2g}"
         text.append(
-            f"{deviation.array}{_at(deviation.index)} is {ratio} σ off, and 8 are allowed; σ is "
-            f"the rounding error of a correct {trial.problem.dtype} computation there."
+            f"{deviation.array}{_at(deviation.index)} is {ratio} σ off (allowed: 8), σ "
+            f"being the rounding error of a correct {trial.problem.dtype} computation."
         )
     versions = ", ".join(f"{name} {version}" for name, version in adapter.versions().items())
     model = "" if trial.device == "cpu" else f" on {adapter.device_model(trial.device)}"
     found = f"Found with {versions or 'no versions known'}{model}"
-    text.append(f"{found} (case {case}, mode {trial.mode.name}).")
+    text.append(f"{found}; {case}, mode {trial.mode.name}.")
     if not call.standalone:
         text.append(f"Needs mha-conformance, because {printable(spec)} declares itself to it.")
     return [

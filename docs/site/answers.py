@@ -59,6 +59,8 @@ ASKED = {
     "Positions": "Which argument takes positions?",
     "Caches, pages": "Is a cache of keys and values taken, in one piece or in pages?",
     "Bits in another batch": "Are the bits of an output the same, whatever else is in the batch?",
+    "Bits in another batch, one query": "Are the bits the same, whatever else is in the batch, if "
+    "entries have a single query?",
     "Bits of one query alone": "Are the bits the same if queries come one at a time, as in "
     "decoding?",
     "Bits of several queries alone": "Are the bits the same if queries come a few at a time, as in "
@@ -107,6 +109,7 @@ ABOUT = {
     **dict.fromkeys(
         (
             "Bits in another batch",
+            "Bits in another batch, one query",
             "Bits of one query alone",
             "Bits of several queries alone",
             "Bits of a packed sequence",
