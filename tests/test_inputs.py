@@ -462,6 +462,18 @@ BESIDE = {
 otherwise is the same."""
 
 
+def test_the_byte_code_of_a_package_is_written_by_its_import(project, capsys, monkeypatch):
+    code = "import sys; sys.path.append('site-packages')\nimport asker"
+    folder = project(before=code, inside="factor = 1.0")
+    (folder / "site-packages" / "asker").mkdir(parents=True)
+    (folder / "site-packages" / "asker" / "__init__.py").write_text("")
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
+    for again in (False, True):
+        assert examined(**USUAL) == ["conforms"]
+        assert ("1 of 1 items as measured" in capsys.readouterr().out) is again
+    assert (folder / "site-packages" / "asker" / "__pycache__").exists()
+
+
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("way", BESIDE)
 def test_what_changes_beside_is_noticed(way, project, capsys):

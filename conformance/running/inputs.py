@@ -317,6 +317,8 @@ class _Observer:
     def _changes(self, path: str | bytes | os.PathLike[Any], frame: FrameType) -> None:
         """Note that a file is changed now: what own code read before it did is no longer there."""
         file = os.path.abspath(os.fsdecode(path))
+        if f"{os.sep}__pycache__{os.sep}" in file:  # what an import writes
+            return
         if file not in self._written and _is_of_the_project(frame):
             name = _input(file, self.home)
             # With no digest yet, it was there.
