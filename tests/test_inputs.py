@@ -474,6 +474,21 @@ def test_the_byte_code_of_a_package_is_written_by_its_import(project, capsys, mo
     assert (folder / "site-packages" / "asker" / "__pycache__").exists()
 
 
+def test_what_a_package_makes_in_its_cache_was_no_input(project, capsys):
+    """As JAX does, which keeps what it compiled in a folder that may be hidden."""
+    code = "import sys; sys.path.append('site-packages')\nimport asker\nasker.compiled()"
+    folder = project(before=code, inside="factor = 1.0")
+    (folder / ".kept").mkdir()
+    (folder / "site-packages" / "asker").mkdir(parents=True)
+    (folder / "site-packages" / "asker" / "__init__.py").write_text(
+        "def compiled():\n    try:\n        return open('.kept/program').read()\n"
+        "    except FileNotFoundError:\n        open('.kept/program', 'w').close()\n"
+    )
+    for again in (False, True):
+        assert examined() == ["conforms"]
+        assert ("1 of 1 items as measured" in capsys.readouterr().out) is again
+
+
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("way", BESIDE)
 def test_what_changes_beside_is_noticed(way, project, capsys):

@@ -347,8 +347,13 @@ class _Observer:
                 if os.path.isfile(file) and _is_of_the_project(frame):
                     self._cannot_see(f"it reads {file}, which changes by itself", frame)
                 return
-            with suppress(OSError, ValueError):
+            try:
                 status = os.stat(file)
+            except (OSError, ValueError):
+                # What a package finds absent in its cache it makes.
+                if not _is_of_the_project(frame):
+                    return
+            else:
                 if status.st_ctime >= self._began or not (
                     stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
                 ):
