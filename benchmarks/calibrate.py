@@ -28,7 +28,8 @@ with a loss on them. Printed are the largest ratio of any element, the largest r
 rms is judged, and how many arrays deviate: every one of them would be a false alarm.
 Implementations that are named are taken to be correct, too. With --large, the problems are the
 cases of the catalogue at the sizes of `GRIDS`, with N draws of their numbers. This takes a night:
-`tox -e honest`. A night may be divided: `--honest 5 --first 10` makes draws 10 to 14.
+`tox -e honest`. A night may be divided: `--honest 5 --first 10` makes draws 10 to 14, and
+`--minutes 60` takes problems of all draws at random until an hour is over.
 
 With --tf32: some of these attentions, with the operands of matrix products rounded to TF32 or cut
 off to it, and then with something coarser or wrong besides, answer all cases in float32 and are
@@ -43,14 +44,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import random
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
@@ -118,9 +121,11 @@ def main() -> int:
     parser.add_argument("--tf32", action="store_true", help="products of TF32, where promised")
     parser.add_argument("--large", action="store_true", help="with --honest: at real sizes")
     parser.add_argument("--first", type=int, default=0, help="with --honest: its first draw")
+    parser.add_argument("--minutes", type=float, help="with --honest: a random part, of this time")
     parser.add_argument("--dtype", action="append", default=[], choices=list(DTYPES))
     parser.add_argument("--case", action="append", default=[])
     options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     dtypes = options.dtype or list(DTYPES)
     named = {case for pattern in options.case for case in find_cases(pattern)}
     cases = [case for case in catalogue() if case.defined and (not named or case in named)]
@@ -134,7 +139,11 @@ def main() -> int:
     adapters = [load(name) for name in options.implementation]
     if options.honest:
         seeds = range(options.first, options.first + options.honest)
-        return _print_honest(seeds, dtypes, adapters, options.case, large=options.large)
+        problems = _drawn(seeds, dtypes, options.case, large=options.large)
+        minutes = math.inf if options.minutes is None else options.minutes
+        if options.minutes is not None:
+            random.shuffle(problems)
+        return _print_honest(problems, dtypes, adapters, minutes, large=options.large)
     if options.planted:
         adapters += planted()
     started = time.perf_counter()
@@ -261,40 +270,38 @@ def _print_widths(cases: Iterable[Case], dtypes: Iterable[str]) -> None:
 
 def _drawn(
     seeds: range, dtypes: Sequence[str], patterns: Sequence[str], *, large: bool
-) -> Iterator[tuple[str, Problem]]:
-    """Yield problems for correct algorithms, each with a name.
+) -> list[tuple[str, Callable[[], Problem]]]:
+    """Return what makes problems for correct algorithms, each with a name.
 
     They are random ones, or, if `large` is true, those of the catalogue whose names match one of
     the patterns, with the sizes of `GRIDS`. Each is drawn once for each seed, in every dtype.
     """
     from mutants.honest import drawn_recipe
 
+    drawn: list[tuple[str, Callable[[], Problem]]] = []
     if not large:
         for seed, dtype in itertools.product(seeds, dtypes):
-            with np.errstate(all="ignore"):
-                problem = drawn_recipe(seed).problem(dtype)
-            if askable(problem):
-                yield f"{seed} {dtype}", problem
-        return
+            drawn.append((f"{seed} {dtype}", partial(drawn_recipe(seed).problem, dtype)))
+        return drawn
     for seed, case, grid in itertools.product(seeds, every_case(), GRIDS):
         wanted = not patterns or any(matches(case.on(grid).id, pattern) for pattern in patterns)
         if wanted and case.defined and case.shape.score == "scaled-dot":
             # The numbers of a case are drawn from its name.
             other = replace(case, name=f"{case.name}-{seed}" if seed else case.name).on(grid)
             for dtype in filter(case.posed_in, dtypes):
-                yield f"{other.id} {dtype}", other.problem(dtype)
+                drawn.append((f"{other.id} {dtype}", partial(other.problem, dtype)))
+    return drawn
 
 
 def _print_honest(
-    seeds: range,
+    problems: Sequence[tuple[str, Callable[[], Problem]]],
     dtypes: Sequence[str],
     others: Sequence[Adapter],
-    patterns: Sequence[str],
+    minutes: float,
     *,
     large: bool,
 ) -> int:
     """Print the largest ratio and rms of each honest algorithm; return 1 if one deviates."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from mutants.honest import algorithms
 
     tried = [*algorithms(slow=not large), *others]
@@ -302,9 +309,15 @@ def _print_honest(
     largest: dict[tuple[str, str], float] = defaultdict(float)
     rms: dict[tuple[str, str], float] = defaultdict(float)
     alarms: Counter[str] = Counter()
-    for label, problem in _drawn(seeds, dtypes, patterns, large=large):
+    for label, make in problems:
+        if time.perf_counter() - started > 60 * minutes:
+            break
+        with np.errstate(all="ignore"):
+            problem = make()
+        if not large and not askable(problem):
+            continue
         drawn += 1
-        loss = np.random.default_rng(drawn).standard_normal(problem.shape.logits)
+        loss = np.random.default_rng(crc32(label.encode())).standard_normal(problem.shape.logits)
         of_weights = problem.replace(weights_cotangent=problem.format.round(loss))
         expected = {False: _expected(problem)}
         if not large:
@@ -339,13 +352,12 @@ def _print_honest(
         cells = " | ".join(f"{_ratio(largest[key])}, {_ratio(rms[key])}" for key in keys)
         print(f"| {adapter.name} | {cells} | {alarms[adapter.name]} |")
     seconds = time.perf_counter() - started
-    print(f"\n{drawn} problems, {elements:,} elements, {seconds:.0f} s")
+    print(f"\n{drawn} of {len(problems)} problems, {elements:,} elements, {seconds:.0f} s")
     return int(alarms.total() > 0)
 
 
 def _print_tf32(cases: Iterable[Case]) -> None:
     """Print the errors of products in TF32 in σ of class TF32, and how many cases deviate."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from mutants.honest import (
         Divided,
         Honest,
