@@ -492,7 +492,7 @@ def _check_names(options: argparse.Namespace) -> None:
     """
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
-    from conformance.running import inputs
+    from conformance.running import observing
     from conformance.running.run import exit_raises, is_isolated
 
     debugging = bool({"--pdb", "--trace"} & {*options.rest})
@@ -500,7 +500,7 @@ def _check_names(options: argparse.Namespace) -> None:
         if not is_isolated(spec, options.isolate, debugging=debugging):
             if options.record:
                 # What is imported now is an input of the results.
-                inputs.observe()
+                observing.observe()
             with exit_raises():
                 load(spec)
             continue

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from conformance.errors import ConformanceError, UnknownName, check_names
-from conformance.running import DEVICES, LEVELS
+from conformance.records import LEVELS
+from conformance.running import DEVICES
 
 if TYPE_CHECKING:
     from conformance.cases.case import Case

@@ -1,6 +1,6 @@
 """Plan and perform runs: the pytest session, `examine`, and checks for other projects' tests.
 
-This module imports nothing from the suite, because pytest loads it even in runs of other tests.
+This module imports little, because pytest loads it even in runs of other tests.
 """
 
 from __future__ import annotations
@@ -9,14 +9,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-LEVELS = ("first", "core", "default", "full", "large")
-"""The levels of a run, from which `--level` chooses one.
-
-"first" runs at most 40 items, on which most mistakes show. "core" runs the cases marked `core`, and
-"default" all cases and most experiments, each case in a few dtypes and modes. "full" runs all cases
-and experiments in all dtypes and modes. "large" runs the cases marked `core` or `large` at the
-sizes for which kernels are written.
-"""
+from conformance.records import LEVELS
 
 WHOLE = ("default", "full")
 """The levels that leave out no case."""

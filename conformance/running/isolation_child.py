@@ -34,7 +34,7 @@ from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import Phrase, Verdict, item_id, without_outcome
 from conformance.records.header import Implementation
 from conformance.records.record import encode_line
-from conformance.running import inputs
+from conformance.running import observing
 from conformance.running.provenance import describe
 from conformance.running.selection import CORE_DTYPES, core_dtypes
 from conformance.running.session import Examiner, Inquiry, Item, Row, Session, plan
@@ -214,7 +214,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
     the process prints.
     """
     settle(printed)
-    inputs.observe()
+    observing.observe()
     try:
         adapter = load(spec)
     except BaseException as error:
@@ -374,7 +374,7 @@ class RequestHandler:
         details = [finding.detail for finding in result.findings if finding.verdict == "error"]
         spent = any(sign in detail for detail in details for sign in FATAL)
         spent |= self._examiner.session.lost_device
-        return Examined(encode_line(result, arrays, inputs.news()), row.id, spent)
+        return Examined(encode_line(result, arrays, observing.news()), row.id, spent)
 
     def _case(self, name: str, file: str) -> Case:
         if not file:

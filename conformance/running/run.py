@@ -39,7 +39,7 @@ from conformance.records.record import (
     narrowed_path,
     with_inputs,
 )
-from conformance.running import WHOLE, inputs, level_of
+from conformance.running import WHOLE, inputs, level_of, observing
 from conformance.running.examine import (
     Outcome,
     counted,
@@ -166,7 +166,7 @@ class RunPlugin:
         self.supervisors: dict[str, Supervisor] = {}
         self._told: set[str] = set()
         if self._given is not None:
-            inputs.observe()
+            observing.observe()
         self._declared: dict[str, bytes] = {}
         self.adapters: list[tuple[Adapter, str]] = [
             (self._adapter(spec), spec) for spec in option("--implementation")
@@ -293,7 +293,7 @@ class RunPlugin:
         """Return the journal line of an item of this process, with what the process has read."""
         first = result.implementation not in self._told
         self._told.add(result.implementation)
-        read = inputs.news()
+        read = observing.news()
         return encode_line(result, arrays, read, shared=first or bool(read))
 
     # Implementations in separate processes

@@ -23,7 +23,8 @@ from conformance.cases.catalogue import (
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, Unsupported, check_names
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
-from conformance.running import DEVICES, LEVELS, WHOLE
+from conformance.records import LEVELS
+from conformance.running import DEVICES, WHOLE
 from conformance.running.session import Inquiry, Item, Planned, Row, inquiries, plan
 
 SINGLE = ("float32", "float64")

@@ -48,6 +48,7 @@ import msgspec
 import tomlkit
 
 from conformance.errors import BrokenBaseline
+from conformance.records import LEVELS
 from conformance.records.findings import (
     NOT_VERIFIED,
     RUN,
@@ -75,9 +76,6 @@ Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
 """The text of a pinned value, by implementation, experiment, "dtype:device:mode" and subject."""
 
 NOT_OBSERVED, NOT_WRITTEN = "not observed", "not written yet: run baseline update"
-
-_LEVELS = ("first", "core", "default", "large")
-"""The levels with which places of counts may begin."""
 
 OPTIONS = ("--case", "--dtype", "--mode", "-k", "--level", "--shard", "--deselect")
 _NARROWS = re.compile(rf"(^| )({'|'.join(OPTIONS)})( |$)")
@@ -154,7 +152,7 @@ def read_counts(table: Any) -> Counts:
     for name, places in counts.items():
         for place in places:
             level, _, rest = place.partition(":")
-            if (rest if level in _LEVELS else place).count(":") != 2:
+            if (rest if level in LEVELS and level != "full" else place).count(":") != 2:
                 raise BrokenBaseline(
                     f'verified.{name}: {place!r} is not "dtype:device:mode", nor is it after a '
                     'level, such as "default:"'
