@@ -27,9 +27,10 @@ answer N random problems in every dtype, forward and backward. Those that return
 with a loss on them. Printed are the largest ratio of any element, the largest rms of an array whose
 rms is judged, and how many arrays deviate: every one of them would be a false alarm.
 Implementations that are named are taken to be correct, too. With --large, the problems are the
-cases of the catalogue at the sizes of `GRIDS`, with N draws of their numbers. This takes a night:
-`tox -e honest`. A night may be divided: `--honest 5 --first 10` makes draws 10 to 14, and
-`--minutes 60` takes problems of all draws at random until an hour is over.
+cases of the catalogue at the sizes of `GRIDS`, with N draws of their numbers. All of 20 draws are
+146,080 problems, which take some 30 hours of one core. `--minutes 480` takes problems of all draws
+at random until eight hours are over, as `tox -e honest` does; `--honest 5 --first 10` makes draws
+10 to 14.
 
 With --tf32: some of these attentions, with the operands of matrix products rounded to TF32 or cut
 off to it, and then with something coarser or wrong besides, answer all cases in float32 and are
