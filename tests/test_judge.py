@@ -815,7 +815,9 @@ def loaded():
 
 
 @pytest.mark.usefixtures("loaded")
-def test_a_loaded_machine_is_no_fault_of_a_candidate(boxes):
+def test_a_loaded_machine_is_no_fault_of_a_candidate(boxes, monkeypatch):
+    # Whatever else this machine does may leave it a hundredth of the processor.
+    monkeypatch.setattr(sandbox, "SLOWEST", 300)
     verdict = timed(boxes, "if calls[0] == 1: spend(0.7)", item=1, once=0)
     assert verdict.verdict == "right", verdict
 
