@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -312,3 +313,41 @@ def test_the_core_needs_what_it_declares_and_nothing_else():
         assert extra <= optional, name
         found = {n.partition(".")[0] for n in imports(SOURCES[name], typing=False)}
         assert found - set(sys.stdlib_module_names) <= declared | extra, name
+
+
+REACHED = """
+import sys
+
+from conformance.cli import main
+
+found = []
+
+def called(frame, event, argument):
+    if event == "call" and "/conformance/" in frame.f_code.co_filename:
+        module = frame.f_globals.get("__name__", "").removeprefix("conformance.")
+        name = f"{module}.{frame.f_code.co_qualname}"
+        if name not in found:
+            found.append(name)
+
+sys.setprofile(called)
+main(["run", sys.argv[1], "--no-isolate", "--case", "mask/shared/self", "--dtype", "float32"])
+sys.setprofile(None)
+print("reached", *found)
+"""
+
+
+def test_a_run_reaches_what_the_page_says_in_that_order():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("## From a name to its verdict")[2].partition("\n## ")[0]
+    stops = re.findall(r"`([a-z]+\.[a-z.]*[A-Za-z_.]+)`", section.partition("\n1. ")[2])
+    assert len(stops) >= 12
+    isolated = "running.isolation.supervise"
+    assert isolated in stops
+    wrong = f"{Path(__file__).parent / 'mutants/miniatures.py'}:Inverted"
+    done = subprocess.run(
+        [sys.executable, "-c", REACHED, wrong], capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    reached = done.stdout.partition("\nreached ")[2].split()
+    expected = [stop for stop in stops if stop != isolated]
+    assert [name for name in reached if name in expected] == expected, done.stderr
