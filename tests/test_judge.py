@@ -24,6 +24,9 @@ from cheats import CHEATS, NUMPY, TORCH
 from mutants.miniatures import Correct
 
 import conformance
+from conformance.adapter.arguments import CausalFlag
+from conformance.adapter.features import RotaryBase, RotaryConfig, RotaryTables
+from conformance.adapter.function import attention_function
 from conformance.adapter.loading import load
 from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import case_of, every_case
@@ -910,3 +913,62 @@ def test_a_feature_is_required_with_what_it_is_nothing_without():
         "query/key-norm",
     }
     assert needs_of(case_of("feature/rotary/self")) == {"rotary"}
+
+
+BOTTOM_RIGHT = CausalFlag("causal", "bottom-right")
+ONE_CONVENTION = {
+    "rotary halves": ([RotaryTables(alignment="bottom-right"), BOTTOM_RIGHT], ["rotary"], []),
+    "rotary neighbours": (
+        [RotaryTables(pairs="interleaved", alignment="top-left")],
+        ["rotary"],
+        [],
+    ),
+    "rotary of equal lengths": ([RotaryTables(), BOTTOM_RIGHT], ["rotary"], ["rotary"]),
+    "rotary by a base": (
+        [RotaryBase("base", "size", alignment="top-left")],
+        ["rotary", "rotary-scaling"],
+        ["rotary with rotary-scaling"],
+    ),
+    "rotary without causal": (
+        [RotaryTables(alignment="top-left")],
+        ["rotary", "causal"],
+        ["causal"],
+    ),
+    "causal": ([BOTTOM_RIGHT], ["causal"], []),
+    "causal of equal lengths": ([CausalFlag("causal")], ["causal"], ["causal"]),
+    "sections side by side": (
+        [RotaryConfig(axes="axes", alignment="top-left", sections=("side by side",))],
+        ["position-axes"],
+        [],
+    ),
+    "sections interleaved": (
+        [
+            RotaryConfig(
+                axes="axes", key_axes="keys", alignment="top-left", sections=("interleaved",)
+            )
+        ],
+        ["position-axes"],
+        [],
+    ),
+    "no positions on axes": (
+        [RotaryConfig(alignment="top-left")],
+        ["position-axes"],
+        ["position-axes"],
+    ),
+}
+"""What is declared, what is required, and what is lacking."""
+
+
+@pytest.mark.parametrize("level", ["core", "full"])
+@pytest.mark.parametrize("name", ONE_CONVENTION)
+def test_one_convention_is_enough_for_what_is_required(name, level):
+    declared, required, lacks = ONE_CONVENTION[name]
+    adapter = attention_function(
+        "numpy",
+        causal_flag=next((one for one in declared if isinstance(one, CausalFlag)), None),
+        features=tuple(one for one in declared if not isinstance(one, CausalFlag)),
+    )(lambda query, key, value, **_: np.zeros((*query.shape[:-1], value.shape[-1]), query.dtype))
+    task = Task(level, ("plain",), ("float32",), gradients=False, require=(*required,))
+    judging = Judging(adapter, task, TOKEN, ResultMemory(8))
+    judging.run()
+    assert judging.lacking() == lacks

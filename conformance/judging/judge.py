@@ -12,14 +12,15 @@ import dataclasses
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
+from conformance.adapter.features import Said
 from conformance.cases.case import FAMILIES, Case
 from conformance.cases.catalogue import every_case, matches, posed
 from conformance.definition.arithmetic import CLASSES
@@ -28,7 +29,7 @@ from conformance.definition.comparison import against
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect
 from conformance.definition.features import FEATURES as FEATURES_OF_PROBLEMS
-from conformance.definition.problem import Problem, Shape
+from conformance.definition.problem import Causal, Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
 from conformance.frameworks import LACKS as FRAMEWORK_LACKS
 from conformance.judging.candidate import Candidate, CandidateError
@@ -295,10 +296,13 @@ REQUIRABLE = tuple(
     sorted(
         {case.chapter for case in every_case() if case.defined} - NEEDS_NOTHING
         | {feature.name.replace(" ", "-") for feature in FEATURES_OF_PROBLEMS}
-        | {GROUPED}
+        | {GROUPED, "rotary-scaling"}
     )
 )
 """What a task can require: chapters, features by name, and fewer key/value heads than heads."""
+
+_PLACED = frozenset({"causal", "window", "chunk", "spans", "alibi", "rotary"})
+"""The parts of a problem for which it matters how queries are aligned with keys."""
 
 
 @cache
@@ -308,9 +312,41 @@ def needs_of(case: Case) -> frozenset[str]:
     # Whoever requires a feature means it with those without which it is nothing.
     implied = {name for entry in entries for name in entry.needs}
     features = [entry.name for entry in entries if entry.name not in implied]
+    if any("rotary scaling" in entry.parts(case.problem(SINGLE[0])) for entry in entries):
+        features.append("rotary scaling")
     grouped = {GROUPED} if case.shape.group > 1 else set()
     names = {case.chapter, *(name.replace(" ", "-") for name in features)}
     return frozenset((names | grouped) - NEEDS_NOTHING)
+
+
+@cache
+def conventions_of(case: Case) -> Mapping[str, str]:
+    """Return the conventions of a case of which an implementation may have another one, by name."""
+    problem = case.problem(SINGLE[0])
+    found = {}
+    parts = {part for entry in problem.entries for part in entry.parts(problem)}
+    parts |= {"causal"} if problem.causal is not None else set()
+    aligned = {
+        alignment
+        for alignment in get_args(Causal)
+        if all(Said().agrees(problem, part, alignment) for part in parts & _PLACED)
+    }
+    if len(aligned) == 1:
+        found["alignment"] = aligned.pop()
+    if problem.rotary is not None:
+        found["rotary pairs"] = problem.rotary.pairs
+    scaling = problem.rotary_scaling
+    if problem.axes is not None and scaling is not None:
+        found["sections"] = "interleaved" if scaling.mrope_interleaved else "side by side"
+    return found
+
+
+@cache
+def masking_of(case: Case) -> frozenset[str]:
+    """Return which of "mask", "causal" and "bias" a case has, as chapters are named."""
+    problem = case.problem(SINGLE[0])
+    has = {"mask": problem.mask, "causal": problem.causal, "bias": problem.attn_bias}
+    return frozenset(name for name, value in has.items() if value is not None)
 
 
 class MandatoryItem(Item):
@@ -628,19 +664,33 @@ class Judging:
     def lacking(self) -> list[str]:
         """Return what the task requires and the candidate does not support, or was not asked.
 
-        This is a name of the task, or several that are not supported together.
+        This is a name of the task, or several that are not supported together. A candidate may have
+        one convention only, such as one alignment of the causal mask, and no masks if none are
+        required; cases that differ in this do not count against it.
         """
         known = {case.id: case for case in every_case()}
         required = frozenset(self.task.require)
-        asked: set[str] = set()
+        asked = [(known[item.asked.off_grid], result) for item, result in self.found]
+        supported = [case for case, result in asked if not _is_unsupported(result)]
+        masking = required.union(*map(masking_of, supported))
+        known_as = {pair for case in supported for pair in conventions_of(case).items()}
+
+        def has_another_convention(case: Case) -> bool:
+            others = conventions_of(case).items() - known_as
+            return any(name in dict(known_as) for name, _ in others)
+
+        met: set[str] = set()
         lacks: set[frozenset[str]] = set()
-        for item, result in self.found:
-            needs = needs_of(known[item.asked.off_grid])
-            if needs and needs <= required:
-                asked |= needs
-                lacks |= {needs} if _is_unsupported(result) else set()
+        for case, result in asked:
+            needs = needs_of(case)
+            if not needs or not needs <= required:
+                continue
+            if not _is_unsupported(result):
+                met |= needs
+            elif masking_of(case) <= masking and not has_another_convention(case):
+                lacks.add(needs | (masking_of(case) & required))
         least = {needs for needs in lacks if not any(other < needs for other in lacks)}
-        least |= {frozenset({name}) for name in required - asked}
+        least |= {frozenset({name}) for name in required - met - frozenset().union(*least)}
         return sorted(" with ".join(sorted(needs)) for needs in least)
 
     def wrong(self) -> list[tuple[MandatoryItem, Finding]]:
