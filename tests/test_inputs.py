@@ -489,7 +489,7 @@ def test_what_a_package_makes_in_its_cache_was_no_input(project, capsys):
         assert ("1 of 1 items as measured" in capsys.readouterr().out) is again
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("way", BESIDE)
 def test_what_changes_beside_is_noticed(way, project, capsys):
     code, before, after = BESIDE[way]
@@ -692,6 +692,7 @@ def test_a_package_that_is_edited_in_place_is_noticed(project, capsys):
     assert examined(PYTHONPATH=path) == ["deviates"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("asked", ["version", "entry_points"])
 def test_what_is_installed_is_noticed_if_it_is_asked(asked, project, capsys):
     code = {
@@ -833,7 +834,7 @@ UNSEEN = {
 """How the attention gets at its factor, and what the summary says of it."""
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("way", UNSEEN)
 def test_what_cannot_be_seen_is_asked_again(way, project, capsys, monkeypatch):
     code, told = UNSEEN[way]
@@ -906,7 +907,7 @@ HONEST = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("way", HONEST)
 def test_what_is_as_it_was_is_not_asked_again(way, project, capsys):
     folder = project(before=f"import os\n{HONEST[way]}", inside="factor = 1.0")

@@ -147,7 +147,7 @@ def test_pages_are_not_made_of_a_part(tmp_path):
         publish(wanted)
 
 
-@pytest.mark.sample(48)
+@pytest.mark.sample(200)
 @pytest.mark.parametrize(
     "mutant", [m for m in MUTANTS if m.level == "full"][::12], ids=lambda mutant: mutant.name
 )
