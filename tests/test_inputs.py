@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import conformance
 from conformance.cli import main
 from conformance.records.record import read
 from conformance.running import inputs
 
+CORE = Path(conformance.__file__).parent
 CASE = ("--case", "plain/no-mask/self", "--dtype", "float32")
 ATTENTION = """
 import numpy as np
@@ -924,3 +926,20 @@ def test_what_is_as_it_was_is_not_asked_again(way, project, capsys):
         printed = capsys.readouterr().out
         assert ("as measured" in printed) is again
         assert "anew" not in printed
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["in the project", "elsewhere"])
+def test_the_suite_may_be_installed_like_any_package(within, project, capsys, tmp_path_factory):
+    """Not only as it is here, where its files lie outside site-packages."""
+    folder = project(before="from helper import factor")
+    write(folder, "helper.py", 1.0)
+    place = folder / ".venv" if within else tmp_path_factory.mktemp("environment")
+    installed = place / "lib" / "site-packages"
+    unwritten = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(CORE, installed / "conformance", ignore=unwritten)
+    shutil.copytree(CORE.parent / "adapters", installed / "conformance/adapters", ignore=unwritten)
+    for again in (False, True):
+        assert examined(PYTHONPATH=str(installed)) == ["conforms"]
+        assert ("as measured" in capsys.readouterr().out) is again
+    write(folder, "helper.py", 1.25)
+    assert examined(PYTHONPATH=str(installed)) == ["deviates"]

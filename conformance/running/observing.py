@@ -533,10 +533,12 @@ def _is_called(frame: FrameType | None) -> bool:
         file = frame.f_code.co_filename
         if within and file.startswith("<frozen importlib"):
             return False
+        if is_of_the_suite(file):
+            return False
         if package_of(file):
             within = True
-        elif _is_own(file) or is_of_the_suite(file):
-            return _is_own(file)
+        elif _is_own(file):
+            return True
         frame = frame.f_back
     return False
 
