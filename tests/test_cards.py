@@ -394,7 +394,7 @@ def test_equal_bits_are_columns_with_the_worst_that_was_observed():
     usual = [("alone", "same-bits-at", ""), ("batches", "same-bits-at", "")]
     heading = "Bits in another batch"
     # They are equal at these lengths; which kernel a library takes depends on them.
-    assert cell(bits(*usual), heading) == [("same bits (144 queries, 145 keys)", "")]
+    assert cell(bits(*usual), heading) == [("same bits (query length 144, key length 145)", "")]
     assert cell(bits(("batches", "same-bits", "")), heading) == [("same bits", "")]
     assert cell(bits(*usual, ("place", "within-noise", "")), heading) == [("within noise", "")]
     assert cell(bits(("batches", "apart", ""), usual[0]), heading) == [("apart", "")]
