@@ -476,7 +476,7 @@ class TorchMultiHeadAttention(KerasMultiHeadAttention):
     title = "keras.layers.MultiHeadAttention (torch)"
     framework = "torch"
     # Without scores it depends on the dtype, because a large finite number is added to a blocked
-    # logit: -2.4e38 leaves nothing of it, float16's -45850 leaves all.
+    # logit: -2.4e38 leaves nothing of it, float16's -45856 leaves all.
     fully_masked_row = _MASKED_WITH_SCORES
 
 
