@@ -6,7 +6,7 @@ import numpy as np
 
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.raised import is_our_own
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
@@ -17,9 +17,6 @@ from conformance.requirements.examination import Examination, RaisedInside
 from conformance.requirements.meaning import triangles
 from conformance.requirements.requirement import requirement
 from conformance.words import say
-
-WHERE = (0, 1)
-"""The batch entry and the query that `patterns.with_fully_masked_row` masks fully."""
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
@@ -38,32 +35,37 @@ def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) 
     "observed.fully-masked-row",
     "What a fully masked query gets: NaN, zeros, the output bias, the mean of the values.",
     level="observed",
-    why="A NaN spreads through the batch; a mean of padding looks like an answer.",
+    why="A NaN spreads through the batch; a mean of padding looks like an answer; and what another "
+    "sequence left there is of somebody else.",
+    revision=2,
 )
 def fully_masked_row(ex: Examination) -> Finding:
-    """Find out which known value the output of a fully masked query has: NaN, zeros, the output
+    """Find out which known value the output of all fully masked queries has: NaN, zeros, the output
     bias, the mean of the values, or the output without a mask. If the answer has gradients, also
     look for NaN in them and in the outputs of the other queries of the same batch entry."""
-    answer, problem = ex.answer, ex.problem
-    row = answer.output[WHERE]
+    answer, problem = ex.answer_as_returned(), ex.problem
+    masked = ~np.any(problem.allowed_in_full(), axis=(1, 3))
+    rows = answer.output[masked]
     bias = problem.weights.output_bias
-    open_to_all = problem.replace(mask=None, causal=None)
+    open_to_all = problem.replace(mask=None, causal=None, key_lengths=None)
     # With scale 0 and without a mask, all keys have the same weight.
     outcomes = {
-        "row.output-bias": np.zeros_like(row) if bias is None else bias,
-        "row.mean-of-values": solve(open_to_all.replace(scale=0.0)).output[WHERE],
-        "row.unmasked": solve(open_to_all).output[WHERE],
+        "row.output-bias": np.zeros_like(rows)
+        if bias is None
+        else np.broadcast_to(bias, rows.shape),
+        "row.mean-of-values": solve(open_to_all.replace(scale=0.0)).output[masked],
+        "row.unmasked": solve(open_to_all).output[masked],
     }
-    if np.isnan(row).any():
+    if np.isnan(rows).any(axis=-1).all():
         seen = Phrase("row.nan")
-    elif not row.any():
+    elif not rows.any():
         seen = Phrase("row.zeros")
     else:
-        near = [name for name, outcome in outcomes.items() if _near(ex, row, outcome)]
+        near = [name for name, outcome in outcomes.items() if _near(ex, rows, outcome)]
         seen = Phrase(near[0] if near else "something-else")
     about: dict[str, Argument] = {"row": seen}
     if answer.gradients:
-        about["beside"] = _beside(answer)
+        about["beside"] = _beside(answer, masked)
     value = Phrase("fully-masked.query", about)
     declared = ex.adapter.masked_row(ex.mode)
     if declared is None:
@@ -72,18 +74,18 @@ def fully_masked_row(ex: Examination) -> Finding:
     return _found(fully_masked_row.id, agrees, value, declared, say(value))
 
 
-def _beside(answer: Answer) -> Phrase:
+def _beside(answer: Answer, masked: BoolArray) -> Phrase:
     """Return a phrase that says in which gradients there is NaN, if in any.
 
-    The phrase also says if there is NaN in outputs of batch entry 0 for queries that are not fully
-    masked.
+    The phrase also says if there is NaN in outputs of queries that are not `masked`, `[batch
+    query]`, beside one that is in their batch entry.
     """
     gradients = Phrase("beside.gradients", {"value": Phrase("gradients.finite")})
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
     if lost:
         gradients = Phrase("beside.nan-in-gradients", {"arrays": [*lost]})
     parts: list[Part] = [gradients]
-    if np.isnan(np.delete(answer.output[0], WHERE[1], axis=0)).any():
+    if np.isnan(answer.output[masked.any(axis=1, keepdims=True) & ~masked]).any():
         parts.append(Phrase("beside.nan-in-other-rows"))
     return Phrase("beside", {"parts": parts})
 

@@ -23,6 +23,7 @@ from mutants.mutant import (
     BLOCKED_KEY,
     BLOCKED_WEIGHTS,
     FEATURES,
+    FULLY_MASKED,
     INPUTS,
     MADE,
     MODES,
@@ -1359,48 +1360,56 @@ _add(
     "sink-gradient-missing",
     "returns a gradient of 0 for the sinks",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: 0 * Featured.d_sinks(a, row),
 )
 _add(
     "sink-gradient-negated",
     "forgets the sign of the gradient of the sinks",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: -Featured.d_sinks(a, row),
 )
 _add(
     "sink-gradient-of-first-entry",
     "does not sum the gradient of the sinks over the batch",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: -(a.sink_share * row)[:1].sum(axis=(0, 2, 3)),
 )
 _add(
     "sink-gradient-averaged",
     "averages the gradient of the sinks over the batch",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: Featured.d_sinks(a, row) / a.wide(a.batch),
 )
 _add(
     "sink-gradient-of-last-query",
     "does not sum the gradient of the sinks over the queries",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: -(a.sink_share * row)[:, :, -1:].sum(axis=(0, 2, 3)),
 )
 _add(
     "sink-gradient-summed-over-heads",
     "gives every sink the sum of all gradients",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: 0 * Featured.d_sinks(a, row) + Featured.d_sinks(a, row).sum(),
 )
 _add(
     "sink-gradient-without-its-share",
     "sums the row terms without the weight of the sink",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: -row.sum(axis=(0, 2, 3)),
 )
 _add(
     "sink-gradient-scaled",
     "multiplies the gradient of the sinks with the scale",
     FEATURES,
+    FULLY_MASKED,
     d_sinks=lambda a, row: Featured.d_sinks(a, row) * a.wide(a.factor()),
 )
 _add(
@@ -2477,6 +2486,7 @@ _add(
     "norm-weights-exchanged",
     "uses the weights of the other norm, which shows in their gradients",
     FEATURES,
+    FULLY_MASKED,
     gain=lambda a, side: Featured.gain(a, {"query": "key", "key": "query"}[side]),
 )
 _add("norm-of-keys-missing", "normalises queries only", normed=_only("key", "normed"))
@@ -2543,18 +2553,21 @@ _add(
     "norm-gradient-of-weight-missing",
     "returns a gradient of 0 for the weights of the norm",
     FEATURES,
+    FULLY_MASKED,
     d_gain=lambda a, side, g: 0 * Featured.d_gain(a, side, g),
 )
 _add(
     "norm-gradient-of-weight-not-normalised",
     "multiplies with the heads as they were before the norm",
     FEATURES,
+    FULLY_MASKED,
     d_gain=lambda a, side, g: (g * a.plain[side]).sum(axis=(0, 1, 2)),
 )
 _add(
     "norm-gradient-of-weight-of-first-head",
     "does not sum the gradient of the weights over the heads",
     FEATURES,
+    FULLY_MASKED,
     d_gain=lambda a, side, g: (g * a.plain[side] / a.size_of(a.plain[side]))[:, :1].sum(
         axis=(0, 1, 2)
     ),
@@ -2563,6 +2576,7 @@ _add(
     "norm-gradient-of-weight-of-first-entry",
     "does not sum the gradient of the weights over the batch",
     FEATURES,
+    FULLY_MASKED,
     d_gain=lambda a, side, g: (g * a.plain[side] / a.size_of(a.plain[side]))[:1].sum(
         axis=(0, 1, 2)
     ),
@@ -2571,6 +2585,7 @@ _add(
     "norm-gradient-of-weight-of-other-side",
     "returns the gradient of one norm for both",
     FEATURES,
+    FULLY_MASKED,
     d_gain=lambda a, side, g: (
         Featured.d_gain(a, side, g) if side == "query" else 0 * g[0, 0, 0] + 1
     ),
@@ -2731,6 +2746,30 @@ _add(
         if a.argument("key_lengths") is None
         else Attention.mix(a, w, v)[np.maximum(np.cumsum(a.used("key") > 0) - 1, 0)]
     ),
+)
+_add(
+    "lengths-empty-entry-gets-the-one-before",
+    "does not write the output of an entry without keys, and leaves that of the one before there",
+    FULLY_MASKED,
+    case="key-lengths-empty/cross",
+    mix=lambda a, w, v: (
+        Attention.mix(a, w, v)
+        if a.argument("key_lengths") is None
+        else Attention.mix(a, w, v)[
+            np.maximum.accumulate(np.where(a.used("key") > 0, np.arange(a.batch), 0))
+        ]
+    ),
+)
+_add(
+    "lengths-empty-entry-is-nan",
+    "divides by the sum of no keys in an entry without any",
+    FULLY_MASKED,
+    case="key-lengths-empty/cross",
+    mix=lambda a, w, v: (
+        Attention.mix(a, w, v)
+        if a.argument("key_lengths") is None
+        else Attention.mix(a, w, v) + np.where(a.used("key") > 0, 0, np.nan)[:, None, None, None]
+    ).astype(a.wide),
 )
 _add(
     "lengths-values-beyond-are-read",
@@ -3200,6 +3239,7 @@ _add(
     "sink-gradient-without-cap",
     "computes the weight of the sink from logits that are not capped",
     FEATURES,
+    FULLY_MASKED,
     case="soft-cap-with-sinks/cross",
     d_sinks=lambda a, row: Featured.d_sinks(_shared_without_cap(a), row),
 )
