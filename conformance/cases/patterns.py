@@ -1048,13 +1048,16 @@ def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator
 def key_lengths_from_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return key lengths from the number of queries up to one less than all keys, as with a cache.
+    """Return key lengths from the number of queries up to all keys, as with caches of a batch.
 
-    From one batch entry to the next, the length falls by 1; after it has reached the number of
-    queries, it starts again at one less than all keys. There must be more keys than queries.
+    In turn, they are all keys but one, all keys, all but two, all but three and so on, down to the
+    number of queries. So the caches of entries differ in length, and the first is not the longest.
+    There must be more keys than queries.
     """
     most, least = shape.key_length, min(shape.query_length, shape.key_length)
-    return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}
+    short = np.arange(max(2, most - least + 1))
+    short[:2] = 1, 0
+    return {"key_lengths": most - np.resize(short, shape.batch)}
 
 
 def key_lengths_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

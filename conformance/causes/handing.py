@@ -419,6 +419,11 @@ def _cache(maker: Maker, handed: HandedTokens) -> Iterator[Hypothesis]:
             yield _reads(maker, cause, read, rotated=moved(other - cached))
     if problem.rotary is not None:
         yield maker.staged("rotary.new-from-0", rotated=moved(-cached))
+        for cause, behind in (
+            ("rotary.new-as-in-first-entry", cached[0]),
+            ("rotary.new-behind-longest", cached.max()),
+        ):
+            yield maker.staged(cause, rotated=moved(behind - cached))
         yield maker.staged("rotary.new-keys-one-late", rotated=moved(0 * cached + 1, "key"))
         yield maker.staged("rotary.keys-twice", rotated=again(Stages.rotated, Stages.rotated))
     if problem.norm is not None:

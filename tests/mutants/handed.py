@@ -229,8 +229,12 @@ class Buffered(Handed):
         """How many of them are cached."""
         return total - new
 
+    def starts(self, pasts: list[int]) -> list[int]:
+        """The position of the first new token of each entry."""
+        return pasts
+
     def first(self, past: int, side: str) -> int:
-        """The position of the first new token."""
+        """The same, of one entry, for its query or its key."""
         return past
 
     def history(self, buffer: Tensor, past: int, new: int) -> Tensor:
@@ -248,15 +252,15 @@ class Buffered(Handed):
         import torch
 
         new, contexts = query.shape[1], []
-        for entry, total in enumerate(self.used(masks["used"], new)):
-            past = self.past(total, new)
+        pasts = [self.past(total, new) for total in self.used(masks["used"], new)]
+        for entry, (past, start) in enumerate(zip(pasts, self.starts(pasts), strict=True)):
             q, k = query[entry], key[entry]
             if "q_gain" in masks:
                 q, k = self.normed(q, masks, "q_gain"), self.normed(k, masks, "k_gain")
             if "base" in masks:
                 told = (masks["turning"], masks["base"], masks["interleaved"])
-                q = self.turned(q, self.first(past, "query"), *told)
-                k = self.turned(k, self.first(past, "key"), *told)
+                q = self.turned(q, self.first(start, "query"), *told)
+                k = self.turned(k, self.first(start, "key"), *told)
             old = self.again(self.history(masks["k_cache"][entry], past, new), masks)
             keys = torch.cat((old, k))
             values = torch.cat((self.history(masks["v_cache"][entry], past, new), value[entry]))
@@ -820,6 +824,18 @@ _add(
     "buffer-new-one-late",
     "rotates new keys one position too far",
     first=lambda a, past, side: past + (side == "key"),
+)
+_add(
+    "buffer-new-at-first-entry",
+    "rotates the new tokens of all entries as if they followed the cache of the first",
+    starts=lambda a, pasts: pasts[:1] * len(pasts),
+    case="feature/key-lengths-with-rotary/gqa",
+)
+_add(
+    "buffer-new-behind-longest",
+    "rotates the new tokens of all entries as if they followed the longest cache",
+    starts=lambda a, pasts: [max(pasts)] * len(pasts),
+    case="feature/key-lengths-with-rotary/gqa",
 )
 _add(
     "buffer-rotated-again",
