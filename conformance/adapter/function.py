@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.adapter import layouts
 from conformance.adapter.arguments import NO_MASK, CausalFlag, MaskArgument, Spelling
-from conformance.adapter.base import Call, FullyMasked, Mode
+from conformance.adapter.base import Call, FullyMasked, Mode, SideEffects
 from conformance.adapter.handing import Moved, turns_of
 from conformance.adapter.native import NativeAdapter, Prepared, check_device_of
 from conformance.definition.dtypes import DTYPES
@@ -53,6 +53,8 @@ class Function(NativeAdapter):
     grouped: bool = False
     projections_supplied = True
     bias_modes: tuple[str, ...] = ()
+    _handed_over: list[tuple[str, Any, np.ndarray]] | None = None
+    """While side effects are looked for: what `attend` has been given, with its numbers before."""
 
     def attend(
         self,
@@ -83,6 +85,23 @@ class Function(NativeAdapter):
         if _takes_mode(self.attend):
             return partial(self.attend, mode=call.mode), None
         return self.attend, None
+
+    def side_effects(self, problem: Problem, call: Call) -> SideEffects:
+        """Also look for changes of the heads, pages and caches that the function is given.
+
+        Memory of pages and caches that no token uses, which holds NaN, may be written to.
+        """
+        self._handed_over = []
+        try:
+            effects = super().side_effects(problem, call)
+            changed = list(effects.changed)
+            for name, array, before in self._handed_over:
+                now = self.bridge.numpy(array)
+                if not (np.isnan(before) | (now == before)).all():
+                    changed.append(f"{name}, as the function gets it: its numbers changed")
+        finally:
+            self._handed_over = None
+        return dataclasses.replace(effects, changed=tuple(dict.fromkeys(changed)))
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
         row = super().masked_row(mode)
@@ -120,6 +139,7 @@ class Function(NativeAdapter):
         def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
             inputs = {"query": query, "key": key, "value": value}
             heads = {name: project(own, name, values) for name, values in inputs.items()}
+            more: Natives = {}
             if moved is not None:
                 cached = heads["key"]
                 if moved.prepared:
@@ -129,6 +149,12 @@ class Function(NativeAdapter):
             options = {} if scale is None else {"scale": scale}
             given = (*(f"{name}_bias" for name in _INPUTS if adds_biases), "score")
             options |= {name: own[name] for name in given if name in own}
+            if self._handed_over is not None and not (call.projected and moved is None):
+                self._handed_over += [
+                    (name, array, bridge.numpy(array).copy())
+                    for name, array in (heads | more).items()
+                    if not (moved is not None and moved.ring and name in moved.names)
+                ]
             result = attend(*heads.values(), masks, **options)
             context, weights = result if isinstance(result, tuple) else (result, None)
             check_device_of(bridge, context, heads["query"], "returned its result")

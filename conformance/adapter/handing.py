@@ -49,6 +49,7 @@ class Moved:
             was not passed; None if the result stays in place.
         prepared: whether the keys in the arguments `names` have already been normed and rotated.
         masks: whether masks may be passed as well.
+        ring: whether the function may write new keys and values over those that are `held`.
     """
 
     query: Index | None = None
@@ -59,6 +60,7 @@ class Moved:
     back: Index | None = None
     prepared: bool = False
     masks: bool = False
+    ring: bool = False
 
     @property
     def program(self) -> Hashable:
@@ -336,6 +338,7 @@ class Cache(Handing):
             names=(self.key, self.value),
             prepared=self.prepared,
             masks=not self.lengths,
+            ring=self.ring,
         )
         counted = {"cached": cached, "total": totals, "last index": totals - 1}[self.counts]
         arguments = {self.lengths: counted.astype(self.dtype)} if self.lengths else {}

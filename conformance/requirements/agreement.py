@@ -150,15 +150,16 @@ def _changed(name: str, lines: tuple[str, ...]) -> Finding:
     "A call changes neither its inputs nor anything attached to them.",
     why="The next layer reads the same tensors.",
     cases=("bias/with-mask/cross", "bias/high-on-padding/cross"),
-    revision=4,
+    revision=5,
 )
 def unchanged(ex: Examination) -> Finding | None:
     """Call the implementation twice on the same objects, and look for changes in them. Inputs,
     masks, parameters and the gradient of the output must hold the same numbers as before, and must
-    not have new attributes. If the requirement `mask.spellings-agree` is also checked with the
-    case, and calls are not compiled, the encodings of the mask that it compares are passed too,
-    until a change is found. An encoding for which the implementation raises an exception is
-    skipped."""
+    not have new attributes. So must the heads, pages and caches that a function is given, except
+    for memory that no token uses, and for the places of a ring. If the requirement
+    `mask.spellings-agree` is also checked with the case, and calls are not compiled, the encodings
+    of the mask that it compares are passed too, until a change is found. An encoding for which the
+    implementation raises an exception is skipped."""
     if not ex.calls_eagerly:
         return None
     changed = ex.side_effects().changed

@@ -28,7 +28,7 @@ from conformance import (
     Window,
 )
 from mutants.features import FeatureMutant
-from mutants.mutant import INPUTS, MODES, OUTPUT, SPELLINGS
+from mutants.mutant import INPUTS, MODES, OUTPUT, SPELLINGS, UNCHANGED
 
 Tensor = Any
 MASK = MaskArgument("mask", "batch heads query key", true="attends")
@@ -386,6 +386,11 @@ def _tiled(a: Handed, heads: Tensor, group: int) -> Tensor:
     return heads.repeat(group, 1, 1)
 
 
+def _then_halved(context: Tensor, read: Tensor) -> Tensor:
+    read.data.mul_(0.5)
+    return context
+
+
 def _first_head(a: Handed, heads: Tensor, group: int) -> Tensor:
     return heads[:1].expand(heads.shape[0] * group, -1, -1)
 
@@ -683,6 +688,14 @@ _add(
     ),
 )
 
+_add(
+    "pages-values-halved-in-place",
+    "leaves half of each value in its page",
+    UNCHANGED,
+    case="plain/no-mask/cross",
+    whole=lambda a, q, k, v, m: _then_halved(Paged.whole(a, q, k, v, m), v),
+)
+
 # A cache beside the new keys.
 
 _add = _chapter("cached", Cached)
@@ -755,6 +768,14 @@ _add(
         if a.cached
         else Handed.sees(a, ahead, causal, window)
     ),
+)
+
+_add(
+    "cached-values-halved-in-place",
+    "leaves half of each projected value where the value was",
+    UNCHANGED,
+    case="plain/no-mask/gqa",
+    whole=lambda a, q, k, v, m: _then_halved(Cached.whole(a, q, k, v, m), v),
 )
 
 # A buffer with room for new keys.
@@ -836,6 +857,13 @@ _add(
     "rotates the new tokens of all entries as if they followed the longest cache",
     starts=lambda a, pasts: [max(pasts)] * len(pasts),
     case="feature/key-lengths-with-rotary/gqa",
+)
+_add(
+    "buffer-keys-halved-in-place",
+    "leaves half of each cached key in the buffer",
+    UNCHANGED,
+    case="causal/bottom-right/decoding",
+    whole=lambda a, q, k, v, m: _then_halved(Buffered.whole(a, q, k, v, m), m["k_cache"]),
 )
 _add(
     "buffer-rotated-again",
