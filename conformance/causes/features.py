@@ -17,7 +17,7 @@ import numpy as np
 
 from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
-from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
+from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, BoolArray, IntArray
 from conformance.definition.features import (
     LIMITING,
     ancestors,
@@ -554,6 +554,10 @@ def _sinks(maker: Maker, sinks: Array) -> Iterator[Hypothesis]:
             a, np.where(np.arange(logits.shape[-1]) == 0, own, logits)
         ),
     )
+    for narrow in (FLOAT16, BFLOAT16):
+        kept = narrow.round(sinks)
+        if not np.array_equal(kept, sinks):
+            yield _asked(maker, "sinks.rounded", {"to": narrow.name}, sinks=kept)
     yield _asked(maker, "sinks.scaled", sinks=sinks * scale)
     if cap is not None:
         yield _asked(maker, "sinks.capped", sinks=cap * np.tanh(sinks / cap))
@@ -683,6 +687,22 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     if rotary.size > 2:
         pairs: About = {"pairs": other}
         yield _asked(maker, "rotary.pairs", pairs, rotary=replace(rotary, pairs=other))
+        order = np.arange(size)
+        halves = np.arange(rotary.size).reshape(2, -1).ravel()
+        neighbours = np.arange(rotary.size).reshape(-1, 2).T.ravel()
+        if other == "interleaved":
+            order[halves] = neighbours
+        else:
+            order[neighbours] = halves
+        back = np.argsort(order)
+        for side in ("key", "query"):
+
+            def of_side(a: Stages, which: str, x: Array, side: str = side) -> Array:
+                if which != side:
+                    return Stages.rotated(a, which, x)
+                return Stages.rotated(a, which, x[..., order])[..., back]
+
+            yield maker.staged("rotary.pairs-of", {"of": side, **pairs}, rotated=of_side)
     yield _asked(maker, "rotary.usual-base", rotary=replace(rotary, base=USUAL_BASE))
     scaling = problem.rotary_scaling
     base, factor = (BASE_OF_WHOLE, FACTOR_OF_WHOLE) if scaling is None else (USUAL_BASE, 1.0)
@@ -796,6 +816,13 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             "rotary.angles-rounded",
             {"format": Phrase(f"significand.{bits}")},
             angles=lambda a, p, narrow=narrow: narrow.round(Stages.angles(a, p)),
+        )
+    if problem.dtype == "float64":
+        yield maker.staged(
+            "rotary.angles-rounded",
+            {"format": Phrase("significand.24")},
+            frequencies=lambda a: FLOAT32.round(Stages.frequencies(a)),
+            angles=lambda a, p: FLOAT32.round(Stages.angles(a, p)),
         )
 
 

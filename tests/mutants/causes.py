@@ -651,6 +651,7 @@ CAUSES: dict[str, Phrase] = {
     "sink-heads-reversed": Phrase("sinks.heads-reversed"),
     "sink-heads-off-by-one": Phrase("sinks.of-next-head"),
     "sink-of-key-head": Phrase("sinks.of-key-head"),
+    "sink-in-bfloat16": Phrase("sinks.rounded", {"to": "bfloat16"}),
     "sink-in-powers-of-two": Phrase("sinks.log2-for-natural"),
     "sink-times-log2-e": Phrase("sinks.natural-for-log2"),
     "sink-negated": Phrase("sinks.negated"),
@@ -700,6 +701,9 @@ CAUSES: dict[str, Phrase] = {
     "alibi-distance-in-bfloat16": Phrase("alibi.positions-rounded"),
     # rotary
     "rotary-ignored": Phrase("rotary.not-applied"),
+    "rotary-pairs-of-keys-swapped": Phrase(
+        "rotary.pairs-of", {"of": "key", "pairs": "interleaved"}
+    ),
     "rotary-pairs-swapped": Phrase("rotary.pairs", {"pairs": "interleaved"}),
     "rotary-flag-ignored": Phrase("rotary.pairs", {"pairs": "halves"}),
     "rotary-turned-back": Phrase("rotary.keys-turned-back"),
@@ -731,6 +735,9 @@ CAUSES: dict[str, Phrase] = {
     ),
     "rotary-angles-in-float16": Phrase(
         "rotary.angles-rounded", {"format": Phrase("significand.11")}
+    ),
+    "rotary-angles-in-float32": Phrase(
+        "rotary.angles-rounded", {"format": Phrase("significand.24")}
     ),
     "rotary-positions-in-bfloat16": Phrase("rotary.positions-rounded"),
     "rotary-positions-in-8-bits": Phrase("rotary.positions-wrap", {"count": 256}),

@@ -1301,6 +1301,11 @@ _add(
     sinks=_sinks(lambda a, s: s * a.wide(np.log(2))),
 )
 _add(
+    "sink-in-bfloat16",
+    "keeps sinks in bfloat16",
+    sinks=_sinks(lambda a, s: BFLOAT16.round(s)),
+)
+_add(
     "sink-times-log2-e",
     "converts the sinks to powers of two, but not the logits",
     sinks=_sinks(lambda a, s: s * a.wide(np.log2(np.e))),
@@ -1614,6 +1619,23 @@ _add(
     "rotates halves where pairs are interleaved, and the other way round",
     interleaved=lambda a: not Featured.interleaved(a),
 )
+
+
+def _keys_in_other_pairs(a: Featured, side: str, heads: Array, positions: Array) -> Array:
+    if side == "query" or not a.turns():
+        return Featured.rotated(a, side, heads, positions)
+    size, order = a.rotary_size(), np.arange(heads.shape[-1])
+    halves, neighbours = np.arange(size).reshape(2, -1), np.arange(size).reshape(-1, 2).T
+    own, other = (neighbours, halves) if a.interleaved() else (halves, neighbours)
+    order[own.ravel()] = other.ravel()
+    return Featured.rotated(a, side, heads[..., order], positions)[..., np.argsort(order)]
+
+
+_add(
+    "rotary-pairs-of-keys-swapped",
+    "reads the flag for pairs for queries only: keys have the other pairs",
+    rotated=_keys_in_other_pairs,
+)
 _add(
     "rotary-flag-ignored",
     "rotates halves whatever the flag says",
@@ -1780,6 +1802,13 @@ _add(
     "keeps angles in float16",
     case="rotary-far/longer",
     angles=lambda a, p: FLOAT16.round(Featured.angles(a, p)),
+)
+_add(
+    "rotary-angles-in-float32",
+    "computes frequencies and angles in float32 beside heads of float64",
+    dtype="float64",
+    angles=lambda a, p: Featured.angles(a, p).astype(np.float32).astype(a.wide),
+    turning=lambda a: np.float32(Featured.turning(a)).astype(a.wide),
 )
 _add(
     "rotary-positions-in-bfloat16",
