@@ -183,6 +183,7 @@ CAUSES: dict[str, Phrase] = {
     "blocked-minus-100": Phrase("mask.blocked-lowered", {"by": 100.0}),
     "blocked-becomes-0": Phrase("mask.multiplied-into-logits"),
     "blocked-minus-10000": Phrase("masked-row.finite-number"),
+    "blocked-minus-10000-but-for-masked-rows": Phrase("mask.blocked-set", {"number": -1e4}),
     "blocked-smallest-float32": Phrase("masked-row.finite-number"),
     "fully-masked-row-is-nan": Phrase("masked-row.nan"),
     "number-mask-cut": Phrase("mask.blocked-lowered", {"by": 5.0}),

@@ -239,6 +239,15 @@ _add(
     case="edge/fully-masked-row/cross",
 )
 _add(
+    "blocked-minus-10000-but-for-masked-rows",
+    "blocks with −10,000, and leaves out only queries that are fully masked",
+    OUTPUT,
+    block=lambda a, logits, visible: np.where(
+        visible, logits, np.where(visible.any(axis=-1, keepdims=True), a.wide(-1e4), -np.inf)
+    ).astype(a.wide),
+    case="bias/lower/narrow",
+)
+_add(
     "blocked-smallest-float32",
     "blocks with the smallest float32",
     FULLY_MASKED,
