@@ -31,7 +31,7 @@ from conformance.cases.casefile import Tensor, write
 from conformance.causes.hypothesis import Maker
 from conformance.cli import main
 from conformance.definition.arithmetic import is_identity
-from conformance.definition.dtypes import BFLOAT16
+from conformance.definition.dtypes import BFLOAT16, dtype_of
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Norm, Rotary
 from conformance.definition.rotary import RotaryScaling
@@ -1012,8 +1012,13 @@ def test_heads_side_by_side_need_their_number():
         (
             2,
             {"layout": "(batch length) (heads head)", "heads": 6, "kv_heads": 3},
-            "layout '(batch length) (heads head)' joins batch and length, but only heads and head "
-            "may be joined; reshape the arrays, so that batch and length are axes of their own",
+            "layout '(batch length) (heads head)' needs the number of batch entries: batch= (--bat",
+        ),
+        (
+            2,
+            {"layout": "(heads length) head", "heads": 6, "kv_heads": 3},
+            "layout '(heads length) head' joins heads and length, but only heads and head may be "
+            "joined; reshape the arrays, so that heads and length are axes of their own",
         ),
         (3, {"heads": 7}, "query has an axis of 48, which is not 7 heads side by side; correct "),
         (
@@ -3136,3 +3141,83 @@ def test_layers_of_transformers_turn_as_their_kind_says(older):
             assert (found.verdict == "noise") == (kind == own), str(found)
             causes = [] if kind == own else ["rotary.of-other-layers"]
             assert [it.id for it in found.causes] == causes, str(found)
+
+
+# Tokens of all batch entries in one axis, and names
+
+
+def in_one_axis(x, apart=False):
+    tokens = x.swapaxes(1, 2).reshape(-1, *x.shape[1::2])
+    return tokens if apart else tokens.reshape(len(tokens), -1)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_batch_entries_whose_tokens_follow_each_other(apart):
+    lengths = np.array([12, 8])
+    seen = (np.arange(12) < lengths[:, None])[:, None, None]
+    own = {} if apart else {"heads": 4}
+    for scale, verdict in ((None, "noise"), (1.0, "deviates")):
+        output = attention(Q, K, V, scale=scale)
+        flat = [in_one_axis(x, apart) for x in (Q, K, V, output)]
+        masked = in_one_axis(attention(Q, K, V, scale=scale, mask=seen), apart)
+        for found in (
+            diagnose(*flat, batch=2, **own),
+            diagnose(*flat[:3], output, **own),
+            diagnose(*flat[:3], masked, key_lengths=lengths, **own),
+            diagnose(*flat[:3], masked, mask=seen, mask_true="attends", **own),
+        ):
+            assert found.verdict == verdict, str(found)
+            assert [it.id for it in found.causes] == ["scale.missing"] * (scale is not None)
+            assert "tokens of 2 batch entries, one entry after the other" in str(found)
+    with pytest.raises(
+        BadArrays, match="not those of 5 batch entries of one length; correct batch="
+    ):
+        diagnose(*flat, batch=5, **own)
+    if not apart:
+        found = diagnose(*flat, **own)
+        assert "if several entries follow each other, say how many: batch= (--batch)" in str(found)
+
+
+OTHER_NAMES = (
+    "q k v attn_out",
+    "q_proj_out k_proj_out v_proj_out attn_output",
+    "query_layer key_layer value_layer context_layer",
+    "hidden_states q k v out",
+)
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder", "safetensors"])
+@pytest.mark.parametrize("names", OTHER_NAMES)
+def test_arrays_of_a_model_have_names_of_their_own(tmp_path, capsys, names, kind):
+    arrays = [Q, K, V, attention(Q, K, V, scale=1.0)]
+    named = dict(zip(names.split(), [Q[:, 0]] * ("hidden" in names) + arrays, strict=True))
+    path = stored(tmp_path, named, kind) if kind != "folder" else tmp_path
+    if kind == "folder":
+        for name, array in named.items():
+            np.save(tmp_path / f"{name}.npy", array)
+    assert main(["diagnose", str(path)]) == ExitCode.DEVIATES, capsys.readouterr().err
+    assert "equals the answer without the scale" in capsys.readouterr().out
+
+
+def test_names_that_are_not_known_are_listed(tmp_path, capsys):
+    path = tmp_path / "dump.npz"
+    np.savez(path, mine=Q, k=K, v=V, out=Q)
+    assert main(["diagnose", str(path)]) == ExitCode.USAGE
+    assert (
+        "query missing; there is key, output, value. Not known: mine; save"
+        in capsys.readouterr().err
+    )
+    np.savez(path, hidden_states=Q[:, 0], attn_out=Q[:, 0])
+    assert main(["diagnose", str(path)]) == ExitCode.USAGE
+    assert "the input x of a layer, and none of its weights" in capsys.readouterr().err
+
+
+def test_an_output_that_is_right_beside_one_that_is_not(tmp_path, capsys):
+    one, other = tmp_path / "one.npz", tmp_path / "other.npz"
+    np.savez(one, query=Q, key=K, value=V, output=attention(Q, K, V))
+    np.savez(other, output=attention(Q, K, V, scale=1.0))
+    assert main(["diagnose", str(one), "--against", str(other)]) == ExitCode.OK
+    said = "the two outputs differ: this one is right, the other one deviates"
+    assert said in capsys.readouterr().out.splitlines()[1]
+    assert main(["diagnose", str(one), "--against", str(one)]) == ExitCode.OK
+    assert said not in capsys.readouterr().out

@@ -279,6 +279,7 @@ def diagnose(
             (`mrope_section` in "scaling"), they are `[3 batch length]`, or `[4 batch length]` with
             those of the text first, by which masks go.
         chunk: the number of positions of a block, such as of Llama 4: tokens see each other only in
+    batch: int | None = None,
             the same block, counted from position 0.
         spans: of each key, `[batch key]`, the number of its bidirectional span, such as an image or
             a prefix, or 0: beside a causal mask, a query sees the later keys of its span.
@@ -337,6 +338,8 @@ def assert_within_noise(got: Any, query: Any, key: Any, value: Any, **told: Any)
         AssertionError: if the output deviates.
         ConformanceError: as `diagnose` does.
     """
+        batch: the number of batch entries, if their tokens follow each other in one axis, as in
+            `[batch * length, heads * head]`. It is known if another array tells it.
     found = diagnose(query, key, value, got, **told)
     if found.verdict == "deviates":
         raise AssertionError(str(found))
@@ -819,6 +822,10 @@ class Judged:
         if share > ILL:
             notes.append(told(Phrase("arrays.ill-conditioned", {"percent": round(100 * share)})))
         return notes
+        if not causes and self.reading.layout.startswith("length"):
+            notes.append(told(Phrase("arrays.of-one-entry")))
+        if len(causes) > 1 and self._search.telling:
+            notes += map(told, self._search.telling)
 
     def _hidden(self) -> list[Phrase]:
         """Return the mistakes in `TELLING` whose numbers these would be, too."""
@@ -1517,3 +1524,5 @@ def _element(worst: Worst) -> str:
         names[2] = "key"
     at = ", ".join(f"{name} {i}".strip() for name, i in zip(names, worst.index, strict=True))
     return f"{worst.array}[{at}]: got {worst.got}, want {worst.want}, noise σ {worst.noise}"
+        if found.wanted is not None and found.wanted.verdict == "deviates":
+            yield _row("other", "the two outputs differ: this one is right, the other one deviates")

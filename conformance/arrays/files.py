@@ -23,15 +23,18 @@ from conformance.definition.statistics import STATISTICS
 from conformance.errors import BadArrays, UnknownName, WrongTensors
 from conformance.frameworks import framework
 
+MOST_NAMED = 8
+"""The most unknown names of arrays that an error lists."""
+
 MOST_BYTES = 2**31
 """The largest size of a file in bytes."""
 
 NAMES: Mapping[str, str] = {
     "x": "hidden_states input inputs",
-    "query": "q query_states",
-    "key": "k key_states",
-    "value": "v value_states",
-    "output": "out o attn_output attention_output result got actual",
+    "query": "q query_states query_layer queries q_proj q_proj_out xq",
+    "key": "k key_states key_layer keys k_proj k_proj_out xk",
+    "value": "v value_states value_layer values v_proj v_proj_out xv",
+    "output": "out o attn_output attention_output attn_out context_layer result got actual",
     "wanted": "expected reference want target",
     "mask": "attn_mask attention_mask",
     "bias": "attn_bias attention_bias",
@@ -53,6 +56,7 @@ OPTIONS = {
     "layout": str,
     "heads": int,
     "kv_heads": int,
+    "batch": int,
     "dtype": str,
     "accuracy": str,
 }
@@ -91,9 +95,12 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
                 arrays[canonical] = Numbers.of(f"{path}: {name}", array)
     if not arrays and foreign:
         raise BadArrays(
-            f"no array has a known name, but {', '.join(sorted(foreign)[:8])}; call them "
+            f"no array has a known name, but {', '.join(sorted(foreign)[:MOST_NAMED])}; call them "
             "query, key, value, output, mask, ... (docs/diagnose.md)"
         )
+    if {"query", "key", "value"} <= arrays.keys():
+        # Heads tell more than what they are projected from.
+        arrays.pop("x", None)
     return arrays, options
 
 
@@ -299,8 +306,12 @@ def option(name: str, text: str) -> Any:
     return (sides[0], sides[1])
 
 
-def arguments(arrays: Mapping[str, Numbers], options: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(
+    arrays: Mapping[str, Numbers], options: Mapping[str, Any], paths: Sequence[Path] = ()
+) -> dict[str, Any]:
     """Return arrays and options from files as the arguments of `conformance.diagnose`.
+
+    `paths` are the files, of which an error names the arrays whose names are not known.
 
     Raises:
         BadArrays: if query, key, value or output is missing.
@@ -308,10 +319,19 @@ def arguments(arrays: Mapping[str, Numbers], options: Mapping[str, Any]) -> dict
     needed = ("x", "output") if "x" in arrays else ("query", "key", "value", "output")
     missing = [name for name in needed if name not in arrays]
     if missing:
-        raise BadArrays(
-            f"{', '.join(missing)} missing; there is {', '.join(sorted(arrays)) or 'nothing'}. "
+        foreign = sorted(weights(paths))[:MOST_NAMED]
+        advice = (
             "Dump the heads that go into the attention, and its output; with outputs alone, "
             "compare two of them: --against"
+        )
+        if foreign:
+            advice = (
+                f"Not known: {', '.join(foreign)}; save each of them under the name of what it is, "
+                f"such as {missing[0]}={foreign[0]!r} in np.savez"
+            )
+        raise BadArrays(
+            f"{', '.join(missing)} missing; there is {', '.join(sorted(arrays)) or 'nothing'}. "
+            f"{advice}"
         )
     found: dict[str, Any] = {n: a for n, a in arrays.items() if "." not in n}
     for name, value in options.items():

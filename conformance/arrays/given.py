@@ -160,6 +160,7 @@ class Given(_Plain):  # type: ignore[misc]
     layout: str = ""
     heads: int | None = None
     kv_heads: int | None = None
+    batch: int | None = None
     dtype: str = ""
     accuracy: str = ""
     config: Any = None
@@ -290,11 +291,13 @@ def readings(given: Given) -> list[Reading]:
     Raises:
         BadArrays: if there is none.
     """
-    arrays = {name: _floats(name, getattr(given, name)) for name in ("query", "key", "value")}
+    stored = {name: _floats(name, getattr(given, name)) for name in ("query", "key", "value")}
     if given.output is not None:
-        arrays["output"] = _floats("output", given.output, finite=False)
+        stored["output"] = _floats("output", given.output, finite=False)
     found, reasons = [], []
+    given, arrays, apart = _with_entries_apart(given, stored)
     given, said, open_rotation = _with_config(given, arrays["query"].values.shape)
+    said = [*apart, *said]
     for layout in _layouts(given, arrays):
         try:
             found += [*_readings(given, arrays, layout, open_rotation)]
@@ -311,6 +314,81 @@ def readings(given: Given) -> list[Reading]:
             for one in found
         ]
     return [replace(one, assumed=(*one.assumed, *said)) for one in found] if said else found
+
+
+FLAT = "(batch length)"
+"""How a layout begins in which the tokens of all batch entries follow each other in one axis."""
+
+_WITH_ENTRIES = {
+    **{"mask": 4, "bias": 4, "weights": 4, "log_sum_exp": 3, "max_logit": 3},
+    **{"query_lengths": 1, "key_lengths": 1},
+}
+"""Arrays whose first axis is that of the batch entries if they have so many axes."""
+
+
+def _with_entries_apart(
+    given: Given, arrays: Mapping[str, Numbers]
+) -> tuple[Given, Mapping[str, Numbers], list[Phrase]]:
+    """Return what was given, with batch entries apart whose tokens follow each other in one axis.
+
+    This is how `[batch * length, width]` comes out of a linear layer. How many entries there are is
+    told, or is the size of another array.
+
+    Raises:
+        BadArrays: if the tokens are not those of so many entries of one length.
+    """
+    layout, is_told = given.layout, given.layout.startswith(FLAT)
+    sides = [arrays[name].values for name in ("query", "key", "value")]
+    axes = {it.ndim for it in sides}
+    if (layout and not is_told) or axes not in ({2}, {3}):
+        return given, arrays, []
+    (count,) = axes
+    batch = _entries(given, arrays, count)
+    if batch is None and is_told:
+        raise BadArrays(f"layout {layout!r} needs the number of batch entries: batch= (--batch)")
+    if batch is None or (count == 3 and not is_told and {len(it) for it in sides} == {batch}):
+        return given, arrays, []
+    if batch < 1 or any(len(it) % batch for it in sides):
+        if given.batch is None and not is_told:
+            return given, arrays, []
+        rows = ", ".join(str(len(it)) for it in sides)
+        raise BadArrays(
+            f"query, key and value have {rows} rows, which are not those of {batch} batch entries "
+            "of one length; correct batch= (--batch)"
+        )
+    if batch == 1 and not is_told:
+        return given, arrays, []
+
+    def apart(numbers: Numbers) -> Numbers:
+        values = numbers.values
+        if values.ndim != count or len(values) % batch:
+            return numbers
+        return Numbers(values.reshape(batch, -1, *values.shape[1:]), numbers.dtype)
+
+    gradients = given.gradients and {
+        name: None if it is None else apart(Numbers.of(f"gradient.{name}", it))
+        for name, it in given.gradients.items()
+    }
+    rest = layout.removeprefix(FLAT).strip() or ("(heads head)" if count == 2 else "heads head")
+    given = replace(given, layout=f"batch length {rest}", gradients=gradients)
+    said = [Phrase("reading.entries-in-one-axis", {"batch": batch})]
+    return given, {name: apart(it) for name, it in arrays.items()}, said
+
+
+def _entries(given: Given, arrays: Mapping[str, Numbers], axes: int) -> int | None:
+    """Return the number of batch entries that is told, or that another array has; None if none."""
+    if given.batch is not None:
+        return given.batch
+    output = arrays["output"].values if "output" in arrays else None
+    if output is not None and output.ndim > axes:
+        return len(output)
+    for name, count in _WITH_ENTRIES.items():
+        array = getattr(given, name)
+        if array is not None:
+            values = Numbers.of(name, array).values
+            if values.ndim == count and (len(values) > 1 or count == 1):
+                return len(values)
+    return None
 
 
 def _on_heads(given: Given, arrays: Mapping[str, Numbers]) -> str:

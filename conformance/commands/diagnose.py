@@ -46,6 +46,9 @@ def add_parser(commands: Commands) -> None:
     diagnose.add_argument("--heads", type=int, help="how many, if an axis joins them")
     diagnose.add_argument("--kv-heads", type=int, help="how many of keys and values")
     diagnose.add_argument(
+        "--batch", type=int, help="how many entries, if their tokens follow each other in one axis"
+    )
+    diagnose.add_argument(
         "--causal",
         metavar="ALIGNMENT",
         nargs="?",
@@ -155,12 +158,13 @@ def _diagnose(options: argparse.Namespace) -> int:
             kept: dict[str, Any] = {n: told[n] for n in ("dtype", "layout", "heads") if n in told}
             found = against(arrays["output"], other, **kept)
         else:
-            found = diagnose(**{**files.arguments(arrays, told), "wanted": other})
+            dump = files.arguments(arrays, told, options.files)
+            found = diagnose(**{**dump, "wanted": other})
     elif "x" in arrays:
         weights = files.weights(options.files)
         found = diagnose_layer(weights=weights, of=options.of, **files.arguments(arrays, told))
     else:
-        found = diagnose(**files.arguments(arrays, told))
+        found = diagnose(**files.arguments(arrays, told, options.files))
     if options.plot is not None and found.map is not None:
         replace_file(options.plot, figure.svg(found.map).encode())
     if options.format == "json":
