@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from conformance.arrays import figure, files, ports, tiles
+from conformance.arrays import figure, files, ports, suggestion, tiles
 from conformance.arrays.given import (
     Given,
     Reading,
@@ -36,6 +36,7 @@ from conformance.causes.hypothesis import (
     BETTER,
     HALF,
     MOST_ELEMENTS,
+    About,
     Best,
     Chosen,
     Evidence,
@@ -79,6 +80,42 @@ TELLING = (
 )
 """Mistakes whose numbers are compared with the right ones, to say which of them would not show."""
 
+TWO = "mistakes.two"
+"""The id of the cause that is two mistakes together."""
+
+COMMON = (
+    *(it for it in TELLING if it not in ("softmax.uniform", "window.one-fewer-before")),
+    "scale.by-head-size",
+    "mask.not-applied-beside-causal",
+    "mask.inverted-beside-causal",
+    "mask.transposed",
+    "causal.sees-next-key",
+    "causal.without-own-key",
+    "heads.merged-by-reshape",
+    "softmax.base-2",
+    "sinks.not-applied",
+    "alibi.not-applied",
+    "alibi.added",
+    "norm.without-weight",
+    "key.reshaped",
+    "output.permuted",
+    "cache.one-row-late",
+    "untold.causal",
+    "untold.rotary",
+    "untold.norm",
+)
+"""Mistakes of which one may be made together with any other; the others are not tried in pairs."""
+
+RARE = (
+    *("tiles.", "keys.", "softmax.power", "softmax.small", "softmax.normaliser", "softmax.maximum"),
+    *("logits.cut", "precision.", "scale.rounded", "causal.by-tile", "causal.positions-rounded"),
+    *("window.in-blocks", "mask.blocked-", "cache.chunk", "cache.forgotten", "cache.aligned"),
+)
+"""How the ids of causes begin that are not tried beside another one, mostly those of kernels."""
+
+MOST_PAIRED = 2**13
+"""The most attention weights of a problem, or a part, for which pairs of mistakes are tried."""
+
 MOST_PARTIAL = 3
 """The most mistakes that are named because they explain some of the wrong elements."""
 
@@ -105,7 +142,7 @@ MOST_SIZE = 4096
 WIDEST = 1024
 """The most components of all heads together for which mistakes are tried on the whole at once."""
 
-FITTED = ("scale.factor", "bias.factor")
+FITTED = ("scale.factor", "bias.factor", "alibi.factor")
 """Causes with a number that was fitted: a mistake without one is named instead if it fits, too."""
 
 CLEAR = 0.1
@@ -242,6 +279,7 @@ def diagnose(
     layout: str = "",
     heads: int | None = None,
     kv_heads: int | None = None,
+    batch: int | None = None,
     dtype: str = "",
     accuracy: str = "",
     config: Any = None,
@@ -279,7 +317,6 @@ def diagnose(
             (`mrope_section` in "scaling"), they are `[3 batch length]`, or `[4 batch length]` with
             those of the text first, by which masks go.
         chunk: the number of positions of a block, such as of Llama 4: tokens see each other only in
-    batch: int | None = None,
             the same block, counted from position 0.
         spans: of each key, `[batch key]`, the number of its bidirectional span, such as an image or
             a prefix, or 0: beside a causal mask, a query sees the later keys of its span.
@@ -301,6 +338,8 @@ def diagnose(
             "batch length (heads head)"; "" finds it out.
         heads: the number of query heads, if a layout joins them with their components.
         kv_heads: the number of key/value heads, in that case.
+        batch: the number of batch entries, if their tokens follow each other in one axis, as in
+            `[batch * length, heads * head]`. It is known if another array tells it.
         dtype: the dtype in which the attention was computed; "" for the narrowest that holds the
             output.
         accuracy: a class of docs/noise.md that is promised, such as "A".
@@ -338,8 +377,6 @@ def assert_within_noise(got: Any, query: Any, key: Any, value: Any, **told: Any)
         AssertionError: if the output deviates.
         ConformanceError: as `diagnose` does.
     """
-        batch: the number of batch entries, if their tokens follow each other in one axis, as in
-            `[batch * length, heads * head]`. It is known if another array tells it.
     found = diagnose(query, key, value, got, **told)
     if found.verdict == "deviates":
         raise AssertionError(str(found))
@@ -355,15 +392,20 @@ def of(given: Given, layout: str = "") -> Diagnosis:
     try:
         found = judged(_laid(readings(given), layout), given)
     except Ambiguous:
-        if (causal := _if_causal(given, layout)) is None:
+        other = _if_causal(given, layout) or by_two(_laid(readings(given), layout), given)
+        if other is None:
             raise
-        return causal
+        return other
     unexplained = found.verdict == "deviates" and (not found.causes or _is_coarse(found))
     if not unexplained or _is_near(found):
         # Without a causal mask, or with one, the answer would be another one altogether.
         return found
     causal = _if_causal(given, layout)
-    return found if causal is None or (found.causes and _is_coarse(causal)) else causal
+    if causal is None or (found.causes and _is_coarse(causal)):
+        if found.causes:
+            return found
+        return by_two(_laid(readings(given), layout), given) or found
+    return causal
 
 
 def _is_coarse(found: Diagnosis) -> bool:
@@ -491,6 +533,12 @@ def _if_causal(given: Given, layout: str) -> Diagnosis | None:
 
 
 @np.errstate(all="ignore")
+def by_two(every: Sequence[Reading], given: Given) -> Diagnosis | None:
+    """Return the diagnosis of a reading that two mistakes explain together; None if none does."""
+    return _explained_reading(every, given, ("pairs",))[0]
+
+
+@np.errstate(all="ignore")
 def judged(every: Sequence[Reading], given: Given) -> Diagnosis:
     """Return the diagnosis of the reading that fits, or else of the one that is explained."""
     explained, found, layouts = _explained_reading(every, given)
@@ -506,11 +554,12 @@ def judged(every: Sequence[Reading], given: Given) -> Diagnosis:
 
 
 def _explained_reading(
-    every: Sequence[Reading], given: Given
+    every: Sequence[Reading], given: Given, by: Sequence[str] = ("exact", "causes")
 ) -> tuple[Diagnosis | None, list[Judged], list[str]]:
     """Return the diagnosis of the reading that fits or is explained, or None; and what was read.
 
-    The last result holds the layouts between which the numbers do not decide.
+    The last result holds the layouts between which the numbers do not decide. `by` names the
+    attributes of `Judged` that hold causes, in the order in which they are tried.
     """
     found: list[Judged] = []
     for _, same in itertools.groupby(every, lambda reading: reading.layout):
@@ -528,15 +577,16 @@ def _explained_reading(
     if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
         layouts = [best]
     # What explains the output at its own precision comes before what does so at a coarser one.
-    for coarsely in (False, True):
+    for kind in by:
         for layout in layouts:
             explained = [
-                one
-                for one in found
-                if one.reading.layout == layout and (one.causes if coarsely else one.exact)
+                one for one in found if one.reading.layout == layout and getattr(one, kind)
             ]
             if explained:
-                return explained[0].as_deviating(explained[1:]), found, layouts
+                others = explained[1:]
+                # What is exact has no other causes.
+                kind = "causes" if kind == "exact" else kind
+                return explained[0].as_deviating(others, by=kind), found, layouts
     return None, found, [it for it in layouts if it not in blind] or layouts
 
 
@@ -643,6 +693,11 @@ class Judged:
         found = self.exact or self._less_accurate(self._search) or self._of_statistics()
         self._partial = [] if found else self._search.partial
         return found
+
+    @cached_property
+    def pairs(self) -> list[Phrase]:
+        """The causes that are two mistakes together, if the output is not a long one."""
+        return [] if self.whole is not None else self._search.pairs()
 
     def _of_statistics(self) -> list[Phrase]:
         """Return the causes of the first statistic that is wrong and has any."""
@@ -756,14 +811,21 @@ class Judged:
             "cannot-tell" if nothing else "noise", notes=notes, hidden=[*map(told, hidden)]
         )
 
-    def as_deviating(self, others: Sequence[Judged]) -> Diagnosis:
-        """Return the diagnosis of an output that deviates; `others` are explained too."""
-        causes = [*self.causes]
+    def as_deviating(self, others: Sequence[Judged], by: str = "causes") -> Diagnosis:
+        """Return the diagnosis of an output that deviates; `others` are explained too.
+
+        `by` names the attribute that holds the causes.
+        """
+        causes = [*getattr(self, by)]
         notes = self._notes()
         for other in others:
-            for cause in other.causes:
+            for cause in getattr(other, by):
                 read = Phrase("reading.several", {"readings": [*other.reading.assumed]})
                 causes.append(cause.having(given=read) if other.reading.assumed else cause)
+        if not causes and self.reading.layout.startswith("length"):
+            notes.append(told(Phrase("arrays.of-one-entry")))
+        if len(causes) > 1 and self._search.telling:
+            notes += map(told, self._search.telling)
         if self._accuracy:
             notes.append(told(Phrase("arrays.as-accurate-as", {"accuracy": self._accuracy})))
         return self._diagnosis(
@@ -822,10 +884,6 @@ class Judged:
         if share > ILL:
             notes.append(told(Phrase("arrays.ill-conditioned", {"percent": round(100 * share)})))
         return notes
-        if not causes and self.reading.layout.startswith("length"):
-            notes.append(told(Phrase("arrays.of-one-entry")))
-        if len(causes) > 1 and self._search.telling:
-            notes += map(told, self._search.telling)
 
     def _hidden(self) -> list[Phrase]:
         """Return the mistakes in `TELLING` whose numbers these would be, too."""
@@ -866,6 +924,8 @@ class Search:
 
     Attributes:
         partial: mistakes that explain some wrong elements, their share, and where these are.
+        open_causes: mistakes that explain the output, but say nothing of some wrong elements.
+        telling: what would tell several causes apart, if it is known.
         close: mistakes without which at least half of the error would not be there.
         along: mistakes that change the output as the error does, but by more or less.
     """
@@ -897,6 +957,8 @@ class Search:
         self.answer = answer
         self.output = Evidence.of("output", answer.output, expectation)
         self.partial: list[tuple[Phrase, float, Phrase]] = []
+        self.telling: list[Phrase] = []
+        self.open_causes: set[Phrase] = set()
         self.close: set[Phrase] = set()
         self.along: set[Phrase] = set()
         self._only, self._where = only, where or where_wrong
@@ -933,7 +995,7 @@ class Search:
     def causes(self) -> list[Phrase]:
         """Return the causes, the simplest first; [] if none is known or nothing is wrong."""
         if self.output.wrong.any():
-            return self._of_output()
+            return self._with_gradients(self._apart(self._of_output()))
         maker = self._maker(self.problem)
         weights = self.answer.weights
         if weights is not None:
@@ -951,6 +1013,60 @@ class Search:
             gradients.cause(maker, derived, _nothing, best)
             return [best.cause] if best.cause else []
         return []
+
+    def _apart(self, found: list[Phrase]) -> list[Phrase]:
+        """Return those of several causes that are not one thing, each with one of its numbers.
+
+        Those that say nothing of some wrong elements give way to those that explain all.
+        """
+        found = [it for it in found if it not in self.open_causes] or found
+        if len(found) < 2:
+            return found
+        kept, self.telling = suggestion.apart(self.problem, found, _every_and(found))
+        kinds: dict[tuple[str, ...], list[Phrase]] = {}
+        for it in kept:
+            parts = [one.id for one in it.parts("causes") if isinstance(one, Phrase)]
+            kinds.setdefault((it.id, *parts), []).append(it)
+        return [
+            first.having(others=len(others)) if others and first.id != TWO else first
+            for first, *others in kinds.values()
+        ]
+
+    def _leaves_open(self, predicted: Array) -> bool:
+        """Return whether a prediction says nothing of some wrong elements."""
+        return bool((np.isnan(predicted) & self.output.wrong).any())
+
+    def _with_gradients(self, found: list[Phrase]) -> list[Phrase]:
+        """Return the causes of a wrong output, with that of gradients that do not follow from it.
+
+        Gradients are examined if one mistake is named, and the answer with it is the right one to
+        another problem, whose gradients and noise are known.
+        """
+        if len(found) != 1 or not self.answer.gradients or self._coarser > 1 or self._chosen:
+            return found
+        maker = self._maker(self.problem)
+        made = (
+            hypothesis.make()
+            for hypothesis in self._every(maker)
+            if hypothesis.cause == found[0]
+            and self._explains(self.output, self._predicted(hypothesis), hypothesis)
+        )
+        stages = next(made, None)
+        if stages is None or stages.changes or type(stages) is not Stages:
+            return found
+        with_it = expected(stages.problem, "", True)
+        follow, right = (
+            {n: Evidence.of(f"gradient.{n}", it, of) for n, it in self.answer.gradients.items()}
+            for of in (with_it, self.expectation)
+        )
+        if not any(one.wrong.any() for one in follow.values()):
+            return found
+        second = Phrase("gradient.of-right-output")
+        if any(one.wrong.any() for one in right.values()):
+            best = Best(self.problem.dtype, lambda cause: True)
+            gradients.cause(maker.beside(stages), follow, _nothing, best)
+            second = best.cause or Phrase("gradient.of-neither")
+        return [Phrase(TWO, {"causes": [found[0], second]})]
 
     def _of_output(self) -> list[Phrase]:
         output, whole = self.output, self._maker(self.problem)
@@ -980,6 +1096,8 @@ class Search:
                     continue
             predicted = self._predicted(hypothesis)
             if self._explains(output, predicted, hypothesis):
+                if self._leaves_open(predicted):
+                    self.open_causes.add(hypothesis.cause)
                 if hypothesis.breaks:
                     breaking.append(hypothesis.cause)
                 else:
@@ -1006,6 +1124,93 @@ class Search:
             # In half precision, a wrong mistake may fit within the noise, but not as well.
             known += self._less_simple(whole, small, evidence, only_factors=bool(known))
         return _chosen(known, self.problem.dtype)
+
+    def pairs(self) -> list[Phrase]:
+        """Return the causes that are two mistakes together, one of which is common.
+
+        Neither explains the output alone, and each of them leaves most of what the other explains.
+        """
+        if not self.output.wrong.any():
+            return []
+        small, evidence, part = self.problem, self.output, None
+        if math.prod(small.shape.logits) > MOST_PAIRED and small.heads_alone:
+            part = self._worst_part
+            small, evidence = ports.part(small, *part), _of_part(small, evidence, *part)
+        if math.prod(small.shape.logits) > MOST_PAIRED:
+            return []
+        known: list[tuple[float, Phrase]] = []
+        named: set[frozenset[Phrase]] = set()
+        maker = self._maker(small)
+        alone = {
+            (it.cause, n): evidence.misfit(self._predicted(it, part))
+            for n, it in _numbered(_every(maker))
+        }
+        for number, first in _numbered(_every(maker)):
+            left = alone[first.cause, number]
+            stages = first.make()
+            if first.cause.id not in COMMON or type(stages) is not Stages:
+                continue
+            if part is not None and first.cause.id.startswith(ports.ACROSS):
+                continue
+            beside = maker.beside(stages)
+            if part is None and (second_cause := self._permuted_or_multiplied(beside)):
+                about: About = {"causes": [first.cause, second_cause]}
+                known.append((0.0, Phrase(TWO, {**about})))
+            for other, second in _numbered(_every(beside)):
+                both = frozenset((first.cause, second.cause))
+                if second.breaks or second.cause.id.startswith(RARE) or both in named:
+                    continue
+                if _is_of_one_kind(first.cause, second.cause):
+                    continue
+                misfit = self._of_pair(second, evidence, part)
+                if not misfit <= NEAR * min(left, alone.get((second.cause, other), math.inf)):
+                    continue
+                if part is not None:
+                    # What explains the part has to explain everything.
+                    misfit = self._of_pair_in_whole((first.cause, number), (second.cause, other))
+                if math.isfinite(misfit):
+                    named.add(both)
+                    about = {"causes": [first.cause, second.cause]}
+                    known.append((misfit, Phrase(TWO, {**about})))
+                    if part is None and self._leaves_open(self._predicted(second)):
+                        self.open_causes.add(known[-1][1])
+        return self._apart(_chosen(known, self.problem.dtype))
+
+    def _permuted_or_multiplied(self, maker: Maker) -> Phrase:
+        """Return the cause that the output is another order of, or a factor times, one's own.
+
+        `maker` is that of hypotheses beside a mistake.
+        """
+        output, want = self.output, maker.right.output
+        if want.shape != output.got.shape or not np.isfinite(want).all():
+            return NOTHING
+        evidence = Evidence(output.got, want, output.noise, output.underflow)
+        best = Best(self.problem.dtype, lambda cause: True)
+        logits.factor_of_output(maker, evidence, best)
+        return best.cause or ports.permuted(self.problem, evidence)
+
+    def _of_pair(
+        self, second: Hypothesis, evidence: Evidence, part: tuple[int, int] | None
+    ) -> float:
+        """Return the misfit of a mistake beside another; ∞ if they do not explain the output."""
+        predicted = self._predicted(second, part)
+        if predicted.shape != evidence.got.shape:
+            return math.inf
+        misfit = evidence.misfit(predicted)
+        if not misfit <= NEAR * evidence.misfit(evidence.want):
+            return math.inf
+        return misfit if self._explains(evidence, predicted, second) else math.inf
+
+    def _of_pair_in_whole(self, one: tuple[Phrase, int], other: tuple[Phrase, int]) -> float:
+        """Return the misfit of two mistakes, each by its cause and its number, in the whole."""
+        maker = self._maker(self.problem)
+        for found in (one, other):
+            listed = ((it.cause, n) == found and it for n, it in _numbered(_every(maker)))
+            hypothesis = next((it for it in listed if it), None)
+            if hypothesis is None:
+                return math.inf
+            last, maker = hypothesis, maker.beside(hypothesis.make())
+        return self._of_pair(last, self.output, None)
 
     def _maker(self, problem: Problem) -> Maker:
         return Maker(problem, chosen=self._chosen)
@@ -1207,6 +1412,14 @@ class Search:
                 (cause.having(base=said), whole.asked("", rotary=replace(problem.rotary, base=it)))
                 for it, said in {**usual, base: cause.arguments["base"]}.items()
             ]
+        elif cause.id == "alibi.factor":
+            assert problem.slopes is not None
+            # The number of digits that programs write.
+            short = {it: cause.having(factor=it) for it in (float(f"{number:.2g}"),)}
+            tries = [
+                (said, whole.asked("", slopes=it * problem.slopes))
+                for it, said in {**short, number: cause}.items()
+            ]
         elif cause.id == "bias.factor":
             assert problem.attn_bias is not None
             tries = [(cause, whole.asked("", attn_bias=number * problem.attn_bias))]
@@ -1242,12 +1455,35 @@ def _every(maker: Maker) -> Iterator[Hypothesis]:
     yield from ports.hypotheses(maker)
 
 
+def _every_and(causes: Sequence[Phrase]) -> Callable[[Maker], Iterator[Hypothesis]]:
+    """Return a function that yields all hypotheses, and those of two mistakes among `causes`."""
+
+    def every(maker: Maker) -> Iterator[Hypothesis]:
+        if not all(it.id == TWO for it in causes):
+            yield from _every(maker)
+        for both in causes:
+            first, second = both.parts("causes") or (None, None)
+            made = (it.make() for it in _every(maker) if first and it.cause == first)
+            for stages in itertools.islice(made, 1):
+                for it in _every(maker.beside(stages)):
+                    if it.cause == second:
+                        yield Hypothesis(both, it.make)
+
+    return every
+
+
 def _numbered(listed: Any) -> Iterator[tuple[int, Hypothesis]]:
     """Yield hypotheses, each with how many with an equal cause were before it."""
     seen: dict[Phrase, int] = {}
     for hypothesis in listed:
         number = seen[hypothesis.cause] = seen.get(hypothesis.cause, -1) + 1
         yield number, hypothesis
+
+
+def _is_of_one_kind(one: Phrase, other: Phrase) -> bool:
+    """Return whether two mistakes are about the same number, so that any two make a third."""
+    kinds = [it.id.partition(".")[0] for it in (one, other)]
+    return kinds == ["scale", "scale"] or one.id == other.id
 
 
 def _of_part(problem: Problem, evidence: Evidence, entry: int, group: int) -> Evidence:
@@ -1454,6 +1690,8 @@ def _lines(found: Diagnosis) -> Iterator[str]:
             f"noise: every element is within {one.max_ratio:.2g}σ of attention in {found.dtype} "
             f"(allowed: {one.limit:g}σ){_accuracy(found)}"
         )
+        if found.wanted is not None and found.wanted.verdict == "deviates":
+            yield _row("other", "the two outputs differ: this one is right, the other one deviates")
     else:
         yield (
             "cannot tell: the output is right, but these numbers would be right with any weights; "
@@ -1524,5 +1762,3 @@ def _element(worst: Worst) -> str:
         names[2] = "key"
     at = ", ".join(f"{name} {i}".strip() for name, i in zip(names, worst.index, strict=True))
     return f"{worst.array}[{at}]: got {worst.got}, want {worst.want}, noise σ {worst.noise}"
-        if found.wanted is not None and found.wanted.verdict == "deviates":
-            yield _row("other", "the two outputs differ: this one is right, the other one deviates")

@@ -121,12 +121,37 @@ def _misread(maker: Maker) -> Iterator[Hypothesis]:
 
     if shape.key_length > 1 and shape.head_size > 1:
         yield maker.staged("key.reshaped", score=reshaped)
+    for of in (("value",), ("key",), ("query",), ("key", "value")):
+        for cause, turn in (
+            ("layout.tokens-before-heads", _tokens_before_heads),
+            ("layout.heads-before-tokens", _heads_before_tokens),
+        ):
+
+            def read(
+                a: Stages, projected: Array, name: str, of: Any = of, turn: Any = turn
+            ) -> Array:
+                heads = Stages.split(a, projected, name)
+                return turn(heads) if name in of else heads
+
+            if shape.heads > 1 and problem.heads_alone:
+                yield maker.staged(cause, {"of": [*of]}, split=read)
     plain = problem.mask is None and problem.attn_bias is None and problem.heads_alone
     if plain and shape.heads > 1 and shape.group == 1 and shape.query_length == shape.key_length:
         swapped = problem.features in ((), ("soft cap",))
         if swapped and shape.query_length != 1:
-            cause = Phrase("layout.heads-for-tokens")
-            yield Hypothesis(cause, lambda: _Swapped(problem))
+            among_heads = Phrase("layout.heads-for-tokens")
+            yield Hypothesis(among_heads, lambda: _Swapped(problem))
+
+
+def _tokens_before_heads(heads: Array) -> Array:
+    """Return heads whose memory is `[batch length heads head]`, read as with heads first."""
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(heads.shape)
+
+
+def _heads_before_tokens(heads: Array) -> Array:
+    """Return heads whose memory is `[batch heads length head]`, read as with tokens first."""
+    batch, count, length, size = heads.shape
+    return np.ascontiguousarray(heads).reshape(batch, length, count, size).swapaxes(1, 2)
 
 
 class _Swapped(Stages):
@@ -186,17 +211,29 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
                 # Rows of zeros stay zeros, so nothing has to be rotated again.
                 stages = {n: it for n, it in (("score", score), ("mix", mix)) if named[n] in of}
             yield maker.staged("cache.rows-not-written", about, **stages)
+    first = max(0, keys - queries)
     for of in (("key", "value"), ("value",), ("key",)):
         for cause, at in (
             ("cache.last-row-repeats", np.where(index == keys - 1, keys - 2, index)),
             ("cache.one-row-late", np.maximum(index - 1, 0)),
             ("cache.one-row-early", np.minimum(index + 1, keys - 1)),
+            ("cache.rows-one-on", np.roll(index, 1)),
+            ("cache.rows-one-back", np.roll(index, -1)),
         ):
 
             def moved(array: Array, at: IntArray = at) -> Array:
                 return array[:, at]
 
             yield maker.staged(cause, {"of": [*of]}, input=changed(of, moved))
+        for start in dict.fromkeys((0, first)):
+
+            def shifted(array: Array, start: int = start) -> Array:
+                late = array[:, np.where(index > start, index - 1, index)].copy()
+                late[:, start] = 0.0
+                return late
+
+            begin: About = {"of": [*of], "keys": Phrase("where.key.from", {"first": start})}
+            yield maker.staged("cache.written-one-late", begin, input=changed(of, shifted))
         for step in (1, -1) if shape.batch > 1 else ():
 
             def rolled(array: Array, step: int = step) -> Array:

@@ -741,15 +741,20 @@ def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> 
 
 
 def slopes_of_alibi(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return the slopes of the code of the ALiBi paper (arXiv:2108.12409), for any number of heads.
+    """Return the slopes of the code of the ALiBi paper, for any number of heads."""
+    return {"slopes": alibi_slopes(shape.heads)}
+
+
+def alibi_slopes(heads: int, step: int = 2) -> Array:
+    """Return the slopes of the code of the ALiBi paper (arXiv:2108.12409) for a number of heads.
 
     These are the slopes for the largest power of two that does not exceed the number of heads,
-    followed, as far as needed, by every other slope for twice that power.
+    followed, as far as needed, by every other slope for twice that power: by each `step`th.
     """
-    power = 2 ** int(np.log2(shape.heads))
+    power = 2 ** int(np.log2(heads))
     first = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
-    others = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)
-    return {"slopes": np.concatenate([first, others])[: shape.heads]}
+    others = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, step) / power)
+    return np.concatenate([first, others])[:heads]
 
 
 def rotary_halves(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

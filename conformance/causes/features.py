@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.patterns import alibi_slopes
 from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, BoolArray, IntArray
@@ -53,6 +54,9 @@ BASE_OF_WHOLE, FACTOR_OF_WHOLE = 1e6, 8.0
 USUAL_EPSILON = 1e-6
 USUAL_CAPS = (20.0, 30.0, 50.0)
 MOST_SPLITS = 8
+
+PARTS_OF_HEADS = (2, 4, 8)
+"""The numbers of devices to try that may have a part of the heads each."""
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -602,6 +606,18 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
         yield _asked(maker, cause, slopes=2.0 ** (-8.0 * (heads + start) / shape.heads))
     power = 2.0 ** np.ceil(np.log2(shape.heads))
     yield _asked(maker, "alibi.slopes-of-next-power", slopes=2.0 ** (-8.0 * (heads + 1) / power))
+    yield _asked(maker, "alibi.slopes-of-paper", slopes=alibi_slopes(shape.heads))
+    below = 2.0 ** np.floor(np.log2(shape.heads))
+    if below < shape.heads:
+        yield _asked(maker, "alibi.slopes-continued", slopes=2.0 ** (-8.0 * (heads + 1) / below))
+        in_turn = alibi_slopes(shape.heads, step=1)
+        yield _asked(maker, "alibi.slopes-of-twice-in-turn", slopes=in_turn)
+    for parts in PARTS_OF_HEADS:
+        total = parts * shape.heads
+        every = alibi_slopes(total).reshape(parts, shape.heads)
+        for part, own in enumerate(every):
+            of_part: About = {"heads": total, "first": part * shape.heads}
+            yield _asked(maker, "alibi.slopes-of-more-heads", of_part, slopes=own)
     yield _asked(maker, "alibi.slopes-sorted", slopes=-np.sort(-slopes))
     yield _asked(maker, "alibi.heads-reversed", slopes=slopes[::-1])
     yield _asked(maker, "alibi.of-first-head", slopes=0 * slopes + slopes[0])
@@ -663,6 +679,18 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
     yield _asked(maker, "norm.without-weight", norm=ones)
     plus = replace(norm, query=1 + norm.query, key=1 + norm.key)
     yield _asked(maker, "norm.weight-plus-1", norm=plus)
+    weights = {"query": norm.query, "key": norm.key}
+    for side, other in (("key", "query"), ("query", "key")):
+        own, about_side = weights[side], {"of": side}
+        for cause, changed in (
+            ("norm.without-weight-of", np.ones_like(own)),
+            ("norm.weight-plus-1-of", 1 + own),
+            ("norm.weight-of-other-side", weights[other]),
+        ):
+            gains: Any = {side: changed}
+            yield _asked(maker, cause, about_side, norm=replace(norm, **gains))
+    exchanged = replace(norm, query=norm.key, key=norm.query)
+    yield _asked(maker, "norm.weights-exchanged", norm=exchanged)
     for side in ("key", "query"):
         skipping = but_for(side, Stages.normed)
         yield maker.staged("norm.not-applied-to", {"of": side}, normed=skipping)

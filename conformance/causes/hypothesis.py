@@ -141,6 +141,15 @@ class Maker:
         count = problem.shape.query_length
         self.rows, self.queries = (np.arange(count), count) if chosen is None else chosen
 
+    def beside(self, stages: Stages) -> Maker:
+        """Return a factory of hypotheses about an implementation that has another defect as well.
+
+        `stages` is the computation with that defect, which takes the place of the correct one.
+        """
+        found = Maker(stages.problem, self.handed, (self.rows, self.queries))
+        found.right = stages
+        return found
+
     def asked(
         self, cause: str, about: About = NO_MORE, /, *, in_parts: bool = True, **changes: Any
     ) -> Hypothesis:
@@ -152,7 +161,7 @@ class Maker:
 
         def make() -> Stages:
             problem = self.problem.replace(**changes)
-            stages = Stages(problem)
+            stages = Stages(problem, **self.right.changes)
             turned = any(entry.turns for entry in problem.entries)
             if changes.keys() <= _SHARED and not (turned and _moved(self.problem, problem)):
                 self.share(stages)
@@ -166,7 +175,7 @@ class Maker:
         """Return the hypothesis that the answer is right for a problem with other `weights`."""
 
         def make() -> Stages:
-            found = Stages(self.problem.with_weights(**weights))
+            found = Stages(self.problem.with_weights(**weights), **self.right.changes)
             if weights.keys() <= {"output", "output_bias"}:
                 self.share(found, "weights", "context")
             return found
@@ -190,7 +199,7 @@ class Maker:
         """
 
         def make() -> Stages:
-            found = Stages(self.problem, **stages)
+            found = Stages(self.problem, **{**self.right.changes, **stages})
             self._share_before(found, stages.keys())
             return found
 

@@ -321,7 +321,7 @@ def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
 
 
 def factor_of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield causes that state by which factor the scale, the bias or the rotary base is wrong.
+    """Yield causes with a factor by which the scale, the bias, ALiBi or the rotary base is wrong.
 
     A cause is yielded only if its factor explains the output and is not nearly 1.
     """
@@ -343,6 +343,9 @@ def fitted_factors(maker: Maker, evidence: Evidence) -> Iterator[tuple[Phrase, f
     if problem.attn_bias is not None:
         bias = problem.attn_bias
         families["bias.factor"] = lambda factor: answer_to(attn_bias=factor * bias)
+    if problem.slopes is not None:
+        slopes = problem.slopes
+        families["alibi.factor"] = lambda factor: answer_to(slopes=factor * slopes)
     rotary = problem.rotary
     if rotary is not None and rotary.size > 2:
         families["rotary.base"] = lambda factor: answer_to(

@@ -121,12 +121,15 @@ def _from(first: int, count: int) -> Phrase:
 def _powers(change: Callable[..., Array], plus: float = 0.0) -> Change:
     """Return a stage that computes a softmax with the function `change` in place of exp.
 
-    `plus` is added to the normaliser.
+    `plus` is added to the normaliser. The sinks, if there are any, are among the logits.
     """
 
     def softmax(a: Stages, logits: Array) -> Array:
-        powers = change(logits - _peak(logits))
+        sinks, peak = a.sinks(), _peak(logits)
+        peak = peak if sinks is None else np.maximum(peak, sinks)
+        powers = change(logits - peak)
         total = powers.sum(axis=-1, keepdims=True) + plus
+        total = total if sinks is None else total + change(sinks - peak)
         return powers / np.where(total > 0, total, 1.0)
 
     return softmax

@@ -63,6 +63,7 @@ class Stages:
         self.problem = problem
         self.shape = problem.shape
         self.own = problem.weights.named()
+        self.changes = changes
         self.turns: list[Turn] = []
         for name, change in changes.items():
             assert hasattr(Stages, name), name
