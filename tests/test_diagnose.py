@@ -3468,3 +3468,33 @@ def test_an_output_that_is_right_beside_one_that_is_not(tmp_path, capsys):
     assert said in capsys.readouterr().out.splitlines()[1]
     assert main(["diagnose", str(one), "--against", str(one)]) == ExitCode.OK
     assert said not in capsys.readouterr().out
+
+
+# Layers whose library is not named
+
+
+def test_whose_weights_they_are_is_found_out(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.from_numpy(X)
+    with torch.no_grad():
+        output = layer(x, x, x)[0]
+    for weights in (layer, layer.state_dict()):
+        assert diagnose_layer(X, weights, output, heads=4).verdict == "noise"
+    with pytest.raises(ConformanceError, match="do not determine the number of heads"):
+        diagnose_layer(X, layer, output)
+    with pytest.raises(BadArrays, match="weights is a list, which has no names; pass its arrays"):
+        diagnose_layer(X, [*layer.parameters()], output, heads=4)
+
+
+def test_a_module_of_flax_is_taken():
+    pytest.importorskip("flax")
+    from flax import linen, nnx
+
+    layer = nnx.MultiHeadAttention(4, 32, qkv_features=32, decode=False, rngs=nnx.Rngs(0))
+    output = np.asarray(layer(X, X, X))
+    for told in ({}, {"of": "flax-nnx"}):
+        assert diagnose_layer(X, layer, output, **told).verdict == "noise"
+        assert diagnose_layer(X, layer, 2 * output, **told).cause.id == "output.factor"
+    with pytest.raises(BadArrays, match="has no names; pass its arrays by name"):
+        diagnose_layer(X, linen.MultiHeadDotProductAttention(4), output)

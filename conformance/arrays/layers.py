@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conformance.adapter.loading import checkpoints
+from conformance.adapter.loading import checkpoints, importable
 from conformance.adapter.native import Layer
 from conformance.arrays import configuration
-from conformance.arrays.diagnosis import Diagnosis, beside, judged
+from conformance.arrays.diagnosis import Diagnosis, beside, by_two, judged
 from conformance.arrays.given import Given, Numbers, Reading, problems
 from conformance.cases.casefile import Tensor
 from conformance.definition.problem import Answer, Shape, Weights
-from conformance.errors import BadArrays, ConformanceError, check_names
+from conformance.errors import BadArrays, ConformanceError, WrongTensors, check_names
 from conformance.porting.checkpoints import configuration as read_configuration
 from conformance.porting.checkpoints import contents
 from conformance.porting.conversion import absent, layer_of, table_of, tables
@@ -42,10 +42,11 @@ def diagnose_layer(
         x: the input, `[batch length width]`; or a tuple of those of query, key and value.
         weights: its weights by the names that the library has for them, such as "q_proj.weight",
             with or without what stands before them in a model. A tree of mappings, as Flax has, is
-            taken as well.
+            taken as well, and so is a module of torch or of `flax.nnx`.
         output: the output, after the output projection.
         of: whose names these are: an implementation, such as "torch-mha", or a kind of models, such
-            as "llama"; "" for the kind of the configuration, or else any kind of models that fits.
+            as "llama"; "" for the kind of the configuration, or else any that fits: kinds of models
+            first, then implementations.
         heads: the number of query heads, if weights and configuration do not say it.
         kv_heads: the number of key/value heads, in that case.
         config: the model's configuration, or its file, as for `conformance.diagnose`.
@@ -64,11 +65,18 @@ def diagnose_layer(
     sizes: dict[str, int] = {n: told.pop(n) for n in ("heads", "kv_heads") if n in told}
     sizes |= {n: it for n, it in (("heads", heads), ("kv_heads", kv_heads)) if it is not None}
     told |= {name: it for name, it in options.items() if it is not None}
-    numbers = {name: Numbers.of(name, array) for name, array in _flat(weights).items()}
+    tree = _flat(_by_name(weights))
+    numbers = {name: Numbers.of(name, array) for name, array in tree.items()}
+    if not numbers:
+        raise BadArrays(
+            "there is the input x of a layer, and none of its weights; dump them under the names "
+            "that they have, or query, key and value in place of x"
+        )
     kinds = [of] if of else [*checkpoints()]
     if not of and config and config.get("model_type") in kinds:
-        kinds = [config["model_type"]]
-    shape, named, features = _read(numbers, kinds, sizes, layer)
+        of = config["model_type"]
+        kinds = [of]
+    shape, named, features = _read(numbers, kinds, sizes, layer, is_open=not of)
     own = [Numbers.of("x", it) for it in (x if isinstance(x, tuple) else [x])]
     if len(own) not in (1, 3):
         raise BadArrays(f"x is a tuple of {len(own)}; it is one array, or query, key and value")
@@ -111,10 +119,34 @@ def diagnose_layer(
 
     given, every = read("output", output)
     found = judged(every, given)
+    if found.verdict == "deviates" and not found.causes:
+        found = by_two(every, given) or found
     if other is None:
         return found
     second, others = read("the other output", other)
     return beside(found, judged(others, second), lambda: [(given, every), (second, others)])
+
+
+def _by_name(weights: Any) -> Mapping[str, Any]:
+    """Return the weights of a layer by name; those of a module if one is passed.
+
+    Raises:
+        BadArrays: if there are no names.
+    """
+    if isinstance(weights, Mapping):
+        return weights
+    if any(it.__module__.startswith("flax.nnx") for it in type(weights).__mro__):
+        from flax import nnx
+
+        found = nnx.state(weights, nnx.Param)
+        return dict(nnx.to_pure_dict(found))
+    if callable(getattr(weights, "state_dict", None)):
+        return dict(weights.state_dict())
+    raise BadArrays(
+        f"weights is a {type(weights).__name__}, which has no names; pass its arrays by name: "
+        "layer.state_dict() of torch, the tree of parameters of Flax, or "
+        "{it.path: it for it in layer.weights} of Keras"
+    )
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,37 +199,82 @@ def _native(given: Mapping[str, Numbers], layer: Layer, number: int) -> Mapping[
 
 
 def _read(
-    numbers: Mapping[str, Numbers], kinds: list[str], sizes: Mapping[str, int], number: int
+    numbers: Mapping[str, Numbers],
+    kinds: list[str],
+    sizes: Mapping[str, int],
+    number: int,
+    *,
+    is_open: bool,
 ) -> tuple[Shape, dict[str, Any], dict[str, Any]]:
-    """Return the shape, the canonical weights and the features that native tensors hold."""
+    """Return the shape, the canonical weights and the features that native tensors hold.
+
+    If it is open whose they are, they may also be those of an implementation, if those of no other
+    one have the same names and are stored otherwise.
+    """
     reasons: list[ConformanceError] = []
-    given = numbers
     for kind in kinds:
-        layer = layer_of(kind)
-        numbers = _native(given, layer, number)
-        features: dict[str, Any] = {}
-        used: set[str] = set()
-        for feature in layer.features:
-            values = {name: numbers[name].values for name in feature.holds if name in numbers}
-            if held := feature.held(values, 1e-6):
-                features |= held
-                used |= values.keys()
-        tensors = {n: Tensor.of(n, it.values) for n, it in numbers.items() if n not in used}
         try:
-            tensors |= absent(tensors, layer, sizes)
-            table = table_of(tensors, layer, sizes)
+            return _of_layer(numbers, layer_of(kind), sizes, number)
         except ConformanceError as reason:
             reasons.append(reason)
-            continue
-        named = {
-            name: array
-            for row in table.rows
-            for name, array in row.to_canonical(tensors[row.native].values, table.shape).items()
-        }
-        return table.shape, named, features
-    if len(reasons) == 1:
-        raise reasons[0]
+    found: dict[str, tuple[Shape, dict[str, Any], dict[str, Any]]] = {}
+    for layer in _implementations() if is_open else ():
+        try:
+            found[layer.name] = _of_layer(numbers, layer, sizes, number)
+        except ConformanceError as reason:
+            reasons.append(reason)
+    if found:
+        first, *others = found.values()
+        if any(not _are_equal(first, other) for other in others):
+            raise BadArrays(
+                f"these may be the weights of {' or '.join(found)}, which store them in different "
+                "ways; say whose they are: of= (--of)"
+            )
+        return first
+    # Names that fit, of weights that do not tell all sizes, tell more than other names.
+    near = [it for it in reasons if not isinstance(it, WrongTensors | BadArrays)]
+    if len(reasons) == 1 or (near and is_open):
+        raise (near or reasons)[0]
     raise BadArrays(
         f"{', '.join(sorted(numbers)[:4])}, ... are the weights of none of {', '.join(kinds)}; say "
         "whose they are, and how many heads there are: --of, --heads"
     )
+
+
+def _implementations() -> Iterator[Layer]:
+    """Yield the implementations that have weights, and tables of them."""
+    for adapter in importable():
+        if isinstance(adapter, Layer) and adapter.checkpoint is None and any(tables(adapter)):
+            yield adapter
+
+
+def _are_equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Return whether two readings of weights are one."""
+    return (
+        one[0] == other[0]
+        and one[1].keys() == other[1].keys()
+        and all(np.array_equal(array, other[1][name]) for name, array in one[1].items())
+    )
+
+
+def _of_layer(
+    given: Mapping[str, Numbers], layer: Layer, sizes: Mapping[str, int], number: int
+) -> tuple[Shape, dict[str, Any], dict[str, Any]]:
+    """Return what `_read` does, of a layer; raise `ConformanceError` if they are not its own."""
+    numbers = _native(given, layer, number)
+    features: dict[str, Any] = {}
+    used: set[str] = set()
+    for feature in layer.features:
+        values = {name: numbers[name].values for name in feature.holds if name in numbers}
+        if held := feature.held(values, 1e-6):
+            features |= held
+            used |= values.keys()
+    tensors = {n: Tensor.of(n, it.values) for n, it in numbers.items() if n not in used}
+    tensors |= absent(tensors, layer, sizes)
+    table = table_of(tensors, layer, sizes)
+    named = {
+        name: array
+        for row in table.rows
+        for name, array in row.to_canonical(tensors[row.native].values, table.shape).items()
+    }
+    return table.shape, named, features
