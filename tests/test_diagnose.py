@@ -3207,6 +3207,18 @@ def test_two_mistakes_at_once_are_both_named(number):
     assert {it.id for it in found.cause.arguments["causes"]} == {*causes.split()}, str(found)
 
 
+@pytest.mark.parametrize("sizes", [(8, 64), (2, 128)])
+def test_two_mistakes_in_a_larger_dump_are_both_named(sizes):
+    # They are sought in some rows of the heads that share a key/value head.
+    heads, length = sizes
+    q, k, v = drawn(batch=1, heads=heads, queries=length, size=32)
+    told = {"layout": "batch heads length head", "causal": True}
+    found = diagnose(q, k, v, attention(q, k, v, causal=1, scale=1.0), **told)
+    named = [it.id for it in found.cause.arguments["causes"]]
+    assert named == ["causal.sees-next-key", "scale.missing"], str(found)
+    assert len(found.causes) == 1
+
+
 @pytest.mark.parametrize("third", [False, True])
 def test_two_mistakes_are_not_named_beside_something_unknown(third):
     # An error of its own in a few elements, which neither of the two explains.

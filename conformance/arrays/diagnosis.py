@@ -116,6 +116,9 @@ RARE = (
 MOST_PAIRED = 2**13
 """The most attention weights of a problem, or a part, for which pairs of mistakes are tried."""
 
+FEWEST_ROWS = 8
+"""The fewest rows of a head on which pairs are tried."""
+
 MOST_PARTIAL = 3
 """The most mistakes that are named because they explain some of the wrong elements."""
 
@@ -1132,85 +1135,111 @@ class Search:
         """
         if not self.output.wrong.any():
             return []
-        small, evidence, part = self.problem, self.output, None
-        if math.prod(small.shape.logits) > MOST_PAIRED and small.heads_alone:
-            part = self._worst_part
-            small, evidence = ports.part(small, *part), _of_part(small, evidence, *part)
-        if math.prod(small.shape.logits) > MOST_PAIRED:
-            return []
+        small = self._of_few_rows()
+        known = [] if small is None else small._pairs()
+        if small is not None and small is not self:
+            # What explains these rows has to explain everything.
+            known = [(self._of_both(cause), cause) for _, cause in known]
+            known = [(misfit, cause) for misfit, cause in known if math.isfinite(misfit)]
+            self.open_causes |= small.open_causes
+        return self._apart(_chosen(known, self.problem.dtype))
+
+    def _of_few_rows(self) -> Search | None:
+        """Return a search in a part that is small enough for pairs; None if there is none."""
+        problem, part = self.problem, self.output
+        if math.prod(problem.shape.logits) <= MOST_PAIRED:
+            return self
+        if not problem.heads_alone:
+            return None
+        problem, part = (
+            ports.part(problem, *self._worst_part),
+            _of_part(problem, part, *self._worst_part),
+        )
+        shape, chosen = problem.shape, None
+        count = MOST_PAIRED // (shape.heads * shape.key_length)
+        if count < min(FEWEST_ROWS, shape.query_length):
+            return None
+        if count < shape.query_length:
+            off = np.where(np.isfinite(part.got), np.abs(part.got - part.want), 0.0)
+            rows = np.sort(np.argsort(-off.max(axis=(0, 2)))[:count])
+            problem, chosen = ports.rows_of(problem, rows), (rows, shape.query_length)
+            part = Evidence(
+                *(it[:, rows] for it in (part.got, part.want, part.noise)), part.underflow
+            )
+        noise = {"": {"output": part.noise}}
+        expectation = Expectation({"output": part.want}, noise, part.underflow)
+        return Search(problem, expectation, Answer(output=part.got), chosen=chosen)
+
+    def _pairs(self) -> list[tuple[float, Phrase]]:
+        """Return the pairs of mistakes that explain this output, each with its misfit."""
+        output, maker = self.output, self._maker(self.problem)
         known: list[tuple[float, Phrase]] = []
         named: set[frozenset[Phrase]] = set()
-        maker = self._maker(small)
         alone = {
-            (it.cause, n): evidence.misfit(self._predicted(it, part))
-            for n, it in _numbered(_every(maker))
+            (it.cause, n): output.misfit(self._predicted(it)) for n, it in _numbered(_every(maker))
         }
+        before = output.misfit(output.want)
         for number, first in _numbered(_every(maker)):
             left = alone[first.cause, number]
             stages = first.make()
-            if first.cause.id not in COMMON or type(stages) is not Stages:
-                continue
-            if part is not None and first.cause.id.startswith(ports.ACROSS):
+            if first.cause.id not in COMMON or type(stages) is not Stages or left == before:
                 continue
             beside = maker.beside(stages)
-            if part is None and (second_cause := self._permuted_or_multiplied(beside)):
-                about: About = {"causes": [first.cause, second_cause]}
-                known.append((0.0, Phrase(TWO, {**about})))
+            misfit, cause = self._permuted_or_multiplied(beside)
+            if cause and math.isfinite(misfit) and misfit <= NEAR * left:
+                about: About = {"causes": [first.cause, cause]}
+                known.append((misfit, Phrase(TWO, {**about})))
             for other, second in _numbered(_every(beside)):
                 both = frozenset((first.cause, second.cause))
                 if second.breaks or second.cause.id.startswith(RARE) or both in named:
                     continue
                 if _is_of_one_kind(first.cause, second.cause):
                     continue
-                misfit = self._of_pair(second, evidence, part)
-                if not misfit <= NEAR * min(left, alone.get((second.cause, other), math.inf)):
-                    continue
-                if part is not None:
-                    # What explains the part has to explain everything.
-                    misfit = self._of_pair_in_whole((first.cause, number), (second.cause, other))
-                if math.isfinite(misfit):
+                misfit, alone_too = (
+                    self._of_pair(second),
+                    alone.get((second.cause, other), math.inf),
+                )
+                if math.isfinite(misfit) and misfit <= NEAR * min(left, alone_too):
                     named.add(both)
                     about = {"causes": [first.cause, second.cause]}
                     known.append((misfit, Phrase(TWO, {**about})))
-                    if part is None and self._leaves_open(self._predicted(second)):
+                    if self._leaves_open(self._predicted(second)):
                         self.open_causes.add(known[-1][1])
-        return self._apart(_chosen(known, self.problem.dtype))
+        return known
 
-    def _permuted_or_multiplied(self, maker: Maker) -> Phrase:
-        """Return the cause that the output is another order of, or a factor times, one's own.
+    def _permuted_or_multiplied(self, maker: Maker) -> tuple[float, Phrase]:
+        """Return the cause that an output is another one multiplied, or in another order.
 
-        `maker` is that of hypotheses beside a mistake.
+        The other one is that of `maker`, beside a mistake. The first result is the misfit.
         """
         output, want = self.output, maker.right.output
         if want.shape != output.got.shape or not np.isfinite(want).all():
-            return NOTHING
+            return math.inf, NOTHING
         evidence = Evidence(output.got, want, output.noise, output.underflow)
         best = Best(self.problem.dtype, lambda cause: True)
         logits.factor_of_output(maker, evidence, best)
-        return best.cause or ports.permuted(self.problem, evidence)
+        if best.cause:
+            return min(best.known, key=lambda it: it[0])
+        return 0.0, ports.permuted(self.problem, evidence)
 
-    def _of_pair(
-        self, second: Hypothesis, evidence: Evidence, part: tuple[int, int] | None
-    ) -> float:
+    def _of_pair(self, second: Hypothesis) -> float:
         """Return the misfit of a mistake beside another; ∞ if they do not explain the output."""
-        predicted = self._predicted(second, part)
-        if predicted.shape != evidence.got.shape:
+        try:
+            predicted = self._predicted(second)
+        except (AssertionError, IndexError, ValueError):
+            # A hypothesis may presuppose what the first mistake takes away, such as a shape.
             return math.inf
-        misfit = evidence.misfit(predicted)
-        if not misfit <= NEAR * evidence.misfit(evidence.want):
+        if predicted.shape != self.output.got.shape:
             return math.inf
-        return misfit if self._explains(evidence, predicted, second) else math.inf
+        misfit = self.output.misfit(predicted)
+        if not misfit <= NEAR * self.output.misfit(self.output.want):
+            return math.inf
+        return misfit if self._explains(self.output, predicted, second) else math.inf
 
-    def _of_pair_in_whole(self, one: tuple[Phrase, int], other: tuple[Phrase, int]) -> float:
-        """Return the misfit of two mistakes, each by its cause and its number, in the whole."""
-        maker = self._maker(self.problem)
-        for found in (one, other):
-            listed = ((it.cause, n) == found and it for n, it in _numbered(_every(maker)))
-            hypothesis = next((it for it in listed if it), None)
-            if hypothesis is None:
-                return math.inf
-            last, maker = hypothesis, maker.beside(hypothesis.make())
-        return self._of_pair(last, self.output, None)
+    def _of_both(self, both: Phrase) -> float:
+        """Return the misfit of the two mistakes that a cause holds; ∞ if they do not explain it."""
+        made = _every_and([both])(self._maker(self.problem))
+        return min((self._of_pair(hypothesis) for hypothesis in made), default=math.inf)
 
     def _maker(self, problem: Problem) -> Maker:
         return Maker(problem, chosen=self._chosen)

@@ -762,7 +762,12 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     if mask is not None and mask.shape[1:3] == (1, 1) and not more and not mask.all():
         # As transformers do with `position_ids`.
         counted = np.maximum(mask[:, 0, 0].cumsum(-1) - 1, 0)
-        yield at("rotary.padding-not-counted", lambda p: 0 * p + counted)
+
+        def not_counted(p: IntArray) -> IntArray:
+            # Of a longer problem, only some queries are there.
+            return 0 * p + (counted if p.shape[1] == counted.shape[1] else counted[:, maker.rows])
+
+        yield at("rotary.padding-not-counted", not_counted)
     if problem.positions is not None:
         yield at("rotary.positions-not-read", lambda p: 0 * p + np.arange(p.shape[1]))
         yield at("rotary.positions-of-first-entry", lambda p: 0 * p + p[:1])
