@@ -1163,9 +1163,8 @@ class Search:
             off = np.where(np.isfinite(part.got), np.abs(part.got - part.want), 0.0)
             rows = np.sort(np.argsort(-off.max(axis=(0, 2)))[:count])
             problem, chosen = ports.rows_of(problem, rows), (rows, shape.query_length)
-            part = Evidence(
-                *(it[:, rows] for it in (part.got, part.want, part.noise)), part.underflow
-            )
+            got, want, noise_of_rows = (it[:, rows] for it in (part.got, part.want, part.noise))
+            part = Evidence(got, want, noise_of_rows, part.underflow)
         noise = {"": {"output": part.noise}}
         expectation = Expectation({"output": part.want}, noise, part.underflow)
         return Search(problem, expectation, Answer(output=part.got), chosen=chosen)

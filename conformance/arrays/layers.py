@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -136,8 +137,8 @@ def _by_name(weights: Any) -> Mapping[str, Any]:
     if isinstance(weights, Mapping):
         return weights
     if any(it.__module__.startswith("flax.nnx") for it in type(weights).__mro__):
-        from flax import nnx
-
+        # It is imported, since somebody made a module of it.
+        nnx: Any = sys.modules["flax.nnx"]
         found = nnx.state(weights, nnx.Param)
         return dict(nnx.to_pure_dict(found))
     if callable(getattr(weights, "state_dict", None)):
