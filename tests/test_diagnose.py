@@ -3510,3 +3510,27 @@ def test_a_module_of_flax_is_taken():
         assert diagnose_layer(X, layer, 2 * output, **told).cause.id == "output.factor"
     with pytest.raises(BadArrays, match="has no names; pass its arrays by name"):
         diagnose_layer(X, linen.MultiHeadDotProductAttention(4), output)
+
+
+def test_what_is_stored_in_float64_by_a_factor_of_numpy_is_judged_as_its_inputs(tmp_path, capsys):
+    """A number such as `np.sqrt(d)` is a float64, and what it divides becomes one."""
+    random = np.random.default_rng(3)
+    query, key, value = random.standard_normal((3, 2, 3, 5, 8), dtype=np.float32)
+
+    def answer(scale):
+        logits = query @ key.swapaxes(-1, -2) / scale
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True) @ value
+
+    right = answer(np.sqrt(8))
+    assert right.dtype == np.float64
+    found = diagnose(query=query, key=key, value=value, output=right)
+    assert (found.verdict, found.dtype) == ("noise", "float32")
+    assert 'dtype="float64"' in str(found)
+    wrong = diagnose(query=query, key=key, value=value, output=answer(1.1 * np.sqrt(8)))
+    assert wrong.verdict == "deviates"
+    told = diagnose(query=query, key=key, value=value, output=right, dtype="float64")
+    assert told.causes[0].id == "accuracy.float32"
+    # In float64, the same inputs leave no doubt.
+    exact = diagnose(*(one.astype(float) for one in (query, key, value)), output=right)
+    assert exact.dtype == "float64"

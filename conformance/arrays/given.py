@@ -614,7 +614,8 @@ def _dtype(given: Given, arrays: Mapping[str, Numbers]) -> tuple[str, list[Phras
     """Return the dtype by whose roundoff the output is judged, and a note if it was found out.
 
     It is the narrowest format that holds every number of the output as it was stored: programs
-    without bfloat16 save it in float32.
+    without bfloat16 save it in float32. Where there is none, it is that of the inputs if they are
+    stored in a narrower one: a factor such as `np.sqrt(d)` makes NumPy's result float64.
     """
     if given.dtype:
         return dtype_of(given.dtype).name, []
@@ -626,6 +627,11 @@ def _dtype(given: Given, arrays: Mapping[str, Numbers]) -> tuple[str, list[Phras
         for name in order:
             if np.array_equal(dtype_of(name).round(finite), finite):
                 return name, [Phrase("reading.dtype", {"dtype": name, "stored": output.dtype})]
+    inputs = [arrays[name].dtype for name in ("query", "key", "value") if name in arrays]
+    if len(inputs) == 3 and {*inputs} <= {*order}:
+        name = min(inputs, key=lambda it: dtype_of(it).roundoff)
+        told = {"dtype": name, "stored": output.dtype}
+        return name, [Phrase("reading.dtype-of-inputs", told)]
     return output.dtype, []
 
 
