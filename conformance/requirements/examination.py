@@ -375,6 +375,20 @@ class Examination:
             before, after = self.adapter.reread(self.problem, later, Call(self.mode, self.device))
         return self._checked(before, self.problem), self._checked(after, self.problem)
 
+    def reread_in_inference(self, later: Problem) -> tuple[Answer, Answer]:
+        """Do the same as `ask_reread` without gradients, and leave the answers as they are.
+
+        A function is asked for attention on projected heads, because the suite's projections would
+        copy what it returned.
+        """
+        alone = self.adapter.projections_supplied
+        problem, next_one = self.problem, later
+        if alone:
+            problem, next_one = self.kernel_problem, heads_alone(later)
+        mode = replace(self.mode, gradients=False)
+        with _theirs():
+            return self.adapter.reread(problem, next_one, Call(mode, self.device, projected=alone))
+
     def side_effects(self, spelling: Spelling | None = None) -> SideEffects:
         """Return the side effects and the answers of two calls on the same objects, cached.
 

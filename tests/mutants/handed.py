@@ -28,7 +28,7 @@ from conformance import (
     Window,
 )
 from mutants.features import FeatureMutant
-from mutants.mutant import INPUTS, MODES, OUTPUT, SPELLINGS, UNCHANGED
+from mutants.mutant import INPUTS, KEPT, MODES, OUTPUT, SPELLINGS, UNCHANGED
 
 Tensor = Any
 MASK = MaskArgument("mask", "batch heads query key", true="attends")
@@ -770,6 +770,23 @@ _add(
     ),
 )
 
+WORKSPACE: dict[Any, Tensor] = {}
+
+
+def _in_workspace(context: Tensor) -> Tensor:
+    """The context, without gradients in memory that the next call overwrites."""
+    if context.requires_grad:
+        return context
+    return WORKSPACE.setdefault((context.shape, context.dtype), context.clone()).copy_(context)
+
+
+_add(
+    "cached-context-in-a-workspace-of-inference",
+    "without gradients, returns the context in memory that the next call overwrites",
+    KEPT,
+    case="plain/no-mask/cross",
+    whole=lambda a, q, k, v, m: _in_workspace(Cached.whole(a, q, k, v, m)),
+)
 _add(
     "cached-values-halved-in-place",
     "leaves half of each projected value where the value was",
