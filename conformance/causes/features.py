@@ -722,13 +722,13 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             order[halves] = neighbours
         else:
             order[neighbours] = halves
-        back = np.argsort(order)
+        inverse = np.argsort(order)
         for side in ("key", "query"):
 
             def of_side(a: Stages, which: str, x: Array, side: str = side) -> Array:
                 if which != side:
                     return Stages.rotated(a, which, x)
-                return Stages.rotated(a, which, x[..., order])[..., back]
+                return Stages.rotated(a, which, x[..., order])[..., inverse]
 
             yield maker.staged("rotary.pairs-of", {"of": side, **pairs}, rotated=of_side)
     yield _asked(maker, "rotary.usual-base", rotary=replace(rotary, base=USUAL_BASE))

@@ -279,9 +279,9 @@ alone in its tile: `feature/window-of-one`, `feature/window-of-one-causal` |
 | rotary-positions-in-float16, rotary-table-of-4096 | positions around 4,096: \
 `feature/positions-far` |
 
-Somebody who had read only the guides wrote 203 variants of eight functions, caches and layers. Of the
-102 that were run, 81 were noticed, and ten change nothing that is asked. The others and their kin
-became mutants, except for a change at exactly 64 keys, a size that only a declared geometry asks for:
+Somebody who had read only the guides wrote 203 variants of eight functions, caches and layers. Of
+the 102 that were run, 81 were noticed, and ten change nothing that is asked. The others and their
+kin became mutants, except for a change at exactly 64 keys, which only a declared geometry poses:
 
 | mutants | what was missing |
 | --- | --- |
