@@ -1079,7 +1079,7 @@ def mixed(q, k, v, scale):
 
 
 def test_an_output_computed_in_less_precision_is_no_more_accurate():
-    found = diagnose(Q, K, V, mixed(Q, K, V, 8**-0.5))
+    found = diagnose(Q, K, V, mixed(Q, K, V, 8**-0.5), dtype="float64")
     assert (found.verdict, found.dtype) == ("deviates", "float64")
     assert [it.id for it in found.causes] == ["accuracy.float32"]
     assert "judge the answer in float32" in str(found)
@@ -1184,7 +1184,7 @@ def test_a_mistake_is_named_at_the_precision_of_the_computation():
         (Q, K, V, attention(*map(in_bfloat16, (Q, K, V)), scale=1.0), "scale.missing", "bfloat16"),
         (GQ, GK, GV, mixed(*group, 8**-0.5), "heads.tiled", "float32"),
     ):
-        found = diagnose(q, k, v, output)
+        found = diagnose(q, k, v, output, dtype=output.dtype.name)
         assert [it.id for it in found.causes] == [cause], str(found)
         assert f"the output is only as accurate as {accuracy}" in str(found)
 

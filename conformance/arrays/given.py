@@ -630,8 +630,8 @@ def _dtype(given: Given, arrays: Mapping[str, Numbers]) -> tuple[str, list[Phras
     inputs = [arrays[name].dtype for name in ("query", "key", "value") if name in arrays]
     if len(inputs) == 3 and {*inputs} <= {*order}:
         name = min(inputs, key=lambda it: dtype_of(it).roundoff)
-        told = {"dtype": name, "stored": output.dtype}
-        return name, [Phrase("reading.dtype-of-inputs", told)]
+        why = Phrase("reading.dtype-of-inputs", {"dtype": name, "stored": output.dtype})
+        return name, [why]
     return output.dtype, []
 
 
