@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import conformance
-from conformance.arrays import configuration, diagnosis, files, ports, tiles
+from conformance.arrays import configuration, diagnosis, files, ports, search, tiles
 from conformance.arrays.between import against
-from conformance.arrays.diagnosis import Diagnosis, _every, _numbered, diagnose
+from conformance.arrays.diagnosis import Diagnosis, diagnose
 from conformance.arrays.given import (
     Given,
     given_layout,
@@ -27,6 +27,7 @@ from conformance.arrays.given import (
 )
 from conformance.arrays.layers import diagnose_layer
 from conformance.arrays.noise import of_statistic
+from conformance.arrays.search import _every, _numbered
 from conformance.cases.casefile import Tensor, write
 from conformance.causes.hypothesis import Maker
 from conformance.cli import main
@@ -1661,7 +1662,7 @@ def test_a_mistake_that_blocks_everything_is_named_beside_queries_that_see_no_ke
     told = {"causal": "bottom-right", "window": 4, "key_lengths": [12, 6], "layout": "b h n d"}
     found = diagnose(Q, K, V, output, **told)
     assert "window.aligned" in [it.id for it in found.causes], str(found)
-    monkeypatch.setattr(diagnosis, "ELEMENTS", 2**6)
+    monkeypatch.setattr(search, "ELEMENTS", 2**6)
     found = diagnose(Q, K, V, output, **told)
     assert "window.aligned" in [it.id for it in found.causes], str(found)
 

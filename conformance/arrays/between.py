@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from conformance.arrays import figure
-from conformance.arrays.diagnosis import Diagnosis, Difference, told, where_wrong
+from conformance.arrays.diagnosis import Diagnosis, Difference, told
 from conformance.arrays.given import (
     AXES_IN_ORDER,
     FEWEST,
@@ -17,6 +17,7 @@ from conformance.arrays.given import (
     identities,
     laid_out,
 )
+from conformance.arrays.search import where_wrong
 from conformance.definition import comparison
 from conformance.definition.comparison import BETWEEN_ANSWERS, element
 from conformance.definition.dtypes import Array, dtype_of

@@ -1,0 +1,864 @@
+"""Search for the mistakes that explain an answer: one, two together, or some of its elements.
+
+Every known mistake is tried, first on one batch entry and the heads that share one key/value head,
+which is quick, and what explains that part, on everything. A mistake is named only if it explains
+every wrong element and leaves every right one. If several do, they are compared on another problem:
+what agrees there too is one thing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import MethodType
+from typing import Any
+
+import numpy as np
+
+from conformance.arrays import ports, suggestion
+from conformance.arrays.given import (
+    merged,
+    separate,
+)
+from conformance.arrays.noise import expected
+from conformance.causes import gradients, logits, precision, softmax
+from conformance.causes.diagnose import ELEMENTS, hypotheses
+from conformance.causes.hypothesis import (
+    ALIKE,
+    BETTER,
+    HALF,
+    MOST_ELEMENTS,
+    About,
+    Best,
+    Chosen,
+    Evidence,
+    Hypothesis,
+    Maker,
+)
+from conformance.causes.location import indices
+from conformance.causes.stages import Stages
+from conformance.definition.dtypes import DTYPES, Array, BoolArray
+from conformance.definition.expectation import Expectation
+from conformance.definition.problem import Answer, Problem
+from conformance.records.findings import INFINITE, NOTHING, Argument, Phrase
+from conformance.records.numbers import ratios
+
+TELLING = (
+    "softmax.uniform",
+    "scale.missing",
+    "mask.inverted",
+    "mask.not-applied",
+    "causal.not-applied",
+    "causal.aligned",
+    "softmax.over-queries",
+    "softmax.over-heads",
+    "heads.tiled",
+    "heads.split-by-reshape",
+    "heads.interleaved",
+    "rotary.not-applied",
+    "rotary.pairs",
+    "window.one-fewer-before",
+    "window.one-more-before",
+    "soft-cap.not-applied",
+    "soft-cap.after-mask",
+    "sinks.not-applied",
+    "norm.not-applied",
+    "bias.not-applied",
+    "bias.transposed",
+)
+"""Mistakes whose numbers are compared with the right ones, to say which of them would not show."""
+
+
+TWO = "mistakes.two"
+"""The id of the cause that is two mistakes together."""
+
+
+COMMON = (
+    *(it for it in TELLING if it not in ("softmax.uniform", "window.one-fewer-before")),
+    "scale.by-head-size",
+    "mask.not-applied-beside-causal",
+    "mask.inverted-beside-causal",
+    "mask.transposed",
+    "causal.sees-next-key",
+    "causal.without-own-key",
+    "heads.merged-by-reshape",
+    "softmax.base-2",
+    "sinks.not-applied",
+    "alibi.not-applied",
+    "alibi.added",
+    "norm.without-weight",
+    "key.reshaped",
+    "output.permuted",
+    "cache.one-row-late",
+    "untold.causal",
+    "untold.rotary",
+    "untold.norm",
+)
+"""Mistakes of which one may be made together with any other; the others are not tried in pairs."""
+
+
+RARE = (
+    *("tiles.", "keys.", "softmax.power", "softmax.small", "softmax.normaliser", "softmax.maximum"),
+    *("logits.cut", "precision.", "scale.rounded", "causal.by-tile", "causal.positions-rounded"),
+    *("window.in-blocks", "mask.blocked-", "cache.chunk", "cache.forgotten", "cache.aligned"),
+)
+"""How the ids of causes begin that are not tried beside another one, mostly those of kernels."""
+
+
+MOST_PAIRED = 2**13
+"""The most attention weights of a problem, or a part, for which pairs of mistakes are tried."""
+
+
+FEWEST_ROWS = 8
+"""The fewest rows of a head on which pairs are tried."""
+
+
+MOST_PARTIAL = 3
+"""The most mistakes that are named because they explain some of the wrong elements."""
+
+
+LEAST_SHARE = 0.1
+"""The least share of the wrong elements that such a mistake explains."""
+
+
+NEAR = 0.1
+"""The largest rms error, relative to that of the right answer, that a mistake leaves for which the
+noise of its own answer is measured."""
+
+ALONG = 0.7
+"""The least correlation of the error with what a known mistake changes, if it is no rounding."""
+
+
+BY_CHANCE = 4.5
+"""A correlation with rounding errors, times the root of their number, that none of some hundred
+mistakes reaches by chance."""
+
+
+MOST_SIZE = 4096
+"""The largest size of a head, or of a layer, whose root a wrong scale may be the inverse of."""
+
+
+WIDEST = 1024
+"""The most components of all heads together for which mistakes are tried on the whole at once."""
+
+
+FITTED = ("scale.factor", "bias.factor", "alibi.factor")
+"""Causes with a number that was fitted: a mistake without one is named instead if it fits, too."""
+
+
+class Search:
+    """The search for the mistakes that explain an answer.
+
+    Attributes:
+        partial: mistakes that explain some wrong elements, their share, and where these are.
+        open_causes: mistakes that explain the output, but say nothing of some wrong elements.
+        telling: what would tell several causes apart, if it is known.
+        close: mistakes without which at least half of the error would not be there.
+        along: mistakes that change the output as the error does, but by more or less.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        expectation: Expectation,
+        answer: Answer,
+        only: Collection[Phrase] = (),
+        coarser: tuple[float, int] = (1.0, 0),
+        where: Callable[[BoolArray], Phrase] | None = None,
+        chosen: Chosen | None = None,
+    ) -> None:
+        """Prepare the search.
+
+        Args:
+            problem: the problem.
+            expectation: what is expected.
+            answer: the answer that deviates.
+            only: the mistakes that are tried; () for all.
+            coarser: how much larger the noise is than that of the dtype of the arrays; and of what
+                dtype the errors that a mistake leaves must then be, by its significand bits.
+            where: how to say where rows are wrong; None for `where_wrong`.
+            chosen: which queries of a longer problem these are, and how many that has.
+        """
+        self.problem = problem
+        self.expectation = expectation
+        self.answer = answer
+        self.output = Evidence.of("output", answer.output, expectation)
+        self.partial: list[tuple[Phrase, float, Phrase]] = []
+        self.telling: list[Phrase] = []
+        self.open_causes: set[Phrase] = set()
+        self.close: set[Phrase] = set()
+        self.along: set[Phrase] = set()
+        self._only, self._where = only, where or where_wrong
+        self._coarser, self._bits = coarser
+        self._chosen = chosen
+        # What a query gets that sees no key is open, so nothing is predicted of it.
+        unseen = ports.unseen(problem)
+        self.open = unseen if unseen.any() else None
+
+    def accuracy(self) -> Phrase:
+        """Return the cause that the output is only as accurate as a narrower dtype, if it is."""
+        if self.along - self.close:
+            return NOTHING
+        problem = self.problem
+        certain = (problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
+        right = Stages(problem)
+        return precision.coarse("output", self.output, problem.dtype, None, certain, right)
+
+    def with_digits(self, bits: int, noise_bits: int) -> Search:
+        """Return a search among the close mistakes, with more noise.
+
+        Args:
+            bits: the significand bits of the narrower dtype in which it was computed.
+            noise_bits: those of the dtype whose roundoff the noise is scaled to.
+        """
+        narrow = next(it for it in DTYPES.values() if it.significand_bits == noise_bits)
+        coarser = 2.0 ** (self.problem.format.significand_bits - noise_bits)
+        noise = {name: coarser * sigma for name, sigma in self.expectation.sigma.items()}
+        expectation = Expectation(self.expectation.arrays, {"": noise}, narrow.underflow)
+        problem = self.problem.replace(dtype=narrow.name)
+        others = (self.close, (coarser, bits), self._where, self._chosen)
+        return Search(problem, expectation, self.answer, *others)
+
+    def causes(self) -> list[Phrase]:
+        """Return the causes, the simplest first; [] if none is known or nothing is wrong."""
+        if self.output.wrong.any():
+            return self._with_gradients(self._apart(self._of_output()))
+        maker = self._maker(self.problem)
+        weights = self.answer.weights
+        if weights is not None:
+            evidence = Evidence.of("weights", weights, self.expectation)
+            if evidence.wrong.any():
+                best = Best(self.problem.dtype, lambda cause: True)
+                softmax.returned(maker, evidence, _nothing, best)
+                return [best.cause] if best.cause else []
+        derived = {
+            name: Evidence.of(f"gradient.{name}", array, self.expectation)
+            for name, array in self.answer.gradients.items()
+        }
+        if any(one.wrong.any() for one in derived.values()):
+            best = Best(self.problem.dtype, lambda cause: True)
+            gradients.cause(maker, derived, _nothing, best)
+            return [best.cause] if best.cause else []
+        return []
+
+    def _apart(self, found: list[Phrase]) -> list[Phrase]:
+        """Return those of several causes that are not one thing, each with one of its numbers.
+
+        Those that say nothing of some wrong elements give way to those that explain all.
+        """
+        found = [it for it in found if it not in self.open_causes] or found
+        if len(found) < 2:
+            return found
+        kept, self.telling = suggestion.apart(self.problem, found, _every_and(found))
+        kinds: dict[tuple[str, ...], list[Phrase]] = {}
+        for it in kept:
+            parts = [one.id for one in it.parts("causes") if isinstance(one, Phrase)]
+            kinds.setdefault((it.id, *parts), []).append(it)
+        return [
+            first.having(others=len(others)) if others and first.id != TWO else first
+            for first, *others in kinds.values()
+        ]
+
+    def _leaves_open(self, predicted: Array) -> bool:
+        """Return whether a prediction says nothing of some wrong elements."""
+        return bool((np.isnan(predicted) & self.output.wrong).any())
+
+    def _with_gradients(self, found: list[Phrase]) -> list[Phrase]:
+        """Return the causes of a wrong output, with that of gradients that do not follow from it.
+
+        Gradients are examined if one mistake is named, and the answer with it is the right one to
+        another problem, whose gradients and noise are known.
+        """
+        if len(found) != 1 or not self.answer.gradients or self._coarser > 1 or self._chosen:
+            return found
+        maker = self._maker(self.problem)
+        made = (
+            hypothesis.make()
+            for hypothesis in self._every(maker)
+            if hypothesis.cause == found[0]
+            and self._explains(self.output, self._predicted(hypothesis), hypothesis)
+        )
+        stages = next(made, None)
+        if stages is None or stages.changes or type(stages) is not Stages:
+            return found
+        with_it = expected(stages.problem, "", True)
+        follow, right = (
+            {n: Evidence.of(f"gradient.{n}", it, of) for n, it in self.answer.gradients.items()}
+            for of in (with_it, self.expectation)
+        )
+        if not any(one.wrong.any() for one in follow.values()):
+            return found
+        second = Phrase("gradient.of-right-output")
+        if any(one.wrong.any() for one in right.values()):
+            best = Best(self.problem.dtype, lambda cause: True)
+            gradients.cause(maker.beside(stages), follow, _nothing, best)
+            second = best.cause or Phrase("gradient.of-neither")
+        return [Phrase(TWO, {"causes": [found[0], second]})]
+
+    def _of_output(self) -> list[Phrase]:
+        output, whole = self.output, self._maker(self.problem)
+        best = Best(self.problem.dtype, lambda cause: True)
+        logits.factor_of_output(whole, output, best)
+        known = [one for one in best.known if self._is_rounding(one[0])]
+        breaking: list[Phrase] = []
+        small, evidence = self._part()
+        made: dict[Phrase, tuple[float, Phrase]] = {}
+        named: dict[tuple[Phrase, int], Hypothesis] = {}
+        if small is not None:
+            listed = _numbered(self._every(self._maker(small)))
+            named = {(it.cause, number): it for number, it in listed}
+        # One after another, since some hypotheses hold weights, which are large for wide heads.
+        for number, hypothesis in _numbered(self._every(whole)):
+            other = named.get((hypothesis.cause, number))
+            if other is not None and not hypothesis.cause.id.startswith(ports.ACROSS):
+                predicted = self._predicted(other, self._worst_part)
+                # A mistake that shows nothing to this part may show something to others.
+                shows = bool(np.isfinite(predicted).any())
+                if (
+                    shows
+                    and not self._explains(evidence, predicted, other)
+                    and not _rows_explained(evidence, predicted)
+                ):
+                    self._note(hypothesis.cause, evidence, predicted)
+                    continue
+            predicted = self._predicted(hypothesis)
+            if self._explains(output, predicted, hypothesis):
+                if self._leaves_open(predicted):
+                    self.open_causes.add(hypothesis.cause)
+                if hypothesis.breaks:
+                    breaking.append(hypothesis.cause)
+                else:
+                    known.append((output.misfit(predicted), hypothesis.cause))
+            elif not hypothesis.breaks:
+                mixed = self._in_part(hypothesis, predicted)
+                if mixed is not None:
+                    made[hypothesis.cause] = mixed
+                else:
+                    self._note(hypothesis.cause, output, predicted)
+        if self._coarser == 1:
+            for cause in (
+                ports.permuted(self.problem, output),
+                ports.factors(self.problem, output),
+            ):
+                known += [(0.0, cause)] if cause and not known else []
+        if not known:
+            known += [(misfit, cause) for misfit, cause in made.values()]
+        if not known and breaking:
+            known = [
+                (0.0, breaking[0].having(others=len(breaking) - 1) if breaking[1:] else breaking[0])
+            ]
+        if not known or self.problem.dtype in HALF:
+            # In half precision, a wrong mistake may fit within the noise, but not as well.
+            known += self._less_simple(whole, small, evidence, only_factors=bool(known))
+        return _chosen(known, self.problem.dtype)
+
+    def pairs(self) -> list[Phrase]:
+        """Return the causes that are two mistakes together, one of which is common.
+
+        Neither explains the output alone, and each of them leaves most of what the other explains.
+        """
+        if not self.output.wrong.any():
+            return []
+        small = self._of_few_rows()
+        known = [] if small is None else small._pairs()
+        if small is not None and small is not self:
+            # What explains these rows has to explain everything.
+            known = [(self._of_both(cause), cause) for _, cause in known]
+            known = [(misfit, cause) for misfit, cause in known if math.isfinite(misfit)]
+            self.open_causes |= small.open_causes
+        return self._apart(_chosen(known, self.problem.dtype))
+
+    def _of_few_rows(self) -> Search | None:
+        """Return a search in a part that is small enough for pairs; None if there is none."""
+        problem, part = self.problem, self.output
+        if math.prod(problem.shape.logits) <= MOST_PAIRED:
+            return self
+        if not problem.heads_alone:
+            return None
+        problem, part = (
+            ports.part(problem, *self._worst_part),
+            of_part(problem, part, *self._worst_part),
+        )
+        shape, chosen = problem.shape, None
+        count = MOST_PAIRED // (shape.heads * shape.key_length)
+        if count < min(FEWEST_ROWS, shape.query_length):
+            return None
+        if count < shape.query_length:
+            off = np.where(np.isfinite(part.got), np.abs(part.got - part.want), 0.0)
+            rows = np.sort(np.argsort(-off.max(axis=(0, 2)))[:count])
+            problem, chosen = ports.rows_of(problem, rows), (rows, shape.query_length)
+            got, want, noise_of_rows = (it[:, rows] for it in (part.got, part.want, part.noise))
+            part = Evidence(got, want, noise_of_rows, part.underflow)
+        noise = {"": {"output": part.noise}}
+        expectation = Expectation({"output": part.want}, noise, part.underflow)
+        return Search(problem, expectation, Answer(output=part.got), chosen=chosen)
+
+    def _pairs(self) -> list[tuple[float, Phrase]]:
+        """Return the pairs of mistakes that explain this output, each with its misfit."""
+        output, maker = self.output, self._maker(self.problem)
+        known: list[tuple[float, Phrase]] = []
+        named: set[frozenset[Phrase]] = set()
+        alone = {
+            (it.cause, n): output.misfit(self._predicted(it)) for n, it in _numbered(_every(maker))
+        }
+        before = output.misfit(output.want)
+        for number, first in _numbered(_every(maker)):
+            left = alone[first.cause, number]
+            stages = first.make()
+            if first.cause.id not in COMMON or type(stages) is not Stages or left == before:
+                continue
+            beside = maker.beside(stages)
+            misfit, cause = self._permuted_or_multiplied(beside)
+            if cause and math.isfinite(misfit) and misfit <= NEAR * left:
+                about: About = {"causes": [first.cause, cause]}
+                known.append((misfit, Phrase(TWO, {**about})))
+            for other, second in _numbered(_every(beside)):
+                both = frozenset((first.cause, second.cause))
+                if second.breaks or second.cause.id.startswith(RARE) or both in named:
+                    continue
+                if _is_of_one_kind(first.cause, second.cause):
+                    continue
+                misfit, alone_too = (
+                    self._of_pair(second),
+                    alone.get((second.cause, other), math.inf),
+                )
+                if math.isfinite(misfit) and misfit <= NEAR * min(left, alone_too):
+                    named.add(both)
+                    about = {"causes": [first.cause, second.cause]}
+                    known.append((misfit, Phrase(TWO, {**about})))
+                    if self._leaves_open(self._predicted(second)):
+                        self.open_causes.add(known[-1][1])
+        return known
+
+    def _permuted_or_multiplied(self, maker: Maker) -> tuple[float, Phrase]:
+        """Return the cause that an output is another one multiplied, or in another order.
+
+        The other one is that of `maker`, beside a mistake. The first result is the misfit.
+        """
+        output, want = self.output, maker.right.output
+        if want.shape != output.got.shape or not np.isfinite(want).all():
+            return math.inf, NOTHING
+        evidence = Evidence(output.got, want, output.noise, output.underflow)
+        best = Best(self.problem.dtype, lambda cause: True)
+        logits.factor_of_output(maker, evidence, best)
+        if best.cause:
+            return min(best.known, key=lambda it: it[0])
+        return 0.0, ports.permuted(self.problem, evidence)
+
+    def _of_pair(self, second: Hypothesis) -> float:
+        """Return the misfit of a mistake beside another; ∞ if they do not explain the output."""
+        try:
+            predicted = self._predicted(second)
+        except (AssertionError, IndexError, ValueError):
+            # A hypothesis may presuppose what the first mistake takes away, such as a shape.
+            return math.inf
+        if predicted.shape != self.output.got.shape:
+            return math.inf
+        misfit = self.output.misfit(predicted)
+        if not misfit <= NEAR * self.output.misfit(self.output.want):
+            return math.inf
+        return misfit if self._explains(self.output, predicted, second) else math.inf
+
+    def _of_both(self, both: Phrase) -> float:
+        """Return the misfit of the two mistakes that a cause holds; ∞ if they do not explain it."""
+        made = _every_and([both])(self._maker(self.problem))
+        return min((self._of_pair(hypothesis) for hypothesis in made), default=math.inf)
+
+    def _maker(self, problem: Problem) -> Maker:
+        return Maker(problem, chosen=self._chosen)
+
+    def _every(self, maker: Maker) -> Iterator[Hypothesis]:
+        return (it for it in _every(maker) if not self._only or it.cause in self._only)
+
+    def _explains(self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
+        if not _explained(evidence, predicted, hypothesis):
+            return False
+        if not self._explains_each_row(evidence, predicted):
+            return False
+        return self._leaves_rounding(evidence, predicted, hypothesis)
+
+    def _is_rounding(self, misfit: float) -> bool:
+        """Return whether an rms error is not too large for the narrower dtype, if there is one."""
+        if self._coarser == 1:
+            return True
+        off = precision.in_digits(Stages(self.problem), self._bits).output - self.output.want
+        return misfit <= precision.LIKE[1] * rms(off[np.isfinite(off)])
+
+    def _leaves_rounding(
+        self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis
+    ) -> bool:
+        """Return whether what a mistake leaves is rounding to the narrower dtype, if there is one.
+
+        Its noise would hide other mistakes, so it must have the size of errors that rounding makes.
+        """
+        if self._coarser == 1:
+            return True
+        lost = ~(np.isfinite(predicted) & np.isfinite(evidence.got))
+        left = ratios(evidence.got, predicted, evidence.noise / self._coarser, evidence.underflow)
+        if not precision.is_rounding(left, np.asarray(lost.any(axis=-1))):
+            return False
+        size = precision.size_of_errors(evidence, predicted, hypothesis.make(), self._bits)
+        return size <= precision.LIKE[1]
+
+    def _explains_each_row(self, evidence: Evidence, predicted: Array) -> bool:
+        """Return whether a mistake explains the wrong numbers of each row of a long output.
+
+        A row of few keys has so much more noise than one of thousands that it would hide what the
+        mistake leaves there.
+        """
+        if self._chosen is None:
+            return True
+        counts = evidence.wrong & np.isfinite(predicted) & np.isfinite(evidence.got)
+        left, before = (
+            np.sum((evidence.got - it) ** 2, axis=(0, 2), where=counts)
+            for it in (predicted, evidence.want)
+        )
+        return bool((left <= BETTER**2 * before).all())
+
+    def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
+        """Return the output with a mistake, of the whole or of a part; NaN where it is open.
+
+        It is open only for queries that see no key with the mistake; without it, too, it is what
+        was returned. Everywhere else, a prediction of NaN or ∞ is one: a number is not what the
+        mistake gives.
+        """
+        stages = hypothesis.make()
+        found, got = stages.output, self.answer.output
+        hidden = self.open
+        if part is not None:
+            got = ports.cut(self.problem, got, *part)
+            hidden = None if hidden is None else ports.cut(self.problem, hidden, *part)
+        if found.shape != got.shape:
+            return found
+        lost = ~np.isfinite(found) & np.isfinite(got)
+        if lost.any() and not hypothesis.breaks:
+            found = np.where(lost & ~ports.unseen(stages.problem), INFINITE, found)
+        if hidden is None:
+            return found
+        # What is open is right, unless the mistake predicts nothing anywhere else.
+        predicts = bool((np.isfinite(found) & ~hidden).any())
+        return np.where(hidden, got if predicts else np.nan, found)
+
+    def _part(self) -> tuple[Problem | None, Evidence]:
+        """Return the problem of the part with most wrong numbers; None if the whole is small."""
+        shape = self.problem.shape
+        # With many heads, the identities that stand for projections are large, too.
+        little = math.prod(shape.logits) <= ELEMENTS * 2 and shape.query_width <= WIDEST
+        if little or (shape.batch == shape.kv_heads == 1) or not self.problem.heads_alone:
+            return None, self.output
+        entry, group = self._worst_part
+        small = ports.part(self.problem, entry, group)
+        return small, of_part(self.problem, self.output, entry, group)
+
+    @cached_property
+    def _worst_part(self) -> tuple[int, int]:
+        """The batch entry and the key/value head with most wrong numbers."""
+        shape = self.problem.shape
+        wrong = separate(self.output.wrong & np.isfinite(self.output.got), shape.heads)
+        counts = wrong.reshape(shape.batch, shape.kv_heads, -1).sum(axis=-1)
+        if not counts.any():
+            counts = (
+                separate(self.output.wrong, shape.heads)
+                .reshape(shape.batch, shape.kv_heads, -1)
+                .sum(axis=-1)
+            )
+        entry, group = np.unravel_index(int(counts.argmax()), counts.shape)
+        return int(entry), int(group)
+
+    def _in_part(self, hypothesis: Hypothesis, predicted: Array) -> tuple[float, Phrase] | None:
+        """Return the misfit and the cause if the mistake is made in some heads or rows only.
+
+        Every wrong row of a head must be that of the mistake, and all others are right.
+        """
+        output, heads = self.output, ports.apart(self.problem)
+        if predicted.shape != output.got.shape or not hypothesis.cause:
+            return None
+        wrong = np.asarray(separate(output.wrong, heads).any(axis=-1))
+        if wrong.all():
+            return None
+        rows = np.repeat(wrong[..., None], output.got.shape[-1] // heads, axis=-1)
+        mixed = np.where(merged(rows), predicted, output.want)
+        if np.isnan(mixed).any() or not output.explained(mixed):
+            return None
+        if not self._explains_each_row(output, mixed):
+            return None
+        if not self._leaves_rounding(output, mixed, hypothesis):
+            return None
+        part = self._where(wrong)
+        if not part:
+            return None
+        # Where the mistake changes nothing, the numbers do not show whether it is made.
+        same = output.near(predicted)
+        if same.all():
+            return None
+        return output.misfit(mixed), hypothesis.cause.having(part=part)
+
+    def _note(self, cause: Phrase, evidence: Evidence, predicted: Array) -> None:
+        """Remember a mistake that explains some of the wrong elements, or much of the error."""
+        if predicted.shape != evidence.got.shape or not cause:
+            return
+        known = np.isfinite(predicted) & np.isfinite(evidence.got)
+        left, before = (rms((evidence.got - it)[known]) for it in (predicted, evidence.want))
+        if left <= BETTER * before:
+            self.close.add(cause)
+        if not cause.id.endswith("rounded") and _correlated(evidence, predicted):
+            self.along.add(cause)
+        near = evidence.near(predicted)
+        # A prediction of huge numbers has so much noise that it is near everything.
+        off, left_off = (np.abs(evidence.got - it) for it in (evidence.want, predicted))
+        explained = near & evidence.wrong & (left_off <= BETTER * off)
+        share = float(explained.sum() / evidence.wrong.sum())
+        if share < LEAST_SHARE or not near[~evidence.wrong].all():
+            return
+        heads = 1
+        if self.problem.heads_alone:
+            heads = evidence.got.shape[-1] // self.problem.shape.value_head_size
+        where = NOTHING
+        if self._where is where_wrong:
+            where = where_wrong(np.asarray(separate(explained, heads).all(axis=-1)))
+        self.partial.append((cause, share, where))
+        self.partial.sort(key=lambda one: -one[1])
+        del self.partial[MOST_PARTIAL:]
+
+    def _less_simple(
+        self, whole: Maker, small: Problem | None, evidence: Evidence, *, only_factors: bool
+    ) -> list[tuple[float, Phrase]]:
+        """Return causes that need a search of their own: a factor, or rounding on the way."""
+        maker = whole if small is None else self._maker(small)
+        known: list[tuple[float, Phrase]] = []
+        if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
+            return known
+        for cause, factor in logits.fitted_factors(maker, evidence):
+            known += self._factor(whole, cause, factor)
+        if known or only_factors or self._coarser > 1:
+            return known
+        known += [(0.0, cause) for cause in precision.in_tf32(maker, evidence)]
+        if known:
+            return known
+        coarse = self.accuracy()
+        nearest = math.inf
+        for hypothesis in precision.rounded_at_a_stage(maker):
+            predicted = hypothesis.make().output
+            if evidence.explained(predicted):
+                again = next(
+                    one
+                    for one in precision.rounded_at_a_stage(whole)
+                    if one.cause == hypothesis.cause
+                )
+                if small is None or self.output.explained(again.make().output):
+                    return [(0.0, hypothesis.cause)]
+            # A number near the middle between two of the format may be rounded otherwise.
+            left, before = evidence.misfit(predicted), evidence.misfit(evidence.want)
+            if coarse and left <= BETTER * before and left < nearest:
+                known, nearest = [(0.0, hypothesis.cause)], left
+        return known
+
+    def _factor(self, whole: Maker, cause: Phrase, number: float) -> list[tuple[float, Phrase]]:
+        """Return the cause of a factor if it holds for the whole, as 1/√n where it is that."""
+        problem = self.problem
+        if cause.id == "rotary.base":
+            assert problem.rotary is not None
+            base = number * problem.rotary.base
+            usual = {it: it for it in ports.BASES if math.isclose(it, base, rel_tol=1e-2)}
+            tries = [
+                (cause.having(base=said), whole.asked("", rotary=replace(problem.rotary, base=it)))
+                for it, said in {**usual, base: cause.arguments["base"]}.items()
+            ]
+        elif cause.id == "alibi.factor":
+            assert problem.slopes is not None
+            # The number of digits that programs write.
+            short = {it: cause.having(factor=it) for it in (float(f"{number:.2g}"),)}
+            tries = [
+                (said, whole.asked("", slopes=it * problem.slopes))
+                for it, said in {**short, number: cause}.items()
+            ]
+        elif cause.id == "bias.factor":
+            assert problem.attn_bias is not None
+            tries = [(cause, whole.asked("", attn_bias=number * problem.attn_bias))]
+        else:
+            scale = number * problem.logit_scale
+            tries = []
+            for size, exact, name in (
+                (round(1 / scale**2), lambda n: 1 / math.sqrt(n), "scale.of-size"),
+                (round(1 / abs(scale)), lambda n: 1 / n, "scale.of-whole-size"),
+            ):
+                if 1 < size < MOST_SIZE and math.isclose(exact(size), scale, rel_tol=2e-3):
+                    about: dict[str, Argument] = {
+                        "size": size,
+                        "scale": float(f"{exact(size):.6g}"),
+                    }
+                    tries.append((Phrase(name, about), whole.asked("", scale=exact(size))))
+            tries.append((cause, whole.asked("", scale=scale)))
+        for named, hypothesis in tries:
+            predicted = hypothesis.make().output
+            if self._explains(self.output, predicted, hypothesis):
+                return [(self.output.misfit(predicted), named)]
+        return []
+
+
+def _nothing(bits: int) -> Mapping[str, Array]:
+    """Return no errors for perturbed inputs: nobody can be asked again."""
+    return {}
+
+
+def _every(maker: Maker) -> Iterator[Hypothesis]:
+    # "untold.causal" of `ports` is the same mask: nobody asks for anything by arrays.
+    yield from (it for it in hypotheses(maker) if it.cause.id != "causal.unasked")
+    yield from ports.hypotheses(maker)
+
+
+def _every_and(causes: Sequence[Phrase]) -> Callable[[Maker], Iterator[Hypothesis]]:
+    """Return a function that yields all hypotheses, and those of two mistakes among `causes`."""
+
+    def every(maker: Maker) -> Iterator[Hypothesis]:
+        if not all(it.id == TWO for it in causes):
+            yield from _every(maker)
+        for both in causes:
+            first, second = both.parts("causes") or (None, None)
+            made = (it.make() for it in _every(maker) if first and it.cause == first)
+            for stages in itertools.islice(made, 1):
+                for it in _every(maker.beside(stages)):
+                    if it.cause == second:
+                        yield Hypothesis(both, it.make)
+
+    return every
+
+
+def _numbered(listed: Any) -> Iterator[tuple[int, Hypothesis]]:
+    """Yield hypotheses, each with how many with an equal cause were before it."""
+    seen: dict[Phrase, int] = {}
+    for hypothesis in listed:
+        number = seen[hypothesis.cause] = seen.get(hypothesis.cause, -1) + 1
+        yield number, hypothesis
+
+
+def _is_of_one_kind(one: Phrase, other: Phrase) -> bool:
+    """Return whether two mistakes are about the same number, so that any two make a third."""
+    kinds = [it.id.partition(".")[0] for it in (one, other)]
+    return kinds == ["scale", "scale"] or one.id == other.id
+
+
+def of_part(problem: Problem, evidence: Evidence, entry: int, group: int) -> Evidence:
+    """Return the evidence on the heads of one batch entry that share a key/value head."""
+    got, want, noise = (
+        ports.cut(problem, it, entry, group) for it in (evidence.got, evidence.want, evidence.noise)
+    )
+    return Evidence(got, want, noise, evidence.underflow)
+
+
+def _explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
+    """Return whether the answer with a mistake is the one that was returned, up to noise.
+
+    If it nearly is, the noise of the answer with the mistake is measured: with larger logits, it is
+    larger than that of the right answer.
+    """
+    if evidence.explained(predicted):
+        return True
+    if predicted.shape != evidence.got.shape or hypothesis.breaks:
+        return False
+    known = np.isfinite(predicted) & np.isfinite(evidence.got)
+    left = float(np.mean((evidence.got - predicted)[known] ** 2)) if known.any() else math.inf
+    before = float(np.mean((evidence.got - evidence.want)[known] ** 2)) if known.any() else 0.0
+    if not left <= NEAR**2 * before or not evidence.spread:
+        return False
+    noisy = hypothesis.make()
+    problem = noisy.problem
+    random = np.random.Generator(np.random.PCG64(1))
+    u, summed = problem.format.roundoff, problem.format.accumulator
+
+    def held(a: Stages, what: str, values: Array) -> Array:
+        size: Any = np.abs(values) * u
+        if what == "logits" and "score" not in a.own:
+            # A sum of products, each partial sum of which was rounded, may cancel.
+            q, k = (a.projected[name] for name in ("query", "key"))
+            norms = [np.sqrt((it**2).sum(axis=-1)) for it in (q, a.repeat(k, "key"))]
+            products = norms[0][..., None] * norms[1][:, :, None]
+            if products.shape == values.shape:
+                size = size + products * abs(a.problem.logit_scale) * summed
+        return values + size * random.uniform(-1, 1, values.shape)
+
+    if "held" in vars(noisy):
+        return False
+    noisy.held = MethodType(held, noisy)  # type: ignore[method-assign]
+    for shared in ("weights", "context"):
+        vars(noisy).pop(shared, None)
+    errors = noisy.output - predicted
+    if errors.shape != evidence.got.shape or not np.isfinite(errors[known]).all():
+        return False
+    rows = np.sqrt(np.where(known, errors, 0.0) ** 2).max(axis=-1, keepdims=True)
+    return evidence.explained(predicted, rows / evidence.spread)
+
+
+def _rows_explained(evidence: Evidence, predicted: Array) -> bool:
+    """Return whether a mistake explains the wrong rows if it is made in these only."""
+    if predicted.shape != evidence.got.shape:
+        return False
+    rows = evidence.wrong.any(axis=-1, keepdims=True)
+    mixed = np.where(rows, predicted, evidence.want)
+    return not np.isnan(mixed).any() and evidence.explained(mixed)
+
+
+def _correlated(evidence: Evidence, predicted: Array) -> bool:
+    """Return whether the error is, in units of σ, about a multiple of what a mistake changes.
+
+    Rounding errors are not: they are as good as random.
+    """
+    known = np.isfinite(predicted) & np.isfinite(evidence.got) & (evidence.noise > 0)
+    noise = np.where(known, evidence.noise, 1.0)
+    changed, off = (((array - evidence.want) / noise)[known] for array in (predicted, evidence.got))
+    size = math.sqrt(float(changed @ changed) * float(off @ off))
+    if not (size > 0 and math.isfinite(size)):
+        return False
+    return abs(float(changed @ off)) / size > max(ALONG, BY_CHANCE / math.sqrt(off.size))
+
+
+def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
+    """Return the causes that fit about as well as the best, without repetitions."""
+    limit = ALIKE * min((misfit for misfit, _ in known), default=0.0)
+    fitting = [cause for misfit, cause in known if dtype not in HALF or misfit <= limit]
+    named = [cause for cause in fitting if cause.id not in FITTED]
+    return [*dict.fromkeys(named or fitting)]
+
+
+def where_wrong(wrong: BoolArray, tokens: str = "query") -> Phrase:
+    """Return a phrase that says in which batch entries, heads and tokens rows are wrong.
+
+    `wrong` is `[batch heads length]`. The result is an empty phrase if all or none are, or if no
+    short phrase says it; parts that a short phrase describes are the smallest that hold all wrong
+    rows, and not every row in them has to be wrong.
+    """
+    if wrong.all() or not wrong.any():
+        return NOTHING
+    parts = []
+    for axis, name in enumerate(("batch", "head", tokens)):
+        others = tuple(other for other in range(3) if other != axis)
+        at = np.nonzero(wrong.any(axis=others))[0]
+        if 0 < at.size < wrong.shape[axis]:
+            part = indices(name, at, wrong.shape[axis]) or _every_nth(name, at)
+            parts += [part] if part else []
+    if len(parts) > 1:
+        return Phrase("where", {"parts": [*parts]})
+    return parts[0] if parts else NOTHING
+
+
+def _every_nth(axis: str, at: np.ndarray) -> Phrase:
+    """Return a phrase for equally spaced indices, such as the last row of every tile."""
+    steps = np.diff(at)
+    if at.size >= 3 and (steps == steps[0]).all():
+        about = {"first": int(at[0]), "step": int(steps[0])}
+        return Phrase(f"where.{axis}.every", {**about})
+    return NOTHING
+
+
+def last_axis(wrong: BoolArray, name: str) -> Phrase:
+    """Return which components of the last axis are wrong; NOTHING if all or none are."""
+    at = np.nonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))[0]
+    return indices(name, at, wrong.shape[-1]) if 0 < at.size < wrong.shape[-1] else NOTHING
+
+
+def rms(values: Array) -> float:
+    """Return the root of the mean square, or 0.0 of no values."""
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
