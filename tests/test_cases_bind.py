@@ -54,7 +54,6 @@ SYMMETRIC = {
                 "adjacent/gqa",
                 "with-window/gqa",
                 "with-chunk/self",
-                "with-key-lengths/gqa",
                 "packed/self",
             )
         ],
