@@ -943,3 +943,22 @@ def test_the_suite_may_be_installed_like_any_package(within, project, capsys, tm
         assert ("as measured" in capsys.readouterr().out) is again
     write(folder, "helper.py", 1.25)
     assert examined(PYTHONPATH=str(installed)) == ["deviates"]
+
+
+def test_a_module_that_has_no_attributes_is_not_asked_for_any(project, capsys):
+    """As haiku.experimental.flax where Flax is not installed."""
+    project(
+        before="import sys, types\n\n"
+        "class Missing(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        "        if name == '__file__':\n"
+        "            return None\n"
+        "        raise ImportError(name)\n\n"
+        "sys.modules['missing'] = Missing('missing')\n"
+        "sys.modules['nothing'] = None\n"
+        "sys.modules['number'] = 1",
+        inside="factor = 1.0",
+    )
+    for again in (False, True):
+        assert examined(PYTHONPATH="") == ["conforms"]
+        assert ("as measured" in capsys.readouterr().out) is again

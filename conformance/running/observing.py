@@ -113,7 +113,7 @@ class _Observer:
         self._modules = {
             name
             for name, module in sys.modules.items()
-            if not _is_own(getattr(module, "__file__", None) or "")
+            if not _is_own(_held(module, "__file__") or "")
         }
         self._mapped = _mapped()
         self._links = self._loads = False
@@ -370,7 +370,7 @@ class _Observer:
     def _note_module(self, name: str, file: str) -> None:
         """Note where a module of the project could be, up to the place where it is."""
         parent, _, last = name.rpartition(".")
-        folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else sys.path
+        folders = _held(sys.modules.get(parent), "__path__") or () if parent else sys.path
         for folder in [*folders]:
             place = os.path.join(folder, last)
             if _is_own(place) and not place.startswith(sys.prefix):
@@ -416,11 +416,11 @@ class _Observer:
         for name in [name for name in [*sys.modules] if name not in self._modules]:
             self._modules.add(name)
             module = sys.modules.get(name)
-            file = getattr(module, "__file__", None)
+            file = _held(module, "__file__")
             if isinstance(file, str):
                 loaded.append(file)
             else:  # a package without __init__.py, which any later one hides
-                file = next(iter(getattr(module, "__path__", ())), "")
+                file = next(iter(_held(module, "__path__") or ()), "")
             if isinstance(file, str) and _is_own(file):
                 self._note_module(name, file)
         self._note_path()
@@ -465,6 +465,17 @@ def news() -> dict[str, str]:
     Return {} if the process is not observed.
     """
     return {} if _observer is None else _observer.look()
+
+
+def _held(module: Any, name: str) -> Any:
+    """Return an attribute that a module holds, or None; it is not asked to make one.
+
+    Modules that stand for what is not installed raise whatever attribute is asked for, and others
+    import something then.
+    """
+    with suppress(AttributeError):
+        return object.__getattribute__(module, "__dict__").get(name)
+    return None
 
 
 class _Watched:
