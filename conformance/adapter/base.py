@@ -203,6 +203,8 @@ class Call:
         built: the shape, with other lengths, for which a layer is built; None for the problem's.
         around: the number that surrounds every input and mask in memory, if the framework's arrays
             can be views of other arrays; `strided` then has no effect. None to surround no array.
+        handed: a list to which a function's adapter adds what it hands to the function: the name of
+            an array, the array and a copy of its numbers. None to add nothing.
     """
 
     mode: Mode = DEFAULT_MODE
@@ -219,6 +221,7 @@ class Call:
     shared: tuple[str, ...] = ()
     built: Shape | None = None
     around: float | None = None
+    handed: list[tuple[str, Any, np.ndarray]] | None = None
 
     def spelled(self, spelling: Spelling) -> Call:
         """Return the same call with masks in this encoding, faster than `dataclasses.replace`."""

@@ -53,8 +53,6 @@ class Function(NativeAdapter):
     grouped: bool = False
     projections_supplied = True
     bias_modes: tuple[str, ...] = ()
-    _handed_over: list[tuple[str, Any, np.ndarray]] | None = None
-    """While side effects are looked for: what `attend` has been given, with its numbers before."""
 
     def attend(
         self,
@@ -91,16 +89,13 @@ class Function(NativeAdapter):
 
         Memory of pages and caches that no token uses, which holds NaN, may be written to.
         """
-        self._handed_over = []
-        try:
-            effects = super().side_effects(problem, call)
-            changed = list(effects.changed)
-            for name, array, before in self._handed_over:
-                now = self.bridge.numpy(array)
-                if not (np.isnan(before) | (now == before)).all():
-                    changed.append(f"{name}, as the function gets it: its numbers changed")
-        finally:
-            self._handed_over = None
+        handed: list[tuple[str, Any, np.ndarray]] = []
+        effects = super().side_effects(problem, dataclasses.replace(call, handed=handed))
+        changed = list(effects.changed)
+        for name, array, before in handed:
+            now = self.bridge.numpy(array)
+            if not (np.isnan(before) | (now == before)).all():
+                changed.append(f"{name}, as the function gets it: its numbers changed")
         return dataclasses.replace(effects, changed=tuple(dict.fromkeys(changed)))
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
@@ -149,12 +144,12 @@ class Function(NativeAdapter):
             options = {} if scale is None else {"scale": scale}
             given = (*(f"{name}_bias" for name in _INPUTS if adds_biases), "score")
             options |= {name: own[name] for name in given if name in own}
-            if self._handed_over is not None and not (call.projected and moved is None):
-                self._handed_over += [
+            if call.handed is not None and not (call.projected and moved is None):
+                call.handed.extend(
                     (name, array, bridge.numpy(array).copy())
                     for name, array in (heads | more).items()
                     if not (moved is not None and moved.ring and name in moved.names)
-                ]
+                )
             result = attend(*heads.values(), masks, **options)
             context, weights = result if isinstance(result, tuple) else (result, None)
             check_device_of(bridge, context, heads["query"], "returned its result")

@@ -26,7 +26,7 @@ from conformance.arrays.given import (
     separate,
 )
 from conformance.arrays.noise import expected
-from conformance.arrays.search import NEAR, TELLING, Search, last_axis, of_part, rms, where_wrong
+from conformance.arrays.search import NEAR, TELLING, Search, last_axis, of_part, where_wrong
 from conformance.causes import precision, softmax
 from conformance.causes.diagnose import hypotheses
 from conformance.causes.hypothesis import (
@@ -34,6 +34,7 @@ from conformance.causes.hypothesis import (
     Chosen,
     Evidence,
     Maker,
+    rms,
 )
 from conformance.definition.comparison import Comparison, accuracy_class, against, element
 from conformance.definition.dtypes import Array, BoolArray

@@ -37,6 +37,7 @@ from conformance.causes.hypothesis import (
     Evidence,
     Hypothesis,
     Maker,
+    rms,
 )
 from conformance.causes.location import indices
 from conformance.causes.stages import Stages
@@ -857,8 +858,3 @@ def last_axis(wrong: BoolArray, name: str) -> Phrase:
     """Return which components of the last axis are wrong; NOTHING if all or none are."""
     at = np.nonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))[0]
     return indices(name, at, wrong.shape[-1]) if 0 < at.size < wrong.shape[-1] else NOTHING
-
-
-def rms(values: Array) -> float:
-    """Return the root of the mean square, or 0.0 of no values."""
-    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0

@@ -35,7 +35,7 @@ MORE_TOKENS = 160
 MORE_KEYS = 5
 """How many more keys a problem has in which alignments show."""
 
-ALIKE = 1e-9
+CLOSE = 1e-9
 """The largest difference of two predictions in float64, relative to their rms, that are one."""
 
 WAYS = ("tokens", "keys", "causal", "numbers", "heads", "mask")
@@ -87,7 +87,7 @@ def apart(
 def _are_one(one: Sequence[Array], other: Sequence[Array]) -> bool:
     """Return whether two causes, each with the answers that it may give, give one answer."""
     return any(
-        a.shape == b.shape and np.allclose(a, b, ALIKE, ALIKE, equal_nan=True)
+        a.shape == b.shape and np.allclose(a, b, CLOSE, CLOSE, equal_nan=True)
         for a in one
         for b in other
     )

@@ -345,12 +345,12 @@ class Evidence:
 
     @cached_property
     def _size(self) -> float:
-        return _rms(self.want)
+        return rms(self.want)
 
     @cached_property
     def spread(self) -> float:
         """The root mean square of the noise."""
-        return _rms(self.noise)
+        return rms(self.noise)
 
     def gain(self, found: Array) -> float:
         """Return the rms of the prediction `found` divided by that of the expected array.
@@ -360,7 +360,7 @@ class Evidence:
         """
         if self._size <= 10 * self.spread:
             return 1.0
-        return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
+        return max(1.0, rms(found[np.isfinite(found)]) / self._size)
 
     def near(self, found: Array, gain: float | Array = 1.0) -> BoolArray:
         """Return a mask, True where the answer equals the prediction `found` up to noise.
@@ -378,7 +378,7 @@ class Evidence:
 
     def misfit(self, found: Array) -> float:
         """Return the rms difference between the answer and the prediction where both are finite."""
-        return _rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
+        return rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
 
     def explained(self, found: Array, gain: float | Array = 1.0) -> bool:
         """Return whether the prediction `found` fits the whole returned array.
@@ -419,6 +419,6 @@ class Evidence:
         return bool((off > FAILS * self._size)[np.asarray(broken.any(axis=-1))].all())
 
 
-def _rms(values: Array) -> float:
+def rms(values: Array) -> float:
     """Return the root mean square of the values; 0 for an empty array."""
     return float(np.sqrt(np.mean(values**2))) if values.size else 0.0

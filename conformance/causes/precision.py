@@ -10,7 +10,7 @@ from types import MethodType
 
 import numpy as np
 
-from conformance.causes.hypothesis import BETTER, HALF, Evidence, Hypothesis, Maker
+from conformance.causes.hypothesis import BETTER, HALF, Evidence, Hypothesis, Maker, rms
 from conformance.causes.stages import Change, Stages
 from conformance.definition.arithmetic import Exact
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array, BoolArray
@@ -93,7 +93,7 @@ def in_tf32(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
     The prediction therefore has to explain most of the error, but need not be met exactly.
     """
     off = np.abs(ratios(evidence.got, evidence.want, evidence.noise, evidence.underflow))
-    if maker.problem.dtype != "float32" or not LEAST * TF32_SIZE < _rms(off) < LIMIT * TF32_SIZE:
+    if maker.problem.dtype != "float32" or not LEAST * TF32_SIZE < rms(off) < LIMIT * TF32_SIZE:
         return
     scale = maker.problem.logit_scale
     for (how, rounding), where, factor, power in itertools.product(
@@ -111,7 +111,7 @@ def in_tf32(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
             stages["mix"] = _mix_of_powers
         found = Stages(maker.problem, **stages).output
         known = np.isfinite(found) & np.isfinite(evidence.got)
-        left, before = (_rms((evidence.got - array)[known]) for array in (found, evidence.want))
+        left, before = (rms((evidence.got - array)[known]) for array in (found, evidence.want))
         if before > 0 and left <= BETTER * before:
             about = {"how": Phrase(f"tf32.{how}"), "where": Phrase(f"tf32.{where}")}
             yield Phrase("precision.tf32", {**about})
@@ -142,14 +142,14 @@ def normalised_at_every_key(maker: Maker, evidence: Evidence, again: Again) -> P
         share, off = shares[entry, query], error[entry, query]
         factors, *_ = np.linalg.lstsq(share, off, rcond=None)
         if (
-            _rms(off - share @ factors) > BETTER * _rms(off)
+            rms(off - share @ factors) > BETTER * rms(off)
             or (np.abs(factors) > LIMIT * noise[entry, :, query]).any()
         ):
             return NOTHING
     other = again(problem.format.significand_bits).get("output")
     weight = np.divide(1.0, evidence.noise, where=evidence.noise > 0, out=0.0 * error)
     # Rows with much noise would hide that an error in the others is always the same.
-    if other is None or _correlation(error * weight, other * weight) > ALIKE:
+    if other is None or _correlation(error * weight, other * weight) > CORRELATED:
         return NOTHING
     return Phrase("precision.normalised-at-every-key")
 
@@ -212,7 +212,7 @@ def _factors(rounding: Callable[[Array], Array]) -> Change:
     return lambda a, axes, left, right: np.einsum(axes, rounding(left), rounding(right))
 
 
-ALIKE = 0.7
+CORRELATED = 0.7
 """If the errors in two nearly equal problems are correlated more than this, they are not due to
 rounding."""
 
@@ -267,14 +267,14 @@ def coarse(
         if np.abs(coarser).max() > LIMIT:
             continue
         if computed is None:
-            size, (least, most) = _rms(coarser), (LEAST, math.inf)
+            size, (least, most) = rms(coarser), (LEAST, math.inf)
         else:
             size, (least, most) = size_of_errors(evidence, want, computed, bits), LIKE
         if size > most:
             continue
         if size < least:
             return NOTHING
-        if again is not None and _correlation(got - want, again(bits).get(name)) > ALIKE:
+        if again is not None and _correlation(got - want, again(bits).get(name)) > CORRELATED:
             return NOTHING
         return accuracy(dtype, bits)
     return NOTHING
@@ -298,7 +298,7 @@ def size_of_errors(evidence: Evidence, found: Array, computed: Stages, bits: int
     known = np.isfinite(rounded) & np.isfinite(found) & np.isfinite(evidence.got)
     known &= evidence.noise > 0
     left, usual = (
-        _rms(((array - found) / np.where(known, evidence.noise, 1.0))[known])
+        rms(((array - found) / np.where(known, evidence.noise, 1.0))[known])
         for array in (evidence.got, rounded)
     )
     return left / usual if usual > 0 else math.inf
@@ -340,10 +340,6 @@ def is_rounding(ratio: Array, certain: BoolArray) -> bool:
         and rows.mean() >= SPREAD
         and (rows.mean(axis=-1) >= SPREAD / 2).mean() >= 1 - SPREAD / 4
     )
-
-
-def _rms(values: Array) -> float:
-    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
 
 
 def _correlation(one: Array, other: Array | None) -> float:

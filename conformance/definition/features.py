@@ -134,6 +134,7 @@ class FeatureEntry:
         symbols: the names of its arrays in generated scripts, if they have others there.
         turns: whether it turns heads by angles that grow with positions, and so does their noise.
         placed: whether its lines in generated scripts use the positions of tokens.
+        aligned: whether its answer depends on how queries are aligned with keys.
     """
 
     name: ClassVar[str]
@@ -153,6 +154,7 @@ class FeatureEntry:
     symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
     turns: ClassVar[bool] = False
     placed: ClassVar[bool] = False
+    aligned: ClassVar[bool] = False
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         """Return the fields of the problem that hold the feature, without those that are absent."""
@@ -166,6 +168,13 @@ class FeatureEntry:
     def parts(self, problem: Problem) -> tuple[str, ...]:
         """Return the names under which adapters declare what the problem has of the feature."""
         return (self.name,)
+
+    def conventions(self, problem: Problem) -> dict[str, str]:
+        """Return, by name, the conventions of the problem that implementations choose freely.
+
+        An implementation may have another one of each, and no argument for it.
+        """
+        return {}
 
     def check(self, problem: Problem) -> None:
         """Raise `WrongShape` if a number of the feature is out of range."""
@@ -308,6 +317,7 @@ class _WindowEntry(FeatureEntry):
         "window_nothing_before",
         "window_nothing_after",
     )
+    aligned = True
 
     def check(self, problem: Problem) -> None:
         for side, count in zip(("before", "after"), problem.window, strict=True):
@@ -438,6 +448,7 @@ class _AlibiEntry(FeatureEntry):
     files = MappingProxyType({"slopes": "alibi_slopes"})
     drawn = ("slopes", "slopes_of_alibi")
     placed = True
+    aligned = True
 
     def facts(self, problem: Problem) -> Iterator[str]:
         yield f"ALiBi slopes {_listed(problem.slopes)}"
@@ -482,6 +493,7 @@ class _RotaryEntry(FeatureEntry):
     feels_key_bias = True
     turns = True
     placed = True
+    aligned = True
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         """Return the fields that hold it; without a rotation, there is nothing to scale."""
@@ -492,6 +504,10 @@ class _RotaryEntry(FeatureEntry):
         # Sections alone scale nothing.
         scaled = scaling is not None and scaling.rope_type != "default"
         return (self.name, "rotary scaling") if scaled else (self.name,)
+
+    def conventions(self, problem: Problem) -> dict[str, str]:
+        assert problem.rotary is not None
+        return {"rotary pairs": problem.rotary.pairs}
 
     def told(self, problem: Problem) -> dict[str, Any]:
         """Leave out a scaling that is not there, as in problems that are older than it."""
@@ -828,6 +844,7 @@ class _ChunkEntry(FeatureEntry):
     numbers = MappingProxyType({"chunk": int | None})
     drawn = ("chunk",)
     options = MappingProxyType({"chunk": int})
+    aligned = True
 
     def check(self, problem: Problem) -> None:
         assert problem.chunk is not None
@@ -860,6 +877,7 @@ class _SpansEntry(FeatureEntry):
     files = MappingProxyType({"spans": "span_ids"})
     whole = True
     drawn = ("spans_two", "spans_of_one_id", "spans_adjacent", "spans_long", "spans_prefix")
+    aligned = True
 
     def check(self, problem: Problem) -> None:
         assert problem.spans is not None
@@ -1024,6 +1042,11 @@ class _AxesEntry(FeatureEntry):
     def fields(self, problem: Problem) -> dict[str, Any]:
         """Return the field that holds it; without a rotation, nothing turns by any position."""
         return super().fields(problem) if problem.rotary is not None else {}
+
+    def conventions(self, problem: Problem) -> dict[str, str]:
+        assert problem.rotary_scaling is not None
+        interleaved = problem.rotary_scaling.mrope_interleaved
+        return {"sections": "interleaved" if interleaved else "side by side"}
 
     def check(self, problem: Problem) -> None:
         if problem.rotary_scaling is None or problem.rotary_scaling.mrope_section is None:

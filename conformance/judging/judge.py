@@ -20,7 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
-from conformance.adapter.features import Said
+from conformance.adapter.features import Said, parts_of
 from conformance.cases.case import FAMILIES, Case
 from conformance.cases.catalogue import every_case, matches, posed
 from conformance.definition.arithmetic import CLASSES
@@ -301,19 +301,16 @@ REQUIRABLE = tuple(
 )
 """What a task can require: chapters, features by name, and fewer key/value heads than heads."""
 
-_PLACED = frozenset({"causal", "window", "chunk", "spans", "alibi", "rotary"})
-"""The parts of a problem for which it matters how queries are aligned with keys."""
-
 
 @cache
 def needs_of(case: Case) -> frozenset[str]:
     """Return the names in `REQUIRABLE` of what a case of the catalogue needs."""
-    entries = case.problem(SINGLE[0]).entries if case.features else ()
+    problem = case.problem(SINGLE[0])
+    entries = problem.entries if case.features else ()
     # Whoever requires a feature means it with those without which it is nothing.
     implied = {name for entry in entries for name in entry.needs}
     features = [entry.name for entry in entries if entry.name not in implied]
-    if any("rotary scaling" in entry.parts(case.problem(SINGLE[0])) for entry in entries):
-        features.append("rotary scaling")
+    features += [part for part in ("rotary scaling",) if part in parts_of(problem)]
     grouped = {GROUPED} if case.shape.group > 1 else set()
     names = {case.chapter, *(name.replace(" ", "-") for name in features)}
     return frozenset((names | grouped) - NEEDS_NOTHING)
@@ -323,22 +320,17 @@ def needs_of(case: Case) -> frozenset[str]:
 def conventions_of(case: Case) -> Mapping[str, str]:
     """Return the conventions of a case of which an implementation may have another one, by name."""
     problem = case.problem(SINGLE[0])
-    found = {}
-    parts = {part for entry in problem.entries for part in entry.parts(problem)}
-    parts |= {"causal"} if problem.causal is not None else set()
-    aligned = {
+    found: dict[str, str] = {}
+    for entry in problem.entries:
+        found |= entry.conventions(problem)
+    aligned = [entry.name for entry in problem.entries if entry.aligned]
+    aligned += ["causal"] if problem.causal is not None else []
+    agreeing = [
         alignment
         for alignment in get_args(Causal)
-        if all(Said().agrees(problem, part, alignment) for part in parts & _PLACED)
-    }
-    if len(aligned) == 1:
-        found["alignment"] = aligned.pop()
-    if problem.rotary is not None:
-        found["rotary pairs"] = problem.rotary.pairs
-    scaling = problem.rotary_scaling
-    if problem.axes is not None and scaling is not None:
-        found["sections"] = "interleaved" if scaling.mrope_interleaved else "side by side"
-    return found
+        if all(Said().agrees(problem, part, alignment) for part in aligned)
+    ]
+    return found | {"alignment": agreeing[0]} if len(agreeing) == 1 else found
 
 
 @cache
