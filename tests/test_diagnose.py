@@ -866,6 +866,21 @@ GROUPED = [(6, 3, 14), (8, 2, 16), (8, 2, 64), (4, 2, 10), (4, 1, 10)]
 BOTH_LAYOUTS = ("batch heads length head", "batch length heads head")
 
 
+@pytest.mark.parametrize("layout", BOTH_LAYOUTS)
+def test_what_an_output_nearly_is_decides_the_layout_if_nothing_explains_it(layout):
+    q, k, v = drawn(heads=4, queries=12, keys=12)
+    right = attention(q, k, v, causal=0)
+    spoilt = right + 0.2 * right.std() * np.random.default_rng(6).standard_normal(right.shape)
+    found = diagnose(*in_layout(layout, q, k, v, spoilt), causal=True)
+    assert (found.verdict, found.layout, found.causes) == ("deviates", layout, []), str(found)
+    (note,) = (it for it in found.notes if it.id == "arrays.unexplained")
+    assert 15 < note.arguments["percent"] < 25
+    # Nothing but a half of it does not: what it is in the other layout is as unlike.
+    spoilt = right + right.std() * np.random.default_rng(6).standard_normal(right.shape)
+    with pytest.raises(Ambiguous, match="--layout"):
+        diagnose(*in_layout(layout, q, k, v, spoilt), causal=True)
+
+
 def spoilt_in_all_elements(q, k, v):
     return attention(q, k, v, causal=0) + np.random.default_rng(6).standard_normal(q.shape)
 

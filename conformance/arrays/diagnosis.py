@@ -49,6 +49,10 @@ ILL = 0.02
 """Noise above this share of the output's rms, as an rms, is said to leave little to compare."""
 
 
+NEARER = 0.25
+"""An order of axes is the right one if at most this share of the output's variance is unlike what
+is expected, and at most this share of what is unlike it in any other order."""
+
 CLEAR = 0.1
 """The share of right elements from which one order of axes is the right one, if no other has half
 as many."""
@@ -478,8 +482,12 @@ def _explained_reading(
     layouts.sort(key=lambda it: it in blind)
     right = {it: max(one.right for one in found if one.reading.layout == it) for it in layouts}
     best = max(layouts, key=lambda it: right[it])
+    left = {it: min(one.unlike for one in found if one.reading.layout == it) for it in layouts}
+    nearest = min(layouts, key=lambda it: left[it])
     if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
         layouts = [best]
+    elif all(left[nearest] < NEARER * min(1.0, left[it]) for it in layouts if it != nearest):
+        layouts = [nearest]
     # What explains the output at its own precision comes before what does so at a coarser one.
     for kind in by:
         for layout in layouts:
@@ -573,6 +581,17 @@ class Judged:
         if self.answer is not self.reading.answer:
             wrong = wrong[~ports.unseen(self.problem)]
         return 1.0 - float(wrong.mean()) if wrong.size else 0.0
+
+    @cached_property
+    def unlike(self) -> float:
+        """The share of the output's variance that no multiple of what is expected has, 1 − r²."""
+        got, want = self.answer.output, self.expectation.arrays["output"]
+        known = np.isfinite(got) & np.isfinite(want)
+        if self.answer is not self.reading.answer:
+            known &= ~ports.unseen(self.problem)
+        got, want = got[known], want[known]
+        sizes = float(got @ got) * float(want @ want)
+        return 1.0 - float(got @ want) ** 2 / sizes if 0 < sizes < math.inf else 1.0
 
     @property
     def misfit(self) -> float:
@@ -728,6 +747,12 @@ class Judged:
                 causes.append(cause.having(given=read) if other.reading.assumed else cause)
         if not causes and self.reading.layout.startswith("length"):
             notes.append(told(Phrase("arrays.of-one-entry")))
+        if not causes and self.whole is None:
+            output = Evidence.of("output", self.answer.output, self.expectation)
+            size = rms(output.want[np.isfinite(output.got)])
+            if output.wrong.any() and size > 0:
+                percent = float(f"{100 * output.misfit(output.want) / size:.2g}")
+                notes.append(told(Phrase("arrays.unexplained", {"percent": percent})))
         if len(causes) > 1 and self._search.telling:
             notes += map(told, self._search.telling)
         if self._accuracy:
