@@ -46,6 +46,7 @@ from conformance.errors import (
     WrongShape,
     WrongTensors,
 )
+from conformance.records.findings import Phrase
 
 # An attention that has nothing of the suite, in float32
 
@@ -121,9 +122,23 @@ def in_bfloat16(x):
     return BFLOAT16.round(x).astype(np.float32)
 
 
+def in_float8(x, *, scaled=False):
+    """Numbers of float8_e4m3fn, times a scale for each head of a batch entry if `scaled`."""
+    unit = np.abs(x).max(axis=(2, 3), keepdims=True) / np.float32(448) if scaled else np.float32(1)
+    spacing = np.float32(2) ** (np.maximum(np.floor(np.log2(np.abs(x / unit))), -6) - 3)
+    return np.rint(x / unit / spacing) * spacing * unit
+
+
+def softmax(x):
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
 # Stories: what a file holds, and the mistake that it shows
 
 Q, K, V = drawn()
+QK = Q @ K.swapaxes(-1, -2) * np.float32(8**-0.5)
+"""The logits of these heads."""
 MASK = np.random.default_rng(1).random((2, 1, 1, 12)) < 0.7
 MASK[..., 0] = True
 SINKS = np.float32([0.5, -1.0, 2.0, 0.0])
@@ -433,6 +448,22 @@ STORIES = {
         of(Q, K, V, attention(Q, in_bfloat16(K), in_bfloat16(V))),
         "precision.stored-rounded",
         {"to": "bfloat16"},
+    ),
+    "cache of keys and values in float8": (
+        of(Q, K, V, attention(Q, in_float8(K), in_float8(V))),
+        "precision.stored-rounded",
+        {"to": "float8_e4m3fn"},
+    ),
+    "cache of keys and values in float8 with scales": (
+        of(Q, K, V, attention(Q, in_float8(K, scaled=True), in_float8(V, scaled=True))),
+        "precision.stored-scaled",
+        {"to": "float8_e4m3fn", "over": Phrase("scaled.head")},
+    ),
+    "softmax taken twice": (of(Q, K, V, softmax(softmax(QK)) @ V), "softmax.twice", {}),
+    "exponentials that nothing divides": (
+        of(Q, K, V, np.exp(QK) @ V),
+        "softmax.not-divided",
+        {},
     ),
     "output rounded to bfloat16 on the way": (
         of(Q, K, V, in_bfloat16(attention(Q, K, V)), dtype="float32"),
@@ -864,6 +895,34 @@ def test_a_layout_that_nothing_decides_has_to_be_told():
 GROUPED = [(6, 3, 14), (8, 2, 16), (8, 2, 64), (4, 2, 10), (4, 1, 10)]
 """Query heads, key/value heads and tokens, of which the first two would also fit as lengths."""
 BOTH_LAYOUTS = ("batch heads length head", "batch length heads head")
+
+
+def with_dropout(weights, rate, seed=0):
+    kept = np.random.default_rng(seed).random(weights.shape) >= rate
+    return np.where(kept, weights / np.float32(1 - rate), np.float32(0))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_that_is_on_is_named_from_the_rows_that_see_few_keys(rate):
+    q, k, v = drawn(size=16, queries=24, keys=24)
+    logits = np.where(np.tri(24, dtype=bool), q @ k.swapaxes(-1, -2) / np.float32(4), -np.inf)
+    dropped = with_dropout(softmax(logits), rate) @ v
+    found = diagnose(q, k, v, dropped, causal=True)
+    assert found.cause is not None, str(found)
+    assert found.cause.id == "softmax.dropout-on"
+    assert found.cause.arguments["rate"] == pytest.approx(rate, rel=1e-3)
+    assert "eval" in found.cause.advice
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.95, 1.3])
+def test_weights_of_which_some_are_lost_otherwise_are_not_taken_for_dropout(factor):
+    """Some are 0, and the others are not as much larger as the share of zeros says."""
+    q, k, v = drawn(size=16, queries=24, keys=24)
+    logits = np.where(np.tri(24, dtype=bool), q @ k.swapaxes(-1, -2) / np.float32(4), -np.inf)
+    kept = np.random.default_rng(1).random(logits.shape) >= 0.1
+    found = diagnose(q, k, v, (softmax(logits) * kept * np.float32(factor)) @ v, causal=True)
+    assert found.verdict == "deviates"
+    assert not found.causes, str(found)
 
 
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)

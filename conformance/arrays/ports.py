@@ -6,6 +6,7 @@ is a `Hypothesis` like those of `conformance.causes`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.arrays.given import identities, merged, separate
-from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, significant
+from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, rms, significant
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
@@ -297,6 +298,53 @@ def factors(problem: Problem, evidence: Evidence) -> Phrase:
             about: About = {"factor": significant(factor), "part": where}
             return Phrase("output.factor", {**about})
     return NOTHING
+
+
+MOST_ROWS = 512
+"""The largest number of rows whose weights are recovered."""
+
+UNEVEN = 0.02
+"""How much recovered weights may differ, relative to those that they are taken for."""
+
+LEAST_KEPT = 0.5
+"""Weights above this share of what is expected were kept, and the others dropped."""
+
+FEWEST_KEPT, FEWEST_DROPPED = 8, 3
+"""The fewest weights of each kind by which dropout is told from other mistakes."""
+
+
+def dropped(right: Stages, evidence: Evidence) -> Phrase:
+    """Return the cause that some weights are 0 and all others larger by one factor: dropout is on.
+
+    The weights of a query are recovered where it sees at most half as many keys as a value has
+    components; other rows say nothing. The share of zeros must be that of the factor, 1 − 1/factor.
+    """
+    shape = right.shape
+    if not np.isfinite(evidence.got).all() or not right.problem.heads_alone:
+        return NOTHING
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    got = evidence.got.reshape(sizes).transpose(0, 2, 1, 3)
+    seen = right.weights > 0
+    counts = seen.sum(axis=-1)
+    rows = np.argwhere((counts > 0) & (2 * counts <= shape.value_head_size))[:MOST_ROWS]
+    found: list[Array] = [np.zeros(0)]
+    for at in map(tuple, rows):
+        values, weights = right.values[at[:2]][seen[at]], right.weights[at][seen[at]]
+        solved, *_ = np.linalg.lstsq(values.T, got[at], rcond=None)
+        if rms(solved @ values - got[at]) > UNEVEN * rms(weights @ values):
+            return NOTHING
+        found.append((solved / weights)[weights > UNEVEN])
+    shares = np.concatenate(found)
+    kept = shares[shares > LEAST_KEPT]
+    if kept.size < FEWEST_KEPT or shares.size - kept.size < FEWEST_DROPPED:
+        return NOTHING
+    factor = float(np.median(kept))
+    even = np.abs(np.where(shares > LEAST_KEPT, shares / factor - 1, shares)) <= UNEVEN
+    rate = 1 - 1 / factor
+    spread = math.sqrt(max(rate * (1 - rate), 0.0) / shares.size)
+    if not even.all() or abs(1 - kept.size / shares.size - rate) > 4 * spread:
+        return NOTHING
+    return Phrase("softmax.dropout-on", {"rate": significant(rate), "count": len(rows)})
 
 
 def _order(nearest: np.ndarray) -> dict[str, list[Part]]:

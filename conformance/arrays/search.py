@@ -343,6 +343,7 @@ class Search:
             for cause in (
                 ports.permuted(self.problem, output),
                 ports.factors(self.problem, output),
+                ports.dropped(whole.right, output),
             ):
                 known += [(0.0, cause)] if cause and not known else []
         if not known:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import Hypothesis, Maker
+from conformance.causes.hypothesis import NO_MORE, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from conformance.definition.problem import Shape
 from conformance.records.findings import Phrase
 
 NAMES = ("query", "key", "value")
+
+EIGHT_BITS = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
+"""Formats in which caches hold keys and values, each with its largest number."""
+
+SCALED_OVER: dict[str, tuple[int, ...]] = {
+    "scaled.token": (3,),
+    "scaled.head": (2, 3),
+    "scaled.all": (0, 1, 2, 3),
+}
+"""What shares a scale, with the axes of heads `[batch heads length head]` that it spans."""
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -244,6 +255,45 @@ def _stored(maker: Maker) -> Iterator[Hypothesis]:
                 return Stages.repeat(a, narrow.round(heads), name)
 
             yield maker.staged("precision.stored-rounded", {"to": narrow.name}, repeat=repeat)
+    for name, largest in EIGHT_BITS.items():
+        if name != "int8":
+            yield _stored_as(maker, name, None)
+        for over, axes in SCALED_OVER.items():
+            yield _stored_as(maker, name, axes, {"over": Phrase(over)}, largest)
+
+
+def _stored_as(
+    maker: Maker,
+    name: str,
+    axes: tuple[int, ...] | None,
+    about: About = NO_MORE,
+    largest: float = math.inf,
+) -> Hypothesis:
+    """Return the hypothesis that keys and values are stored in 8 bits.
+
+    They are divided by a scale, with which the largest number along the axes of heads
+    `[batch heads length head]` becomes the largest one of the format; without axes, they are not.
+    """
+
+    def repeat(a: Stages, heads: Array, which: str) -> Array:
+        unit: Any = 1.0
+        if axes is not None:
+            highest = np.abs(heads).max(axis=axes, keepdims=True)
+            unit = np.where(highest > 0, (highest / largest).astype(np.float32), 1.0)
+        return Stages.repeat(a, _in_eight_bits(name, heads / unit) * unit, which)
+
+    cause = "precision.stored-rounded" if axes is None else "precision.stored-scaled"
+    return maker.staged(cause, {"to": name, **about}, repeat=repeat)
+
+
+def _in_eight_bits(name: str, values: Array) -> Array:
+    """Return the nearest numbers of a format of `EIGHT_BITS`, and its largest beyond its range."""
+    spacing: Any = 1.0
+    if name != "int8":
+        bits, lowest = (4, -6) if name == "float8_e4m3fn" else (3, -14)
+        exponent = np.maximum(np.frexp(values)[1] - 1, lowest)
+        spacing = np.ldexp(1.0, exponent + 1 - bits)
+    return np.clip(np.rint(values / spacing) * spacing, -EIGHT_BITS[name], EIGHT_BITS[name])
 
 
 def _groups(maker: Maker) -> Iterator[Hypothesis]:

@@ -19,6 +19,9 @@ from conformance.definition.problem import Problem
 from conformance.definition.statistics import LOG_SUM_EXP, MAX_LOGIT
 from conformance.records.findings import NOTHING, Phrase
 
+LARGEST = 80.0
+"""The largest logit whose exponential is in the range of float32, roughly."""
+
 MOST_TILES = 12
 """The largest number of tiles that are tested one by one; each test computes attention once."""
 
@@ -36,11 +39,28 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
             yield maker.staged(cause, softmax=over(axis, empty))
     yield maker.staged("softmax.sigmoid", softmax=lambda a, x: 1 / (1 + np.exp(-x)))
     yield maker.staged("softmax.missing", softmax=lambda a, x: np.where(np.isfinite(x), x, 0.0))
+    for hidden in (True, False) if maker.problem.allowed is not None else (False,):
+        yield maker.staged("softmax.twice", softmax=_twice(hidden=hidden))
+    yield maker.staged("softmax.not-divided", softmax=lambda a, x: a.powers(x)[0])
+    if maker.right.shown.max() < LARGEST:
+        yield maker.staged("softmax.not-divided", softmax=lambda a, x: np.exp(x))
     yield maker.staged("softmax.nothing-attended", softmax=lambda a, x: np.zeros_like(x))
     yield from _keys(maker)
     yield from _exponential(maker)
     yield from _maximum(maker)
     yield from _tiles(maker)
+
+
+def _twice(*, hidden: bool) -> Change:
+    """Return a stage that takes the softmax of the weights; keys are `hidden` once more or not."""
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        weights = Stages.softmax(a, logits)
+        return Stages.softmax(
+            a, np.where(logits > -np.inf, weights, -np.inf) if hidden else weights
+        )
+
+    return softmax
 
 
 def over(axis: int | tuple[int, ...], empty: float) -> Change:

@@ -113,6 +113,8 @@ CAUSES: dict[str, Phrase] = {
     "softmax-over-batch": Phrase("softmax.over-batch"),
     "softmax-over-matrix": Phrase("softmax.over-matrix"),
     "sigmoid": Phrase("softmax.sigmoid"),
+    "softmax-twice": Phrase("softmax.twice"),
+    "softmax-not-divided": Phrase("softmax.not-divided"),
     "packed-split-by-head": Phrase("projection.packed-split", {"how": Phrase("packed.by-head")}),
     "mask-of-next-entry": Phrase("mask.of-next-entry"),
     "heads-interleaved": Phrase("heads.interleaved"),
@@ -927,6 +929,9 @@ CAUSES: dict[str, Phrase] = {
     ),
     "cache-values-of-the-chunk-before": NO_HYPOTHESIS,
     "cache-in-float16": Phrase("precision.stored-rounded", {"to": "float16"}),
+    "cache-in-int8": Phrase(
+        "precision.stored-scaled", {"to": "int8", "over": Phrase("scaled.token")}
+    ),
     "cache-rotary-from-0": Phrase("rotary.chunks-from-0", {"size": 2}),
     "cache-rotary-of-queries-from-0": Phrase("rotary.queries-of-chunks-from-0", {"size": 2}),
     "cache-rotary-of-history-missing": Phrase("rotary.of-history-missing"),

@@ -3074,6 +3074,19 @@ _add(
     "stores the history in float16",
     history=lambda a: [FLOAT16.round(x).astype(a.wide) for x in Featured.history(a)],
 )
+
+
+def _in_int8(values: Array) -> Array:
+    """Numbers of 8 bits times a scale, the largest of each head of a token being 127."""
+    unit = np.abs(values).max(axis=-1, keepdims=True) / 127
+    return np.rint(values / np.where(unit > 0, unit, 1)) * unit
+
+
+_add(
+    "cache-in-int8",
+    "stores the history in 8 bits, with a scale for each head of a token",
+    history=lambda a: [_in_int8(x).astype(a.wide) for x in Featured.history(a)],
+)
 _add(
     "cache-rotary-from-0",
     "counts the positions of every chunk from 0",

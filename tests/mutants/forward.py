@@ -275,6 +275,20 @@ _add(
     OUTPUT,
     softmax=lambda a, logits: 1 / (1 + np.exp(-logits)),
 )
+_add(
+    "softmax-twice",
+    "takes the softmax of the weights once more, which the library did already",
+    OUTPUT,
+    softmax=lambda a, logits: Attention.softmax(
+        a, np.where(logits > -np.inf, Attention.softmax(a, logits), logits)
+    ),
+)
+_add(
+    "softmax-not-divided",
+    "forgets the last division of a running softmax",
+    OUTPUT,
+    normalised=lambda a, powers, total: powers,
+)
 
 # Heads.
 
