@@ -5,6 +5,7 @@ What the numbers prove is in `test_cases_bind.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -25,8 +26,9 @@ from conformance.cases.catalogue import (
     every_case,
     find_cases,
 )
-from conformance.definition.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES, FLOAT16
 from conformance.definition.expectation import solve
+from conformance.definition.geometry import Grid
 from conformance.definition.problem import Problem
 from conformance.errors import UnknownName
 from conformance.requirements import REQUIREMENTS, probed
@@ -266,6 +268,28 @@ EQUAL_SIZES = {
 
 # The others are posed at the sizes of a geometry only.
 SMALL_FAMILIES = {case.family for case in catalogue()}
+
+
+@pytest.mark.parametrize("draw", range(0, 40, 4))
+@pytest.mark.parametrize(
+    "grid",
+    [None, Grid(head_size=96, value_head_size=32, tiles=(32, 64))],
+    ids=["small", "of tiles"],
+)
+def test_only_products_of_heads_are_beyond_float16(draw, grid):
+    """What is stored, also of projected keys, is in its range: else a right kernel gives NaN."""
+    (case,) = find_cases("logits/beyond-float16/separate")
+    case = dataclasses.replace(case, name=f"{case.name}-{draw}") if draw else case
+    problem = (case.on(grid) if grid else case).problem("float16")
+    weights = problem.weights.named()
+    heads = {
+        name: np.einsum("ble,ehd->bhld", getattr(problem, name), weights[name])
+        for name in ("query", "key", "value")
+    }
+    stored = [*heads.values(), problem.query, problem.key, problem.value]
+    assert max(np.abs(array).max() for array in stored) < 0.95 * FLOAT16.largest
+    products = heads["query"] @ heads["key"].swapaxes(-1, -2)
+    assert np.abs(products).max() > FLOAT16.largest
 
 
 @for_each(family=sorted(SMALL_FAMILIES - EQUAL_SIZES.keys()))

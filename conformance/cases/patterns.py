@@ -417,12 +417,15 @@ def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
 def beyond_float16(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Raise inputs until products of heads exceed the range of float16, although the logits do not.
 
-    In the first entry, the logits of keys that `key_padding` blocks reach 60,000. In the last
-    entry, one query and one key that it may attend to are raised, so that the query attends to
-    nothing else.
+    In the first entry, the logits of keys that `key_padding` blocks reach 60,000, or as much as
+    keys and their heads in the range of float16 allow. In the last entry, one query and one key
+    that it may attend to are raised, so that the query attends to nothing else.
     """
     visible, logits = key_padding(shape, random)[:, 0, 0], _logits(shape, drawn)
-    drawn["key"][0, ~visible[0]] *= 6e4 / logits[0, :, :, ~visible[0]].max()
+    blocked = drawn["key"][0, ~visible[0]]
+    heads = np.einsum("ke,ehd->khd", blocked, drawn["weights.key"])
+    most = 6e4 / max(np.abs(blocked).max(), np.abs(heads).max())
+    drawn["key"][0, ~visible[0]] *= min(6e4 / logits[0, :, :, ~visible[0]].max(), most)
     pairs = np.where(visible[-1], logits[-1].max(axis=0), -np.inf)
     query, key = np.unravel_index(pairs.argmax(), pairs.shape)
     growth = np.sqrt(5e4 / pairs.max())
