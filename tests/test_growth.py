@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import sys
 import zipfile
+from importlib import metadata
 from types import SimpleNamespace
 
 import msgspec
@@ -473,6 +474,41 @@ def test_the_version_of_an_installed_package(project, monkeypatch):
         provenance.metadata, "version", lambda name: "9.9" if name == "numpy" else version(name)
     )
     assert digest(project) != before
+
+
+def test_what_contains_a_package_is_what_python_says():
+    """`packages_distributions` of Python 3.12 and later also has names that cannot be imported."""
+    told = metadata.packages_distributions()
+    assert {"numpy", "pytest", "_pytest", "yaml"} <= told.keys()
+    found = provenance.distributions()
+    for package, names in told.items():
+        if package.isidentifier():
+            assert {*found[package]} == {*names}, package
+
+
+@pytest.mark.parametrize(
+    ("written", "package"),
+    [
+        ({"RECORD": "one/__init__.py,,\none-1.dist-info/RECORD,,\n"}, "one"),
+        ({"RECORD": '"one.py",,\n../../bin/run.py,,\n'}, "one"),
+        ({"RECORD": "one.cpython-311-x86_64-linux-gnu.so,,\n"}, "one"),
+        ({"RECORD": "other.py,,\n", "top_level.txt": "one\n"}, "one"),
+        ({"RECORD": "data/one.txt,,\n"}, ""),
+        ({}, ""),
+    ],
+)
+def test_packages_are_found_in_the_list_of_files(written, package, tmp_path, monkeypatch):
+    about = tmp_path / "one-1.dist-info"
+    about.mkdir()
+    for name, text in {"METADATA": "Name: The-One\nVersion: 1\n", **written}.items():
+        (about / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    provenance.distributions.cache_clear()
+    try:
+        found = dict(provenance.distributions())
+    finally:
+        provenance.distributions.cache_clear()
+    assert found == ({package: ["The-One"]} if package else {})
 
 
 def test_a_package_that_is_missing(project):
