@@ -430,6 +430,47 @@ def test_a_path_has_a_process_of_its_own_unless_somebody_says_no(tmp_path, optio
     assert (process == session) == alone
 
 
+SERVED = """
+import os, sys, threading
+from multiprocessing import get_context
+sys.path.insert(0, {tests!r})
+from mutants.miniatures import Correct
+
+with open("server.txt", "w") as file:
+    print("pytest" in sys.modules, open(f"/proc/{{os.getppid()}}/cmdline").read(), file=file)
+
+def another():
+    for method in ("forkserver", "spawn"):
+        process = get_context(method).Process(target=abs, args=(1,))
+        process.start()
+        process.join()
+        with open("server.txt", "a") as file:
+            print(process.exitcode, file=file)
+
+if __name__ != "__mp_main__":
+    thread = threading.Thread(target=another)
+    thread.start()
+    thread.join()
+
+class Mine(Correct):
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a server is started as usual")
+def test_the_server_of_a_command_is_a_fork_that_has_imported_the_suite_only(tmp_path):
+    (tmp_path / "mine.py").write_text(SERVED.format(tests=str(TESTS)), encoding="utf-8")
+    options = command("mine.py:Mine", "--case", BEFORE, "--dtype", "float32", "--record", "r.json")
+    subprocess.run(**options, cwd=tmp_path, timeout=600, check=True)
+    assert set(verdicts(read(tmp_path / "r.narrowed.json"), "Mine").values()) == {"conforms"}
+    told, *codes = (tmp_path / "server.txt").read_text().splitlines()
+    imported, _, line = told.partition(" ")
+    assert imported == "False"
+    assert "conformance\0run" in line
+    # It may itself start processes in both ways.
+    assert codes == ["0", "0"]
+
+
 def test_who_is_not_isolated_pays_nothing(tmp_path):
     code = (
         "import sys\nfrom conformance.cli import main\n"

@@ -21,8 +21,9 @@ from conformance.commands.shared import (
     print_json,
     read_settings,
 )
+from conformance.commands.watch import is_watched
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, NothingRun
-from conformance.running import LIMITS, OPTIONS, WHOLE, level_of
+from conformance.running import LIMITS, OPTIONS, WHOLE, is_isolated, level_of
 from conformance.text import printable, relative
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def _run(options: argparse.Namespace) -> int:
                 "[tool.mha-conformance] of pyproject.toml"
             )
     options.device = options.device or "cpu"
+    _begin(options)
     if options.module is not None:
         for spec in options.implementation:
             if ":" not in spec:
@@ -132,6 +134,22 @@ def _run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _begin(options: argparse.Namespace) -> None:
+    """Prepare the process for implementations, before anything that is not the suite's is imported.
+
+    In the process of a command, the server of isolated implementations is forked from it.
+    """
+    pristine = is_watched() and ("OMP_NUM_THREADS" in os.environ or "numpy" not in sys.modules)
+    # TensorFlow's log level stays, because a crash report shows the last line that it printed.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if pristine and any(
+        is_isolated(spec, options.isolate, debugging=False) for spec in options.implementation
+    ):
+        from conformance.running.isolation import serve_by_fork
+
+        serve_by_fork()
+
+
 STATEFUL = ("dtype", "device", "isolate", "record", *LIMITS)
 """The options in `OPTIONS` that apply to a layer that keeps a state."""
 
@@ -149,12 +167,10 @@ def _stateful(options: argparse.Namespace) -> dict[str, StatefulLayer | Walker]:
     Raises:
         ConformanceError: if only some implementations are such layers, or if one cannot be loaded.
     """
-    from conformance.running.run import is_isolated
     from conformance.stateful.layer import find_stateful, may_be_stateful
 
     found: dict[str, StatefulLayer | Walker] = {}
     for spec in filter(may_be_stateful, options.implementation):
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
         if is_isolated(spec, options.isolate, debugging=False):
             from conformance.running.isolation import Walker
 
@@ -383,8 +399,7 @@ def examine(
         ConformanceError: if pytest refuses its arguments, or an implementation or a case file
             cannot be loaded.
     """
-    # TensorFlow's log level stays, because a crash report shows the last line that it printed.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _begin(options)
     import pytest
 
     from conformance.commands.terminal import Interruption, Progress, Refusals
@@ -493,7 +508,7 @@ def _check_names(options: argparse.Namespace) -> None:
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
     from conformance.running import observing
-    from conformance.running.run import exit_raises, is_isolated
+    from conformance.running.run import exit_raises
 
     debugging = bool({"--pdb", "--trace"} & {*options.rest})
     for spec in options.implementation:

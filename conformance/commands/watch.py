@@ -21,6 +21,9 @@ from conformance.errors import ExitCode
 COMMANDS = ("run", "gate", "baseline", "probe", "explore", "reproduce", "heads", "long")
 """The commands that run in a watched process, because they may call an implementation."""
 
+_WATCHED: list[int] = []
+"""The id of this process once it is a watched one."""
+
 _NAMES = ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
@@ -43,6 +46,7 @@ def watched(run: Callable[[], int]) -> int:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(ours)
+        _WATCHED[:] = [os.getpid()]
         _end_with(parent)
         return _reported(run, theirs)
     os.close(theirs)
@@ -68,6 +72,11 @@ def watched(run: Callable[[], int]) -> int:
         file=sys.stderr,
     )
     return ExitCode.INCOMPLETE
+
+
+def is_watched() -> bool:
+    """Return whether this process was forked by `watched`, so it is that of a command."""
+    return os.getpid() in _WATCHED
 
 
 def _reported(run: Callable[[], int], channel: int) -> int:

@@ -23,6 +23,19 @@ def level_of(level: str | None, *restrictions: Sequence[object]) -> str:
     return level or ("full" if any(restrictions) else "default")
 
 
+def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
+    """Return whether an implementation is run in a separate process.
+
+    If `isolate` is not None, it decides. By default, implementations given by path or module are
+    isolated, except in a debugger; built-in and installed implementations are not.
+    """
+    if isolate is not None:
+        return isolate
+    from conformance.adapter.loading import registered
+
+    return not debugging and (":" in spec or spec.endswith(".py")) and spec not in registered()
+
+
 DEVICES = ("cpu", "gpu")
 
 LIMITS = {

@@ -39,7 +39,7 @@ from conformance.records.record import (
     narrowed_path,
     with_inputs,
 )
-from conformance.running import WHOLE, inputs, level_of, observing
+from conformance.running import WHOLE, inputs, is_isolated, level_of, observing
 from conformance.running.examine import (
     Outcome,
     counted,
@@ -754,17 +754,6 @@ def limits_of(option: Callable[[str], float]) -> ProcessLimits:
     return ProcessLimits(
         option("--item-timeout"), option("--start-timeout"), option("--memory-limit")
     )
-
-
-def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
-    """Return whether an implementation is run in a separate process.
-
-    If `isolate` is not None, it decides. By default, implementations given by path or module are
-    isolated, except in a debugger; built-in and installed implementations are not.
-    """
-    if isolate is not None:
-        return isolate
-    return not debugging and (":" in spec or spec.endswith(".py")) and spec not in registered()
 
 
 def _expect(reason: str) -> NoReturn:
