@@ -51,6 +51,19 @@ from conformance.records.findings import Phrase
 # An attention that has nothing of the suite, in float32
 
 
+@pytest.fixture
+def one_mistake(monkeypatch):
+    """Seek no two mistakes, which takes most of the time where nothing explains the output."""
+    monkeypatch.setattr(diagnosis.Judged, "pairs", [])
+
+
+@pytest.fixture(params=["one mistake", pytest.param("two mistakes", marks=pytest.mark.night)])
+def sought(request):
+    """Seek one mistake in the first tier, and two in the night's."""
+    if request.param == "one mistake":
+        request.getfixturevalue("one_mistake")
+
+
 def attention(
     q,
     k,
@@ -775,6 +788,7 @@ WRONG_STRUCTURES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cause", WRONG_STRUCTURES)
 def test_a_structure_that_is_applied_wrongly_is_told(cause):
     right, output = WRONG_STRUCTURES[cause]
@@ -835,6 +849,7 @@ def test_structures_are_read_from_files(tmp_path):
         assert found.verdict == "noise", str(found)
 
 
+@pytest.mark.usefixtures("one_mistake")
 def test_a_dilation_is_told_on_the_command_line(tmp_path, capsys):
     dump = {name: STRUCTURES["dilation"][name] for name in ("query", "key", "value", "output")}
     np.savez(tmp_path / "dump.npz", **dump)
@@ -883,6 +898,7 @@ def test_an_output_may_have_another_layout_than_the_query():
     assert found.verdict == "noise"
 
 
+@pytest.mark.usefixtures("sought")
 def test_a_layout_that_nothing_decides_has_to_be_told():
     output = np.random.default_rng(3).standard_normal(Q.shape)
     with pytest.raises(Ambiguous, match="--layout"):
@@ -965,6 +981,7 @@ def in_layout(layout, *arrays):
     return tuple(arrays) if layout == BOTH_LAYOUTS[0] else turned(*arrays)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("cause", OF_GROUPED)
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 @pytest.mark.parametrize("sizes", GROUPED)
@@ -980,6 +997,8 @@ def test_a_mistake_beside_grouped_heads_is_told_without_their_layout(sizes, layo
     assert [it.id for it in found.assumed] == ["reading.layout"]
 
 
+@pytest.mark.usefixtures("sought")
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 @pytest.mark.parametrize("sizes", GROUPED)
 def test_queries_are_not_read_as_more_than_the_keys_of_a_causal_mask(sizes, layout):
@@ -990,6 +1009,8 @@ def test_queries_are_not_read_as_more_than_the_keys_of_a_causal_mask(sizes, layo
     assert found.differences[0].wrong == q.size
 
 
+@pytest.mark.sample(4)
+@pytest.mark.usefixtures("sought")
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 def test_more_queries_than_keys_are_read_so_where_that_explains_the_output(layout):
     q, k, v = drawn(heads=4, queries=12, keys=6)
@@ -1026,6 +1047,8 @@ def laid_in(layout, function):
     return lambda *arrays: in_layout(layout, function(*in_layout(layout, *arrays)))[0]
 
 
+@pytest.mark.sample(3)
+@pytest.mark.usefixtures("sought")
 @pytest.mark.parametrize("told", [{"causal": True}, {}], ids=["told", "open"])
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 def test_two_callables_have_the_layout_in_which_one_is_right(layout, told):
@@ -1043,6 +1066,8 @@ def test_two_callables_have_the_layout_in_which_one_is_right(layout, told):
         assert (found.wanted.verdict, found.wanted.layout) == ("deviates", layout)
 
 
+@pytest.mark.sample(4)
+@pytest.mark.usefixtures("sought")
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 def test_a_layout_that_a_mistake_of_one_output_tells_is_that_of_the_other(layout):
     q, k, v = of_grouped((4, 2, 10))
@@ -1056,12 +1081,14 @@ def test_a_layout_that_a_mistake_of_one_output_tells_is_that_of_the_other(layout
             conformance.assert_within_noise(explained, *heads, wanted=spoilt, **options)
 
 
+@pytest.mark.usefixtures("sought")
 def test_a_layout_that_neither_of_two_outputs_decides_has_to_be_told():
     spoilt = spoilt_in_all_elements(Q, K, V)
     with pytest.raises(Ambiguous, match="--layout"):
         diagnose(Q, K, V, spoilt, wanted=spoilt + 0)
 
 
+@pytest.mark.usefixtures("one_mistake")
 def test_right_elements_decide_the_layout():
     output = attention(Q, K, V)
     output[0, 1, 2, 3] += 1
@@ -1264,14 +1291,14 @@ def test_a_mistake_is_named_at_the_precision_of_the_computation():
         assert f"the output is only as accurate as {accuracy}" in str(found)
 
 
-def test_what_no_mistake_explains_gets_none():
+@pytest.mark.parametrize("noise", [1e-1, pytest.param(10, marks=pytest.mark.night)])
+def test_what_no_mistake_explains_gets_none(noise):
     random = np.random.default_rng(5)
     output = attention(Q, K, V)
-    for noise in (1e-1, 10):
-        spoilt = output + noise * random.standard_normal(output.shape).astype(np.float32)
-        found = diagnose(Q, K, V, spoilt, layout="batch heads length head")
-        assert found.verdict == "deviates"
-        assert not found.causes, str(found)
+    spoilt = output + noise * random.standard_normal(output.shape).astype(np.float32)
+    found = diagnose(Q, K, V, spoilt, layout="batch heads length head")
+    assert found.verdict == "deviates"
+    assert not found.causes, str(found)
 
 
 def test_a_scale_in_half_precision_is_not_taken_for_something_else():
@@ -1292,6 +1319,7 @@ def test_a_mistake_that_divides_by_zero_explains_no_numbers():
     assert "mask.window-without-first-key" in [it.id for it in found.causes]
 
 
+@pytest.mark.usefixtures("one_mistake")
 def test_a_mistake_that_gives_infinities_explains_no_numbers():
     # The normaliser of keys 8 to 11 is 0 for queries that see others only.
     blocks = np.arange(12)[:, None] // 8 == np.arange(12) // 8
@@ -1534,6 +1562,7 @@ def test_a_long_output_tells_its_mistake():
         assert found.differences[0].wrong >= output.size / 2
 
 
+@pytest.mark.usefixtures("one_mistake")
 @pytest.mark.usefixtures("short_is_long")
 def test_the_gradients_of_a_long_output_are_judged(monkeypatch):
     torch = pytest.importorskip("torch")
@@ -2764,6 +2793,7 @@ def test_the_command_has_an_exit_code_for_each_verdict(tmp_path, capsys):
     assert main(["diagnose"]) == ExitCode.USAGE
 
 
+@pytest.mark.usefixtures("one_mistake")
 def test_the_worst_head_is_drawn(tmp_path):
     dump, plot = tmp_path / "dump.npz", tmp_path / "map.svg"
     output = attention(Q, K, V)
@@ -3110,6 +3140,7 @@ def test_layers_of_transformers_turn_by_the_axes_that_their_configurations_tell(
     assert "reading.rotated" not in [it.id for it in found.assumed]
 
 
+@pytest.mark.usefixtures("one_mistake")
 def test_positions_of_a_text_may_stand_before_those_on_axes():
     """Four rows, of which the first is that of causal masks and windows, as transformers have."""
     output = on_axes(SIDE_BY_SIDE)
@@ -3273,6 +3304,7 @@ def twice_wrong():
 TWICE_WRONG = twice_wrong()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("number", range(len(TWICE_WRONG)))
 def test_two_mistakes_at_once_are_both_named(number):
@@ -3282,6 +3314,7 @@ def test_two_mistakes_at_once_are_both_named(number):
     assert {it.id for it in found.cause.arguments["causes"]} == {*causes.split()}, str(found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sizes", [(8, 64), (2, 128)])
 def test_two_mistakes_in_a_larger_dump_are_both_named(sizes):
     # They are sought in some rows of the heads that share a key/value head.
@@ -3294,6 +3327,7 @@ def test_two_mistakes_in_a_larger_dump_are_both_named(sizes):
     assert len(found.causes) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("third", [False, True])
 def test_two_mistakes_are_not_named_beside_something_unknown(third):
     # An error of its own in a few elements, which neither of the two explains.
@@ -3304,6 +3338,7 @@ def test_two_mistakes_are_not_named_beside_something_unknown(third):
     assert [it.id for it in found.causes] == ["mistakes.two"] * (not third), str(found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_two_mistakes_in_half_precision(dtype):
     rounded = dtype_of(dtype).round
@@ -3357,6 +3392,7 @@ def test_a_mistake_of_the_gradients_beside_one_of_the_output():
 # Alternatives
 
 
+@pytest.mark.usefixtures("one_mistake")
 def test_names_of_one_thing_are_one_name():
     told = {"layout": "batch heads length head"}
     found = diagnose(Q, K, V, attention(Q, K, V), sinks=SINKS, **told)

@@ -55,6 +55,7 @@ def sizes(small):
     return shape.batch, shape.query_length, shape.key_length, shape.heads, shape.head_size
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("adapter", [miniatures.Correct(), deviants.Narrow()])
 def test_nothing_is_found_in_what_is_right(adapter):
     assert found(adapter, examples=80) is None
@@ -210,7 +211,7 @@ def test_features_are_drawn_where_they_are_declared_only():
     assert not any(none)
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(
     ("name", "feature"),
     [

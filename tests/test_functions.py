@@ -329,7 +329,7 @@ def test_an_adapter_has_no_versions_unless_it_says_so():
         ("deepspeed-ulysses", "batch length heads head"),
         ("onnxruntime-mha", "batch length (heads head)"),
         ("onnxruntime-gqa", "batch length (heads head)"),
-        ("keras-torch-additive", "batch length head"),
+        pytest.param("keras-torch-additive", "batch length head", marks=pytest.mark.night),
         ("torch-sdpa", "batch heads length head"),
         ("jax-sdpa", "batch length heads head"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import errno
+import shutil
 import sys
 import zipfile
 from importlib import metadata
@@ -71,13 +73,26 @@ def record(path, adapter, items, asked=(), selection="", change=lambda header: h
     return finish(path, (), [item.id for item in every], kept(results, placed))
 
 
-@pytest.fixture
-def known(monkeypatch):
-    """Adapters of this file have a digest, as those that are loaded by a name."""
+def know(monkeypatch):
     for module in ("provenance", "merging"):
         monkeypatch.setattr(
             f"conformance.running.{module}.adapter_digest", lambda spec, framework: "adapter"
         )
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Adapters of this file have a digest, as those that are loaded by a name."""
+    know(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What all tests change a copy of: a record, and another one of a whole run and its halves."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        know(monkeypatch)
+        made = Made(tmp_path_factory.mktemp("made") / "r.json", Correct())
+        return made, halved(tmp_path_factory.mktemp("halved"))
 
 
 class Made:
@@ -102,8 +117,11 @@ class Made:
 
 
 @pytest.fixture
-def made(tmp_path, known):
-    return Made(tmp_path / "r.json", Correct())
+def made(tmp_path, known, measured):
+    own = copy.copy(measured[0])
+    shutil.copytree(own.path.parent, tmp_path, dirs_exist_ok=True)
+    own.path = tmp_path / own.path.name
+    return own
 
 
 def test_of_the_same_nothing_is_asked_again(made):
@@ -746,16 +764,20 @@ def test_a_shard_that_there_is_not(text):
 
 
 @pytest.fixture
-def shards(tmp_path, known):
+def shards(tmp_path, known, measured):
+    return shutil.copytree(measured[1], tmp_path, dirs_exist_ok=True)
+
+
+def halved(folder):
     """Two halves of a run that deviates, and the record of the whole."""
     adapter = Inverted()
     items, asked = planned(adapter, find_cases("*/self"))
-    record(tmp_path / "whole.json", adapter, items, asked)
+    record(folder / "whole.json", adapter, items, asked)
     for number in (1, 2):
         own = part([*items, *asked], number, 2)
         mine = [item for item in own if item in items], [item for item in own if item in asked]
-        record(tmp_path / f"{number}.json", adapter, *mine, f"--shard {number}/2")
-    return tmp_path
+        record(folder / f"{number}.json", adapter, *mine, f"--shard {number}/2")
+    return folder
 
 
 def test_two_shards_are_the_record_of_one_run(shards):

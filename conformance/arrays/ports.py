@@ -460,7 +460,7 @@ def cut(problem: Problem, array: np.ndarray, entry: int, group: int) -> np.ndarr
 
 def empty(problem: Problem) -> BoolArray:
     """Return a mask `[batch heads query]`, True for queries that see no key."""
-    return np.asarray(~problem.allowed_in_full().any(axis=-1))
+    return ~problem.sees
 
 
 def unseen(problem: Problem) -> BoolArray:

@@ -158,12 +158,12 @@ class FeatureEntry:
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         """Return the fields of the problem that hold the feature, without those that are absent."""
-        held = {name: getattr(problem, name) for name in self.absent}
-        return {
-            name: value
-            for name, value in held.items()
-            if value is not None and not (isinstance(value, tuple) and value == self.absent[name])
-        }
+        found: dict[str, Any] = {}
+        for name, absent in self.absent.items():
+            value = getattr(problem, name)
+            if value is not None and not (isinstance(value, tuple) and value == absent):
+                found[name] = value
+        return found
 
     def parts(self, problem: Problem) -> tuple[str, ...]:
         """Return the names under which adapters declare what the problem has of the feature."""

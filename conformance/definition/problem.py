@@ -492,12 +492,13 @@ class Problem:
         """The factor of the logits: `scale`, or the default scale if that is None."""
         return self.shape.default_scale if self.scale is None else self.scale
 
-    @property
+    @cached_property
     def allowed(self) -> BoolArray | None:
         """An array, True where a query may attend to a key; it broadcasts to the logits' shape.
 
         The mask, the causal mask, the window, the lengths and the segments are combined. The result
-        is None if the problem has none of these.
+        is None if the problem has none of these. It is kept, as a search for causes asks for it a
+        thousand times.
         """
         rules = [rule for _, rule in self.rules()]
         masks = rules if self.mask is None else [self.mask, *rules]
@@ -529,6 +530,11 @@ class Problem:
         """Return each key's position minus each query's, `[1 or batch, 1, query, key]`."""
         queries, keys = self._positions()
         return keys[:, None, None, :] - queries[:, None, :, None]
+
+    @cached_property
+    def sees(self) -> BoolArray:
+        """An array `[batch heads query]`, True for queries that may attend to a key."""
+        return np.any(self.allowed_in_full(), axis=-1)
 
     def allowed_in_full(self) -> BoolArray:
         """Return `allowed`, or True everywhere if that is None, as `[batch heads query key]`."""
