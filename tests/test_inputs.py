@@ -250,16 +250,16 @@ def test_another_value_of_a_variable_is_noticed(project):
 
 
 STARTED = {
+    "warnings that are errors": (
+        "import sys; factor = 1.25 if 'error' in sys.warnoptions else 1.0",
+        ("-Werror",),
+        {},
+    ),
     "an option": ("factor = 1.0 if __debug__ else 1.25", ("-O",), {}),
     "a variable for it": ("factor = 1.0 if __debug__ else 1.25", (), {"PYTHONOPTIMIZE": "1"}),
     "an assertion": (
         "factor = 1.25\ntry:\n    assert not factor\nexcept AssertionError:\n    factor = 1.0",
         ("-O",),
-        {},
-    ),
-    "warnings that are errors": (
-        "import sys; factor = 1.25 if 'error' in sys.warnoptions else 1.0",
-        ("-Werror",),
         {},
     ),
     "how exactly a library multiplies": (
@@ -464,6 +464,7 @@ BESIDE = {
 otherwise is the same."""
 
 
+@pytest.mark.night
 def test_the_byte_code_of_a_package_is_written_by_its_import(project, capsys, monkeypatch):
     code = "import sys; sys.path.append('site-packages')\nimport asker"
     folder = project(before=code, inside="factor = 1.0")
@@ -595,6 +596,7 @@ def test_what_it_leaves_for_the_next_process_is_noticed(way, project, capsys):
     assert examined() == ["deviates"]
 
 
+@pytest.mark.night
 def test_a_module_that_is_there_before_it_is_observed(project, capsys):
     """As one that a file in site-packages imports when Python starts."""
     folder = project(before="import sys; factor = sys.factor")
@@ -721,6 +723,7 @@ SYSTEM = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", SYSTEM)
 def test_what_it_asks_of_the_system_is_noticed(way, project, capsys, monkeypatch):
     code, function = SYSTEM[way]
@@ -836,24 +839,33 @@ UNSEEN = {
 """How the attention gets at its factor, and what the summary says of it."""
 
 
+WITH = {
+    "a worker that is spawned": {"PYTHONPATH": "."},
+    "a variable by the C library": {"FACTOR": "1"},
+    "all variables by the C library": {"FACTOR": "1"},
+}
+"""The variables with which some of them have to be started, in a process of their own."""
+
+
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("way", UNSEEN)
-def test_what_cannot_be_seen_is_asked_again(way, project, capsys, monkeypatch):
+def test_what_cannot_be_seen_is_asked_again(way, project, capsys):
     code, told = UNSEEN[way]
     folder = project(before=f"import os\n{code}")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
     (folder / "reading.py").write_text("def read(name): return open(name).read()")
     write(folder, "program.txt", 1.0)
+    variables = WITH.get(way, {})
     for _ in range(2):
-        assert examined(FACTOR="1") == ["conforms"]
+        assert examined(**variables) == ["conforms"]
         printed = capsys.readouterr().out
         assert "as measured" not in printed
         assert "attention is measured anew in every run: " in printed
         assert told in printed
     write(folder, "program.txt", 1.25)
-    assert examined(FACTOR="1") == ["deviates"]
+    assert examined(**variables) == ["deviates"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "call"),
     [
@@ -921,8 +933,9 @@ def test_what_is_as_it_was_is_not_asked_again(way, project, capsys):
     }.items():
         (folder / "site-packages" / name).mkdir(parents=True)
         (folder / "site-packages" / name / "__init__.py").write_text(code)
+    path = {"PYTHONPATH": "site-packages"} if way.startswith("a package") else {}
     for again in (False, True):
-        assert examined(PYTHONPATH="site-packages") == ["conforms"]
+        assert examined(**path) == ["conforms"]
         printed = capsys.readouterr().out
         assert ("as measured" in printed) is again
         assert "anew" not in printed
@@ -935,9 +948,9 @@ def test_the_suite_may_be_installed_like_any_package(within, project, capsys, tm
     write(folder, "helper.py", 1.0)
     place = folder / ".venv" if within else tmp_path_factory.mktemp("environment")
     installed = place / "lib" / "site-packages"
-    unwritten = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(CORE, installed / "conformance", ignore=unwritten)
-    shutil.copytree(CORE.parent / "adapters", installed / "conformance/adapters", ignore=unwritten)
+    # With its byte code, which takes seconds to write.
+    shutil.copytree(CORE, installed / "conformance")
+    shutil.copytree(CORE.parent / "adapters", installed / "conformance/adapters")
     for again in (False, True):
         assert examined(PYTHONPATH=str(installed)) == ["conforms"]
         assert ("as measured" in capsys.readouterr().out) is again
@@ -960,5 +973,5 @@ def test_a_module_that_has_no_attributes_is_not_asked_for_any(project, capsys):
         inside="factor = 1.0",
     )
     for again in (False, True):
-        assert examined(PYTHONPATH="") == ["conforms"]
+        assert examined() == ["conforms"]
         assert ("as measured" in capsys.readouterr().out) is again

@@ -113,19 +113,18 @@ def judged(boxes, source, framework="numpy", **more):
     return judge.judge_source("candidate.py", source, "attention")
 
 
-# Those compile, or import what takes long to import.
-SLOW = ("traces-the-library-on-import", "calls-the-library-of-another-format")
+FIRST = {cheat.kind: cheat for cheat in reversed(SOME)}
+"""The first cheat of each kind, which belongs to each commit."""
 EVERY = pytest.mark.parametrize(
     "cheat",
     [
-        pytest.param(cheat, marks=[pytest.mark.night] if cheat.name in SLOW else [])
+        pytest.param(cheat, marks=[] if cheat in FIRST.values() else [pytest.mark.night])
         for cheat in SOME
     ],
     ids=lambda cheat: cheat.name,
 )
 
 
-@pytest.mark.sample(6)
 @EVERY
 def test_a_cheat_gets_nothing(boxes, cheat):
     task = dataclasses.replace(TASK, gradients=cheat.gradients)
@@ -143,7 +142,6 @@ def remembered():
     return defaultdict(lambda: ResultMemory(256))
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize("token", TOKENS)
 @EVERY
 def test_an_honest_twin_gets_what_it_deserves(boxes, remembered, cheat, token):
@@ -164,7 +162,9 @@ def honest(name="garbage-collector"):
 
 def test_a_token_replays_bit_for_bit(boxes):
     source = honest().replace("right(query, key, value, mask)", "right(query, key, value)")
-    one, other = (judged(boxes, source, hints=1, token="ab" * 16) for _ in range(2))
+    task = Task(cases=("mask/key-padding/cross",), dtypes=("float32",), gradients=False)
+    asked = {"task": task, "hints": 1, "token": "ab" * 16}
+    one, other = (judged(boxes, source, **asked) for _ in range(2))
     assert one.verdict == "wrong"
     assert one.causes
     assert msgspec.structs.replace(one, seconds=0) == msgspec.structs.replace(other, seconds=0)
@@ -222,7 +222,7 @@ def test_one_candidate_is_no_folder(tmp_path):
 
 
 def test_blind_verdicts_have_no_hints(boxes):
-    verdict = judged(boxes, honest(), blind=True)
+    verdict = judged(boxes, honest(), blind=True, task=FEW)
     assert verdict.score > 0
     assert (verdict.causes, verdict.chapters, verdict.token) == ([], {}, "")
 
@@ -255,9 +255,9 @@ def attention(query, key, value): return query
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_its_own_candidate_only(boxes, fault):
-    verdict = judged(boxes, FAULTS[fault])
+    verdict = judged(boxes, FAULTS[fault], task=FEW)
     assert (verdict.verdict, verdict.score) in {("failed", 0.0), ("wrong", 0.0)}, verdict
-    assert judged(boxes, honest()).verdict == "right"
+    assert judged(boxes, honest(), task=FEW).verdict == "right"
 
 
 LEFT = {
@@ -284,8 +284,9 @@ LEFT = {
 def test_nothing_is_left_for_the_next(boxes, place):
     leave, find = LEFT[place]
     imports = "import ctypes, os, resource\nc = ctypes.CDLL(None)\n"
-    judged(boxes, f"{imports}{leave}")
-    verdict = judged(boxes, f"{imports}if {find}: raise ValueError('found')\n{honest()}")
+    judged(boxes, f"{imports}{leave}", task=FEW)
+    finds = f"{imports}if {find}: raise ValueError('found')\n{honest()}"
+    verdict = judged(boxes, finds, task=FEW)
     assert verdict.verdict == "right", verdict.why
 
 
@@ -301,6 +302,7 @@ attention = declared(right)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "geometry", ["head_sizes=(4,), groups=(1,)", "head_sizes=(2,), tiles=(2, 2), groups=(1,)"]
 )
@@ -364,7 +366,8 @@ def test_a_requirement_that_does_not_exist_is_an_error():
 def test_a_dtype_is_asked_once(boxes):
     twice = GEOMETRY.format("head_sizes=(4,)").replace("grouped=True", 'dtypes=("float32",) * 9')
     once = GEOMETRY.format("head_sizes=(4,)").replace("grouped=True", 'dtypes=("float32",)')
-    assert judged(boxes, NUMPY + twice).asked == judged(boxes, NUMPY + once).asked
+    asked = {judged(boxes, NUMPY + text, task=FEW).asked for text in (twice, once)}
+    assert len(asked) == 1
 
 
 def test_what_supports_next_to_nothing_is_not_right(boxes):
@@ -409,7 +412,7 @@ def test_a_file_that_cannot_be_read_costs_its_neighbours_nothing(tmp_path):
     (tmp_path / os.fsdecode(b"name-\xff.py")).write_text(good)
     verdicts = {
         os.path.basename(verdict.candidate.partition(":")[0]): verdict
-        for verdict in pool.judged([str(tmp_path)], Options(TASK, hints=0))
+        for verdict in pool.judged([str(tmp_path)], Options(FEW, hints=0))
     }
     right = {name for name, verdict in verdicts.items() if verdict.verdict == "right"}
     assert right == {"good.py", "says-latin.py", "marked.py", "name-\\xff.py"}
@@ -432,6 +435,7 @@ def test_sizes_of_heads_are_few(boxes):
     assert verdict.asked == 0
 
 
+@pytest.mark.night
 def test_a_compiled_function_of_jax_is_judged():
     pytest.importorskip("jax")
     source = """
@@ -754,15 +758,15 @@ def timed(boxes, spends, **limits):
 
 
 def test_what_is_done_once_may_take_longer_than_a_problem(boxes):
-    first = "if calls[0] == 1: spend(1.5)"
-    assert timed(boxes, first, item=1, once=10).verdict == "right"
-    assert timed(boxes, first, item=1, once=0).verdict == "wrong"
+    first = "if calls[0] == 1: spend(1)"
+    assert timed(boxes, first, item=0.5, once=10).verdict == "right"
+    assert timed(boxes, first, item=0.5, once=0).verdict == "wrong"
 
 
 def test_what_is_done_once_is_not_done_at_every_call(boxes):
-    verdict = timed(boxes, "spend(1.5)", item=0.5, once=1.5)
+    verdict = timed(boxes, "spend(1)", item=0.5, once=1)
     assert verdict.verdict != "right"
-    assert "1.5 s of CPU time for all answers" in verdict.why
+    assert "1 s of CPU time for all answers" in verdict.why
 
 
 @pytest.mark.sample(2)
@@ -817,6 +821,7 @@ def loaded():
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("loaded")
 def test_a_loaded_machine_is_no_fault_of_a_candidate(boxes, monkeypatch):
     # Whatever else this machine does may leave it a hundredth of the processor.
