@@ -2200,6 +2200,7 @@ def checkpoint_of(transformers, kind):
 KINDS = ("bert", "gpt2", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_of_a_checkpoint_is_told_from_its_files(tmp_path, capsys, kind):
     transformers = pytest.importorskip("transformers")
@@ -3096,6 +3097,7 @@ WRONG_AXES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("cause", WRONG_AXES)
 def test_axes_that_are_taken_wrongly_are_told(cause):
     said, output = WRONG_AXES[cause]
@@ -3210,6 +3212,7 @@ def test_the_rotation_of_another_kind_of_layer_is_named():
         diagnose(MROPE_Q, MROPE_K, MROPE_V, MROPE_V, config=wrong)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("older", [False, True])
 def test_layers_of_transformers_turn_as_their_kind_says(older):
     """Rotations by kinds of layers, as transformers 5 writes them and as files of Gemma 3 do."""
@@ -3304,8 +3307,7 @@ def twice_wrong():
 TWICE_WRONG = twice_wrong()
 
 
-@pytest.mark.sample(3)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("number", range(len(TWICE_WRONG)))
 def test_two_mistakes_at_once_are_both_named(number):
     arrays, causes = TWICE_WRONG[number]
@@ -3453,6 +3455,7 @@ SLOPES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SLOPES)
 def test_slopes_that_are_made_otherwise_are_told(name):
     told, used, cause = SLOPES[name]
@@ -3521,6 +3524,7 @@ def in_one_axis(x, apart=False):
     return tokens if apart else tokens.reshape(len(tokens), -1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("apart", [False, True])
 def test_batch_entries_whose_tokens_follow_each_other(apart):
     lengths = np.array([12, 8])

@@ -215,7 +215,7 @@ def test_features_are_drawn_where_they_are_declared_only():
 @pytest.mark.parametrize(
     ("name", "feature"),
     [
-        ("window-one-key-less-before", "window"),
+        ("sink-gradient-of-first-entry", "sinks"),
         ("chunk-one-more", "chunk"),
         ("spans-ignored", "spans"),
         ("dilation-ignored", "dilation"),
@@ -229,7 +229,7 @@ def test_features_are_drawn_where_they_are_declared_only():
         ("mrope-rows-reversed", "position axes"),
         ("norm-weights-exchanged", "query/key norm"),
         ("segments-shifted-by-a-token", "segments"),
-        ("sink-gradient-of-first-entry", "sinks"),
+        ("window-one-key-less-before", "window"),
     ],
 )
 def test_a_wrong_feature_is_found_and_shown_by_a_short_script(name, feature, tmp_path):

@@ -58,6 +58,10 @@ def test_every_mistake_is_noticed_and_named(name):
     assert not known.cause or known.cause in causes, causes
 
 
+HERE = ("--dtype", "float32", "--no-isolate")
+"""Options of a run in this process, where its own process is not the point."""
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_right_conforms(name):
@@ -360,14 +364,14 @@ def test_a_module_is_named_as_for_other_implementations(file, capsys, monkeypatc
 
 
 def test_the_command_prints_what_was_found_as_data(file, capsys):
-    assert cli.main(["run", f"{file}:right", "--json", "--dtype", "float32"]) == ExitCode.OK
+    assert cli.main(["run", f"{file}:right", "--json", *HERE]) == ExitCode.OK
     (layer,) = msgspec.json.decode(capsys.readouterr().out)
     results = msgspec.convert(layer["results"], list[CaseResult])
     assert {result.case for result in results} == {*(f"stateful/{w.name}" for w in WAYS), BITS}
 
 
 def test_the_command_names_the_way_that_it_takes(file, capsys):
-    assert cli.main(["run", f"{file}:right", "-v", "--dtype", "float32"]) == ExitCode.OK
+    assert cli.main(["run", f"{file}:right", "-v", *HERE]) == ExitCode.OK
     printed = capsys.readouterr().err.splitlines()
     assert printed == ["whole float32", *(f"{way.name} float32" for way in WAYS)]
 
@@ -441,6 +445,7 @@ def test_a_process_that_is_lost_when_ways_are_taken_again_costs_the_bits(walker)
     assert [result.verdict for result in results] == ["conforms", "crashed", "crashed"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("ways", "verdicts"),
     [
@@ -516,7 +521,7 @@ def test_a_layer_that_is_not_there_is_an_error_with_names_near_it(file, capsys):
 
 def test_a_record_is_kept_for_the_gate(file, capsys, tmp_path):
     record, baseline = tmp_path / "records" / "mine.json", tmp_path / "known.toml"
-    asked = ["--record", str(record), "--dtype", "float32"]
+    asked = ["--record", str(record), *HERE]
     judged = ["--from-record", str(record), "--baseline", str(baseline)]
     baseline.write_text("")
     assert cli.main(["run", f"{file}:Layer", *asked]) == ExitCode.OK
