@@ -600,6 +600,25 @@ def test_an_old_record_has_no_seal_and_is_read(whole):
         check_sealed(whole, read(whole))
 
 
+def test_a_seal_is_of_the_content_however_it_is_laid_out(whole, monkeypatch):
+    sealed, text = records.seal_of, whole.read_text()
+    whole.write_text(json.dumps(json.loads(text), indent=1))
+    assert read(whole).seal
+    # What the suite has written is not encoded again to be checked.
+    monkeypatch.setattr(records, "seal_of", lambda _: "")
+    with pytest.raises(BrokenRecord, match="not as it was written"):
+        read(whole)
+    whole.write_text(text)
+    kept = read(whole)
+    monkeypatch.setattr(records, "seal_of", sealed)
+    made = kept.header.provenance.created
+    edited = text.replace(made, f"{made}0", 1)
+    assert edited != text
+    whole.write_text(edited)
+    with pytest.raises(BrokenRecord, match="not as it was written"):
+        read(whole)
+
+
 # Whatever the bytes, reading either succeeds or says BrokenRecord
 
 
