@@ -134,7 +134,7 @@ class Stages:
         Rows of queries that are fully masked in all heads are NaN.
         """
         output = self.held("output", self.finish(self.merge(context)))
-        empty = ~self.problem.sees.all(axis=1)
+        empty = np.logical_not(self.problem.sees.all(axis=1))
         return np.where(empty[..., None], np.nan, output)
 
     def held(self, what: str, values: Array) -> Array:
