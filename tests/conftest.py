@@ -7,9 +7,14 @@ import sys
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Arrays are tiny: more threads only wait for each other, the more so under xdist.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How fast examples are drawn depends on what else the machine does.
+settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -32,7 +32,9 @@ from conformance.text import printable
 HERE = Path(__file__).parent
 NASTY = "\x1b]0;owned\x07\x1b[2J</title><script>alert(1)</script>\u202e|`x`\r\n"
 QUICKLY = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
