@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import subprocess
+import tracemalloc
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -810,6 +811,25 @@ def test_seconds_are_kept_to_and_begin_after_what_is_imported():
     assert all("takes" in step.why for step in steps if step.length == 2**18)
     assert {length for length, _ in begun} == {64}
     assert all(0 <= left <= 5 for _, left in begun)
+
+
+@attention_function("numpy", causal_flag="causal", features=(SoftCap("soft_cap"),))
+def returns_values(query, key, value, causal=False, soft_cap=0.0):
+    return value
+
+
+@pytest.mark.parametrize("features", [{}, {"soft_cap": 3.0}], ids=["plain", "soft-cap"])
+def test_no_array_of_all_pairs_is_made_to_call_a_function(features):
+    """Neither to see whether it can be asked, nor to choose its arguments."""
+    length = 4096
+    given = draw(
+        "float32", length, length, head_size=8, sees=Visibility(causal="top-left"), **features
+    )
+    tracemalloc.start()
+    call(adapted(returns_values, "mine"), given)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < length**2
 
 
 def test_sizes_are_those_that_are_declared():

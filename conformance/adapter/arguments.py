@@ -341,7 +341,7 @@ class MaskTable:
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         """Yield each possible encoding of the problem once, the preferred one first."""
-        parts = _parts(problem)
+        parts = _Parts(problem)
         if not parts and not problem.features and not self._handings:
             yield NO_MASK
             return
@@ -525,7 +525,7 @@ class MaskTable:
         return Spelling(", ".join(labels), arguments, bias)
 
     def _why_not(self, problem: Problem) -> str:
-        parts = _parts(problem)
+        parts = _Parts(problem)
         if unsaid := self._unsaid(problem):
             return unsaid
         if not parts:
@@ -602,19 +602,39 @@ def _joined(spelling: Spelling, said: Said) -> Spelling:
     )
 
 
-def _parts(problem: Problem) -> dict[str, np.ndarray]:
-    """Return the parts of the problem that masks can hold, by name, as arrays with four axes.
+class _Parts(Mapping[str, np.ndarray]):
+    """The parts of a problem that masks can hold, by name, as arrays with four axes.
 
     These are, if the problem has them, its "mask", its rules such as "causal" and "window", its
     "bias" and its "alibi". The last two are numbers to be added to the logits. All other arrays are
-    True where a query may attend to a key.
+    True where a query may attend to a key. An array is computed when it is first used, because
+    those of long sequences, which flags and features express, do not fit into memory.
     """
-    arrays: dict[str, np.ndarray | None] = {"mask": problem.mask}
-    arrays |= dict(problem.rules())
-    arrays["bias"] = problem.attn_bias
-    if problem.slopes is not None:
-        arrays["alibi"] = -problem.slopes[:, None, None] * np.abs(problem.distances())
-    return {kind: array for kind, array in arrays.items() if array is not None}
+
+    def __init__(self, problem: Problem) -> None:
+        held = {"mask": problem.mask, "bias": problem.attn_bias}
+        self._problem, self._arrays = problem, {n: a for n, a in held.items() if a is not None}
+        given = {"mask": problem.mask, **dict.fromkeys(problem.rule_names, problem)}
+        given |= {"bias": problem.attn_bias, "alibi": problem.slopes}
+        self._names = [name for name, value in given.items() if value is not None]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._arrays:
+            self._arrays[name] = self._computed(name)
+        return self._arrays[name]
+
+    def _computed(self, name: str) -> np.ndarray:
+        if name != "alibi" or self._problem.slopes is None:
+            return self._problem.rule(name)
+        return -self._problem.slopes[:, None, None] * np.abs(self._problem.distances())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _encoded(

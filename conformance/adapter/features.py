@@ -155,10 +155,15 @@ class Said:
             return False
         if part in self.placed:
             return True
+        meeting = [name for name in problem.rule_names if name in MEETING]
+        if self.stands is None:
+            in_step = self._in_step(problem, alignment)
+            if in_step or not meeting:
+                return in_step
         counted = self.ahead(problem, alignment) if self.stands is None else self.stands(alignment)
         if counted is None:
             return False
-        met = [rule for name, rule in problem.rules() if name in MEETING]
+        met = [problem.rule(name) for name in meeting]
         differs = counted[:, None] != problem.distances()
         return not np.any(reduce(np.logical_and, met, differs))
 
@@ -168,6 +173,13 @@ class Said:
         Positions count tokens, and `alignment` tells how queries are aligned with keys. If it is
         None and the lengths differ, return None.
         """
+        places = self._places(problem, alignment)
+        return None if places is None else places[1][:, None] - places[0][:, :, None]
+
+    def _places(
+        self, problem: Problem, alignment: Causal | None
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the positions of queries `[batch query]` and of keys `[1 key]` as in `ahead`."""
         shape = problem.shape
         if alignment is None and shape.query_length != shape.key_length:
             return None
@@ -175,8 +187,22 @@ class Said:
         if alignment == "bottom-right":
             keys = shape.key_length if self.keys is None else self.keys
             offset = offset + keys - (shape.query_length if self.queries is None else self.queries)
-        rows, columns = np.arange(shape.query_length), np.arange(shape.key_length)
-        return columns - rows[:, None] - offset[:, None, None]
+        return np.arange(shape.query_length) + offset[:, None], np.arange(shape.key_length)[None]
+
+    def _in_step(self, problem: Problem, alignment: Causal | None) -> bool:
+        """Return whether all differences of positions are those of the problem.
+
+        They are if every position is off by the same number, so that no array of all pairs, which
+        may be too large, is needed.
+        """
+        places, shape = self._places(problem, alignment), problem.shape
+        if places is None:
+            return False
+        if 0 in (shape.batch, shape.query_length, shape.key_length):
+            return True
+        queries = places[0] - problem.position_of_queries
+        keys = places[1] - problem.position_of_keys
+        return bool((queries == keys[:, :1]).all() and (keys == keys[:, :1]).all())
 
 
 class Feature:

@@ -265,6 +265,10 @@ class FeatureEntry:
         """
         yield from ()
 
+    def rule_names(self, problem: Problem) -> tuple[str, ...]:
+        """Return the names that `rules` yields, without computing any array."""
+        return () if type(self).rules is FeatureEntry.rules else self.parts(problem)
+
     def relaxed(self, problem: Problem, name: str, rule: BoolArray) -> BoolArray:
         """Return a rule with the pairs of a query and a key that the feature adds to it.
 

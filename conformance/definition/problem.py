@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -512,10 +511,21 @@ class Problem:
         they add keys, and global tokens to "window", "dilation" and "chunk". Each array broadcasts
         to the shape of the logits.
         """
-        causal = [] if self.causal is None else [("causal", self.distances() <= 0)]
-        own = (rule for entry in self.entries for rule in entry.rules(self))
-        for name, seen in itertools.chain(causal, own):
-            yield name, self.relaxed(name, seen)
+        for name in self.rule_names:
+            yield name, self.rule(name)
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """The names of `rules`; no array, which may be too large, is computed for them."""
+        own = (name for entry in self.entries for name in entry.rule_names(self))
+        return (*([] if self.causal is None else ["causal"]), *own)
+
+    def rule(self, name: str) -> BoolArray:
+        """Return the array of one of `rules`."""
+        if name == "causal":
+            return self.relaxed(name, self.distances() <= 0)
+        (entry,) = (entry for entry in self.entries if name in entry.rule_names(self))
+        return self.relaxed(name, dict(entry.rules(self))[name])
 
     def relaxed(self, name: str, rule: BoolArray) -> BoolArray:
         """Return an array of the rule `name` with the pairs that features add to such a rule.
