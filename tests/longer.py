@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
-from conformance.long.problem import LongProblem, Visibility, draw
+import numpy as np
+
+from conformance.adapter.base import Adapter
+from conformance.definition.problem import Rotary
+from conformance.long.calling import call
+from conformance.long.checking import CheckedAnswer, check, check_sampled
+from conformance.long.problem import Heads, LongProblem, Visibility, draw, generic, sampled
 
 _PACKED = (300, 1, 0, 500, 64, 135)
 
@@ -69,6 +76,33 @@ PROBLEMS = {
         "sinks": True,
         "soft_cap": 5.0,
     },
+    "rotary": {
+        "queries": 1500,
+        "keys": 1500,
+        "sees": Visibility(causal="top-left"),
+        "rotary": Rotary(size=32),
+    },
+    "rotary-packed": {
+        "heads": 4,
+        "kv_heads": 2,
+        "queries": 1050,
+        "keys": 1000,
+        "sees": Visibility(members=(_PACKED, _PACKED[::-1]), causal="bottom-right"),
+        "rotary": Rotary(size=32, pairs="interleaved", base=500_000.0),
+    },
+    "rotary-far": {
+        "queries": 12,
+        "keys": 140_000,
+        "sees": Visibility(causal="bottom-right"),
+        "head_size": 16,
+        "rotary": Rotary(size=16),
+    },
+    "rotary-bfloat16": {
+        "dtype": "bfloat16",
+        "queries": 900,
+        "keys": 1000,
+        "rotary": Rotary(size=16),
+    },
     "few-queries": {"queries": 40, "keys": 70_000, "head_size": 16},
     "few-keys": {"queries": 70_000, "keys": 100, "head_size": 16},
     "few-queries-bfloat16": {"dtype": "bfloat16", "queries": 40, "keys": 2**15, "head_size": 16},
@@ -80,6 +114,22 @@ TILES = {"few-queries-bfloat16": (64, 16), "few-keys-bfloat16": (16, 64)}
 
 
 @cache
-def problem(name: str) -> LongProblem:
+def problem(name: str) -> LongProblem | Heads:
     """The problem of this name; float32 and head size 32 unless it says otherwise."""
-    return draw(**{"dtype": "float32", "head_size": 32, **PROBLEMS[name]})
+    given = {"dtype": "float32", "head_size": 32, **PROBLEMS[name]}
+    return generic(**given, chosen=rows(name)) if "rotary" in given else draw(**given)
+
+
+def rows(name: str) -> np.ndarray:
+    """The rows with a cotangent in a problem of samples."""
+    return sampled(PROBLEMS[name]["queries"], TILES.get(name, (64, 128))[0])
+
+
+def compared(name: str, adapter: Adapter, accuracy: str = "A") -> CheckedAnswer:
+    """The answer of an implementation to the problem of this name, beside what is expected."""
+    given, tile = problem(name), TILES.get(name, (64, 128))[1]
+    answered = call(adapter, given)
+    if isinstance(given, Heads):
+        found = check_sampled(given, rows(name), answered, tile)
+        return replace(found, tallies={accuracy: found.decisive(accuracy)})
+    return check(given, answered, tile=tile, accuracy=accuracy)

@@ -13,23 +13,34 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import children
+import mpmath
 import numpy as np
 import pytest
-from longer import PROBLEMS, TILES, problem
+from longer import PROBLEMS, TILES, compared
 from mutants.attention import Attention
-from mutants.contestant import Contestant
+from mutants.contestant import Contestant, Featureful
 from mutants.long import MUTANTS
 from mutants.sizes import MUTANTS as OF_SIZES
 from mutants.tiled import Kernel, Tiled
 
-from conformance import MaskArgument, Sinks, SoftCap, attention_function
+from conformance import (
+    Alibi,
+    MaskArgument,
+    RotaryBase,
+    RotaryTables,
+    Sinks,
+    SoftCap,
+    attention_function,
+)
 from conformance.adapter.base import Mode
 from conformance.adapter.loading import adapted
 from conformance.cli import main
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import expect
+from conformance.definition.features import FEATURES
 from conformance.definition.geometry import Geometry
-from conformance.definition.problem import Problem, Shape, Weights
+from conformance.definition.problem import Positions, Problem, Rotary, Shape, Weights
+from conformance.definition.rotary import exact_tables
 from conformance.errors import ExitCode, Unsupported, WrongShape
 from conformance.long import ladder
 from conformance.long.calling import call
@@ -47,7 +58,16 @@ from conformance.long.ladder import (
     mode_of,
     needed,
 )
-from conformance.long.noise import COMMON, UNKNOWN, extras, noises, terms
+from conformance.long.noise import (
+    COMMON,
+    UNKNOWN,
+    Variances,
+    extras,
+    models,
+    noises,
+    sampled_head,
+    terms,
+)
 from conformance.long.oracle import Head, Sums, columns, rows, surroundings, transposed
 from conformance.long.problem import (
     EVERYTHING,
@@ -181,7 +201,7 @@ MEMBERS = {
 }
 LENGTHS = {"unpadded": None, "padded": (512, 77)}
 GROUPS = {"own": (1, 1), "shared": (4, 2)}
-FEATURES = ({"sinks": True}, {"soft_cap": 2.0}, {"sinks": True, "soft_cap": 2.0})
+SINKS_AND_CAPS = ({"sinks": True}, {"soft_cap": 2.0}, {"sinks": True, "soft_cap": 2.0})
 
 
 @pytest.mark.sample(8)
@@ -203,7 +223,7 @@ def test_the_oracle_equals_the_definition(names):
     heads, kv_heads = GROUPS[groups]
     batch = 1 if sees.key_lengths is None else 2
     assert_equal(drawn(sees=sees, batch=batch, heads=heads, kv_heads=kv_heads), 32)
-    for features in FEATURES if batch == 1 else ():
+    for features in SINKS_AND_CAPS if batch == 1 else ():
         assert_equal(drawn(sees=sees, heads=heads, kv_heads=kv_heads, batch=1, **features), 64)
 
 
@@ -328,12 +348,13 @@ def test_a_million_tokens_agree_with_sampled_rows(length, sees):
 
 def as_defined(problem):
     """The same problem for the definition, whose projections are the identity."""
-    batch, heads, queries, kv_heads, keys = problem.sizes
-    head, value_head = problem.queries.shape[-1], problem.value.shape[-1]
-    given = heads_of(problem)
+    given = heads_of(problem) if isinstance(problem, LongProblem) else problem
+    batch, heads, queries, head = given.query.shape
+    kv_heads, keys, value_head = given.value.shape[1:]
 
     def merged(array):
-        return array.transpose(0, 2, 1, 3).reshape(batch, array.shape[2], -1)
+        joined = array.transpose(0, 2, 1, 3).reshape(batch, array.shape[2], -1)
+        return joined.astype(np.float64)
 
     def identity(heads, size):
         return np.eye(heads * size).reshape(heads * size, heads, size)
@@ -349,12 +370,11 @@ def as_defined(problem):
         ),
         query=merged(given.query),
         key=merged(given.key),
-        value=merged(problem.value),
-        cotangent=merged(problem.cotangent),
+        value=merged(given.value),
+        cotangent=merged(given.cotangent),
         mask=problem.sees.dense(batch, queries, keys),
         scale=problem.scale,
-        sinks=problem.sinks,
-        soft_cap=problem.soft_cap,
+        **given.features,
     )
 
 
@@ -450,28 +470,99 @@ def test_there_is_no_sigma_of_class_tf32():
 # What is noticed
 
 
-def checked(name, adapter):
-    given = problem(name)
-    return check(given, call(adapter, given), tile=TILES.get(name, (64, 128))[1], accuracy="A")
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_original_conforms(name):
     adapter = Kernel(tiles=TILES.get(name, (64, 128)))
-    found = checked(name, adapter).decisive()
+    found = compared(name, adapter).decisive()
     features = {"sinks"} if "sinks" in PROBLEMS[name] else set()
     assert found.keys() == {"output", "log_total", "query", "key", "value", *features}
     for tally in found.values():
         assert tally.excess < 1, (tally.array, tally.largest, tally.rms, tally.bias, tally.gain)
         assert not tally.tiles
-    assert max(tally.rms for tally in found.values()) > 0.25
+    assert max(tally.rms for tally in found.values()) > 0.2
+
+
+class TablesOfFloat64(Tiled):
+    """Computes angles in float64, and stores their cosines and sines in float32."""
+
+    def angles(self, positions):
+        return positions[:, None] * self.frequencies()
+
+
+class AnglesInTurns(Tiled):
+    """Leaves out whole turns before it rounds angles to float32."""
+
+    def angles(self, positions):
+        turns = positions[:, None] * self.frequencies() / (2 * np.pi)
+        return (turns % 1 * 2 * np.pi).astype(self.wide)
+
+
+@pytest.mark.parametrize("kind", [Tiled, TablesOfFloat64, AnglesInTurns])
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if "rotary" in PROBLEMS[name]])
+def test_angles_may_be_products_in_float32_or_better(name, kind):
+    """What is better is never worse, and far away it is better by orders of magnitude."""
+    found = compared(name, Kernel(kind, TILES.get(name, (64, 128)))).decisive()
+    assert max(tally.excess for tally in found.values()) < 0.7
+    if name == "rotary-far":
+        largest = max(tally.rms for tally in found.values())
+        assert 0.2 < largest < 0.8 if kind is Tiled else largest < 0.02
+
+
+@pytest.mark.parametrize("pairs", ["halves", "interleaved"])
+@pytest.mark.parametrize("far", [0, 10**3, 10**6])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_sigma_of_a_rotation_is_that_of_the_definition(dtype, far, pairs):
+    """Near and far, of each array the rms within a factor of 1.8, of each element within 4.
+
+    The definition draws the errors of four frequencies, which all positions share, twelve times,
+    so its own σ is uncertain by a fifth.
+    """
+    length, head = 96, 8
+    rotary = Rotary(size=head if pairs == "halves" else 6, pairs=pairs)
+    random = np.random.default_rng(far)
+    at = [np.sort(random.integers(far, size=length)) if far else np.arange(length) for _ in "qk"]
+
+    class Placed(Visibility):
+        def positions(self, entry, queries, keys):
+            return tuple(at)
+
+    rows = np.arange(length)
+    given = generic(
+        dtype, length, length, rows, head_size=head, sees=Placed(), rotary=rotary, seed=2
+    )
+    exact = as_defined(given).replace(positions=Positions(query=at[0][None], key=at[1][None]))
+    expected = expect(exact, 2)
+    for accuracy in models(dtype_of(dtype)):
+        of = Variances(dtype_of(dtype), accuracy)
+        for name, (want, variance) in sampled_head(given, 0, rows, of, length).items():
+            array = name if name == "output" else f"gradient.{name}"
+            assert np.abs(want - expected.arrays[array][0]).max() < 1e-8
+            sigma, wanted = of.sigma(variance, want), expected.noise[accuracy.name][array][0]
+            assert 1 / 1.8 < np.sqrt(np.mean(sigma**2) / np.mean(wanted**2)) < 1.8, array
+            within = np.mean((sigma / wanted < 4) & (wanted / sigma < 4))
+            assert within > 0.97, (accuracy.name, array)
+
+
+def test_angles_of_a_million_tokens_are_exact():
+    """Where a product in float64 has lost three digits and more."""
+    positions = np.array([0, 1, 65_537, 2**20 - 1, 2**20, 2**22 - 1])
+    for rotary in (Rotary(size=64), Rotary(size=6, base=500_000.0)):
+        cosines, sines = exact_tables(rotary, positions)
+        rates = rotary.base ** (-np.arange(0.0, rotary.size, 2) / rotary.size)
+        lost = np.abs(np.cos(positions[:, None] * rates) - cosines).max()
+        with mpmath.workdps(50):
+            for (row, pair), got in np.ndenumerate(cosines + 1j * sines):
+                exponent = mpmath.mpf(-2 * pair) / rotary.size
+                angle = int(positions[row]) * mpmath.mpf(rotary.base) ** exponent
+                assert abs(complex(mpmath.expj(angle)) - got) < 2e-15
+        assert lost > 1e-12
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_noticed(mutant):
-    found = checked(mutant.case, mutant.kernel)
+    found = compared(mutant.case, mutant.kernel)
     assert not found.conforms()
     # Not by a hair: what decides is beyond its limit by a half.
     assert max(tally.excess for tally in found.decisive().values()) > 1.5
@@ -503,7 +594,7 @@ def test_splits_of_the_keys_are_examined_at_length(name, asked):
 
 def test_the_worst_element_says_in_which_tile_it_lies():
     (lost,) = (mutant for mutant in MUTANTS if mutant.name == "pair-lost-forward")
-    tally = checked("full", lost.kernel).decisive()["output"]
+    tally = compared("full", lost.kernel).decisive()["output"]
     assert tally.worst.position // 64 == 17
     assert tally.tiles == {(0, 0, 17 * 64 // 128)}
 
@@ -868,12 +959,29 @@ def test_the_record_says_what_was_asked_and_where_the_process_ended(tmp_path, ca
     assert len(record.steps) == 2 * len([*PROBLEMS_ASKED[:-1], *STRUCTURED, *WITH_FEATURES])
 
 
+def turned(heads, begin, base):
+    """Heads `[batch heads length head]` with neighbouring components rotated, in float32."""
+    size = heads.shape[3]
+    rates = np.float32(base) ** (-np.arange(0, size, 2, dtype=np.float32) / np.float32(size))
+    angles = np.arange(begin, begin + heads.shape[2], dtype=np.float32)[:, None] * rates
+    one, other = heads[..., ::2], heads[..., 1::2]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.stack([one * cos - other * sin, other * cos + one * sin], -1).reshape(heads.shape)
+
+
 @attention_function(
     "numpy",
     MaskArgument("mask", "batch heads query key", true="attends"),
-    features=(Sinks("sinks"), SoftCap("soft_cap")),
+    features=(
+        *(Sinks("sinks"), SoftCap("soft_cap")),
+        RotaryBase("base", pairs="interleaved", alignment="bottom-right"),
+        Alibi("slopes"),
+    ),
 )
-def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0):
+def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0.0):
+    if base:
+        ahead = key.shape[2] - query.shape[2]
+        query, key = (turned(*side, base) for side in ((query, ahead), (key, 0)))
     logits = query @ key.swapaxes(-1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
     if soft_cap:
         logits = np.float32(soft_cap) * np.tanh(logits / np.float32(soft_cap))
@@ -887,11 +995,71 @@ def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0):
 
 
 @attention_function("numpy", *with_features.mask_arguments, features=with_features.features)
-def without_features(query, key, value, mask=True, sinks=None, soft_cap=0.0):
+def without_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0.0):
     return with_features(query, key, value, mask)
 
 
-def test_a_function_that_declares_sinks_and_caps_is_asked_of_them_at_length():
+@attention_function(
+    "numpy", *with_features.mask_arguments, features=(RotaryTables(alignment="bottom-right"),)
+)
+def with_tables(query, key, value, mask=True, cos=None, sin=None):
+    if cos is not None:
+        half = query.shape[3] // 2
+        query, key = (
+            np.concatenate([one * c - other * s, other * c + one * s], axis=-1)
+            for one, other, c, s in (
+                (x[..., :half], x[..., half:], cos[of], sin[of])
+                for x, of in ((query, slice(-query.shape[2], None)), (key, slice(None)))
+            )
+        )
+    return with_features(query, key, value, mask)
+
+
+@attention_function(
+    "numpy", *with_features.mask_arguments, features=(RotaryTables(alignment="top-left"),)
+)
+def from_the_start(query, key, value, mask=True, cos=None, sin=None):
+    return with_tables(query, key, value, mask)
+
+
+def test_rotary_tables_are_passed_for_the_positions_that_are_declared():
+    verdicts = {}
+    for function in (with_tables, from_the_start):
+        mine = Ladder(adapted(function, "mine"), [200], ["float32"], LongLimits())
+        verdicts[function] = {s.problem: s.verdict for s in mine.climb() if "rotary" in s.problem}
+    last = "last queries with rotary"
+    assert verdicts[with_tables] == {"rotary": "conforms", last: "conforms"}
+    assert verdicts[from_the_start] == {"rotary": "deviates", last: "unsupported"}
+
+
+def test_what_is_declared_and_not_asked_at_length_is_named(capsys, tmp_path):
+    """Every feature of the definition is in a problem, or is among those that are named."""
+    assert Ladder(adapted(with_features, "m"), [64], ["float32"], LongLimits()).lacks == ("alibi",)
+    every = Ladder(Featureful(positions=True), [64], ["float32"], LongLimits())
+    structured = {part for parts in ladder.STRUCTURED.values() for part in parts}
+    posed = {part for parts in WITH_FEATURES.values() for part in parts}
+    assert {entry.name for entry in FEATURES} == {*every.lacks, *posed} - {"rotary scaling"}
+    assert structured <= {*every.lacks}
+    (tmp_path / "mine.py").write_text(LACKING)
+    out = told(capsys, f"{tmp_path}/mine.py:mine", "--lengths", "64", "--dtype", "float32").out
+    assert "not asked at length: lengths, window, alibi, query/key norm\n" in out
+
+
+LACKING = """
+from conformance import Alibi, HeadNorm, Lengths, SoftCap, Window, attention_function
+
+LENGTHS = Lengths("lengths", of="queries")
+
+@attention_function(
+    "numpy",
+    features=(HeadNorm("q", "k"), Window("window"), LENGTHS, SoftCap("cap"), Alibi("slopes")),
+)
+def mine(query, key, value, cap=0.0):
+    return query
+"""
+
+
+def test_a_function_that_declares_features_is_asked_of_them_at_length():
     asked = {}
     for function in (with_features, without_features):
         mine = adapted(function, "mine")

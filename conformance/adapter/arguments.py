@@ -614,9 +614,9 @@ class _Parts(Mapping[str, np.ndarray]):
     def __init__(self, problem: Problem) -> None:
         held = {"mask": problem.mask, "bias": problem.attn_bias}
         self._problem, self._arrays = problem, {n: a for n, a in held.items() if a is not None}
-        given = {"mask": problem.mask, **dict.fromkeys(problem.rule_names, problem)}
-        given |= {"bias": problem.attn_bias, "alibi": problem.slopes}
-        self._names = [name for name, value in given.items() if value is not None]
+        alibi = ["alibi"] if problem.slopes is not None else []
+        names = ("mask", *problem.rule_names, "bias", *alibi)
+        self._names = [name for name in names if name not in held or name in self._arrays]
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:

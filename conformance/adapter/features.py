@@ -824,7 +824,7 @@ class PositionIds(_Ids):
             yield replace(done, placed=said.placed | set(self.of))
 
 
-class _RotaryEmbedding(Feature):
+class RotaryEmbedding(Feature):
     """The base class of features that rotate queries and keys."""
 
     pairs: Pairs
@@ -858,7 +858,7 @@ class _RotaryEmbedding(Feature):
 
 
 @dataclass(frozen=True)
-class RotaryTables(_RotaryEmbedding):
+class RotaryTables(RotaryEmbedding):
     """Tables `[position pair]` of the cosine and sine of the angles of rotary embeddings.
 
     Scaled frequencies and an attention factor are in the tables.
@@ -897,7 +897,7 @@ class RotaryTables(_RotaryEmbedding):
 
 
 @dataclass(frozen=True)
-class RotaryBase(_RotaryEmbedding):
+class RotaryBase(RotaryEmbedding):
     """Numbers from which an implementation computes rotary embeddings itself.
 
     Args:
@@ -942,7 +942,7 @@ Sections = Literal["side by side", "interleaved"]
 
 
 @dataclass(frozen=True)
-class RotaryConfig(_RotaryEmbedding):
+class RotaryConfig(RotaryEmbedding):
     """A dictionary from which an implementation computes rotary embeddings, scaled or not.
 
     It is the entry `rope_parameters` of a configuration of transformers: "rope_type", "rope_theta"

@@ -159,6 +159,8 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
         device=options.device,
         threads=os.cpu_count() or 1,
     )
+    if ladder.lacks:
+        print(f"not asked at length: {', '.join(ladder.lacks)}")
     with progress(adapter.name, len(ladder)) as advance:
 
         def begin(step: Step, left: float) -> None:

@@ -69,6 +69,12 @@ class Rotary:
     base: float = 10000.0
     pairs: Pairs = "halves"
 
+    def places(self) -> tuple[slice, slice]:
+        """Return where in a head the first components of all pairs are, and the second ones."""
+        if self.pairs == "halves":
+            return slice(self.size // 2), slice(self.size // 2, self.size)
+        return slice(0, self.size, 2), slice(1, self.size, 2)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Norm:
@@ -590,14 +596,14 @@ class _RotaryEntry(FeatureEntry):
     ) -> tuple[Array, Any]:
         assert problem.rotary is not None
         cosine, sine = given
-        return _rotated(heads, problem.rotary, cosine, sine, hold), given
+        return rotated(heads, problem.rotary, cosine, sine, hold), given
 
     def back_to_heads(
         self, problem: Problem, side: str, gradient: Array, kept: Any, hold: Exact
     ) -> tuple[Array, dict[str, Array]]:
         assert problem.rotary is not None
         cosine, sine = kept
-        return _rotated(gradient, problem.rotary, cosine, -sine, hold), {}
+        return rotated(gradient, problem.rotary, cosine, -sine, hold), {}
 
     def simpler(self, problem: Problem) -> Iterator[dict[str, Any]]:
         rotary = problem.rotary
@@ -679,16 +685,12 @@ def _of_size(problem: Problem, size: int) -> dict[str, Any]:
     }
 
 
-def _rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exact) -> Array:
+def rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exact) -> Array:
     """Return heads with their first `rotary.size` components rotated and the others unchanged.
 
     Tables of cosines and sines are `[batch 1 length size/2]`.
     """
-    half = rotary.size // 2
-    if rotary.pairs == "halves":
-        places = slice(half), slice(half, rotary.size)
-    else:
-        places = slice(0, rotary.size, 2), slice(1, rotary.size, 2)
+    places = rotary.places()
     first, second = (heads[..., place] for place in places)
     halves = (
         hold(hold(first * cosine, "logits") - hold(second * sine, "logits"), "tensor"),

@@ -27,7 +27,7 @@ from conformance.adapter.function import Function
 from conformance.adapter.native import check_device_of
 from conformance.definition.dtypes import Array
 from conformance.definition.features import FEATURES
-from conformance.definition.problem import Problem, Shape, Weights, check_shape
+from conformance.definition.problem import Positions, Problem, Shape, Weights, check_shape
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import LACKS
 from conformance.frameworks.base import Natives, Request
@@ -220,8 +220,6 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
             refused.append(reason)
     else:
         raise refused[0]
-    if heads.features:
-        raise Unsupported(f"{' and '.join(heads.features)} of a layer at length")
     flag, lengths = adapter.masks.causal, problem.shape.logits[2:]
     flagged = flag is not None and flag.needs is None and flag.expresses(problem)
     if heads.sees != Visibility(causal=heads.sees.causal) or (
@@ -287,7 +285,12 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
             weight[0, :, :size] = np.eye(size)
         else:
             weight[place * size : (place + 1) * size, 0] = np.eye(size)
-    return _problem(heads, shape, weights, inputs)
+    # The two heads that see zeros have an array of each feature, too.
+    features = {
+        name: np.pad(value, (0, 2)) if shared and isinstance(value, np.ndarray) else value
+        for name, value in heads.features.items()
+    }
+    return _problem(heads, shape, weights, inputs, **features)
 
 
 def _shape(heads: Heads, *, shared: bool = False, bias: bool = False) -> Shape:
@@ -362,6 +365,12 @@ def _stand_in(heads: Heads) -> Problem:
     return _problem(heads, shape, weights, inputs, **heads.features)
 
 
+def _positions(sees: Visibility, batch: int, queries: int, keys: int) -> Positions:
+    entries = zip(*(sees.positions(entry, queries, keys) for entry in range(batch)), strict=True)
+    of_queries, of_keys = map(np.stack, entries)
+    return Positions(query=of_queries, key=of_keys)
+
+
 def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:
     """Return the arguments, by name, that express the masks `sees` and the features of `given`.
 
@@ -378,6 +387,9 @@ def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any
     if flag is not None and flagged and flag.without_masks and rest != EVERYTHING:
         flagged, rest = False, sees
     arguments: dict[str, Any] = {flag.name: True} if flag is not None and flagged else {}
+    if any(entry.placed for entry in given.entries):
+        # Without a causal mask, the queries would not be aligned with the last keys.
+        given = given.replace(positions=_positions(sees, batch, queries, keys))
     if rest == EVERYTHING:
         if not given.features:
             return arguments

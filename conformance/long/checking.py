@@ -368,18 +368,20 @@ def check_sampled(
     """
     started = time.perf_counter()
     dtype, arrays = dtype_of(heads.dtype), answered.arrays
-    _, count, queries, size = heads.query.shape
+    _, count, queries, _ = heads.query.shape
     kv_heads, keys = heads.key.shape[1:3]
     group, underflow = count // kv_heads, dtype.underflow
     tallies: dict[str, dict[str, Tally]] = {}
     for of in (Variances(dtype, accuracy) for accuracy in models(dtype)):
         tallies[of.name] = of_array = {name: Tally(name, len(chosen)) for name in arrays}
         for kv_head in range(kv_heads):
-            sums = {"key": np.zeros((2, keys, size)), "value": np.zeros((2, keys, size))}
+            sums: dict[str, tuple[Array, Array]] = {}
             for head in range(kv_head * group, (kv_head + 1) * group):
                 found = sampled_head(heads, head, chosen, of, tile)
                 for name in ("key", "value"):
-                    sums[name] += found[name]
+                    both = sums.setdefault(name, found[name])
+                    if both is not found[name]:
+                        sums[name] = both[0] + found[name][0], both[1] + found[name][1]
                 for name in [name for name in ("output", "query") if name in arrays]:
                     want, variance = found[name]
                     got = arrays[name](0, head, slice(0, queries))
@@ -392,12 +394,12 @@ def check_sampled(
                         nothing = np.zeros_like(rest)
                         tally.add((0, head, 0), rest, nothing, nothing, underflow)
             for name in [name for name in sums if name in arrays]:
-                want, variance = sums[name]
-                if group > 1:
-                    variance = variance + of.tensor * want**2
-                got = arrays[name](0, kv_head, slice(0, keys))
-                sigma = of.sigma(variance, want)
-                of_array[name].add((0, kv_head, 0), got, want, sigma, underflow)
+                for span in _pieces(keys, 1 + keys // _READ, BLOCK):
+                    want, variance = (array[span] for array in sums[name])
+                    if group > 1:
+                        variance = variance + of.tensor * want**2
+                    got, sigma = arrays[name](0, kv_head, span), of.sigma(variance, want)
+                    of_array[name].add((0, kv_head, span.start), got, want, sigma, underflow)
     return CheckedAnswer(tallies, time.perf_counter() - started)
 
 

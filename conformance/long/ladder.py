@@ -29,7 +29,9 @@ import numpy as np
 import psutil
 
 from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.features import PARTS, RotaryEmbedding
 from conformance.adapter.native import NativeAdapter
+from conformance.definition.features import Rotary
 from conformance.definition.geometry import Geometry
 from conformance.errors import ProcessLost, Unavailable, Unsupported
 from conformance.frameworks.base import Memory
@@ -82,13 +84,15 @@ PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
 `BEYOND` is left out at lengths below `BEYOND_FROM`.
 """
 
-STRUCTURED = ("window", "packed")
-"""The names of further problems, for implementations that take masks as structure."""
+STRUCTURED = {"window": ("window",), "packed": ("segments",)}
+"""The features of further problems, for implementations that take masks as structure, by name."""
 
 WITH_FEATURES = {
     "sinks": ("sinks",),
     "soft cap": ("soft cap",),
     "last queries with features": ("sinks", "soft cap"),
+    "rotary": ("rotary",),
+    "last queries with rotary": ("rotary",),
 }
 """The features of further problems, by the name of the problem.
 
@@ -96,7 +100,18 @@ A problem is posed to implementations that declare at least one of its features,
 that they declare.
 """
 
-_FEW_QUERIES = {**QUERIES, BEYOND: FEW, "last queries with features": LAST}
+_FEW_QUERIES = {
+    **QUERIES,
+    BEYOND: FEW,
+    "last queries with features": LAST,
+    "last queries with rotary": LAST,
+}
+
+ROTARY_BASE = 10_000.0
+"""The base of rotary frequencies, unless the implementation has a fixed one."""
+
+SAMPLED = ("sampled", "rotary", "last queries with rotary")
+"""The names of the problems of which sampled rows are computed directly."""
 
 CAP = 8.0
 """The soft cap, which is less than the logits of the rarest keys."""
@@ -230,7 +245,10 @@ class _Room:
         """Return an estimate of the bytes that a problem takes."""
         if step.problem == BEYOND:
             return needed_beyond(step.keys, head_size, step.dtype)
-        return needed(step.queries, step.keys, head_size, step.dtype)
+        found = needed(step.queries, step.keys, head_size, step.dtype)
+        # Keys, values and their gradients with variances are held in float64 at once.
+        direct = 6 * 8 * step.keys * head_size if step.problem in SAMPLED else 0
+        return found + direct
 
     def largest(self, head_size: int, dtype: str) -> int:
         """Return the length of the longest whole sequence that fits."""
@@ -357,6 +375,10 @@ class Ladder:
         modes: the names of the modes; if the adapter has none of them, `mode_of` chooses one.
         device: "cpu" or "gpu".
         threads: how many threads the suite's own comparison may use.
+
+    Attributes:
+        lacks: the names of the features that the implementation declares and that none of the
+            problems has.
     """
 
     def __init__(
@@ -380,8 +402,16 @@ class Ladder:
         self._rooms = _rooms(adapter, device, limits.memory)
         self._lost = ""
         self._declared = {part for feature in adapter.features for part in feature.says}
-        names = [*PROBLEMS, *(STRUCTURED if isinstance(adapter, AtLength) else ())]
+        structured = isinstance(adapter, AtLength)
+        names = [*PROBLEMS, *(STRUCTURED if structured else ())]
         names += [name for name, parts in WITH_FEATURES.items() if self._declared & {*parts}]
+        posed = {part for parts in WITH_FEATURES.values() for part in parts}
+        posed |= {part for parts in STRUCTURED.values() for part in parts} if structured else set()
+        lacking = (part for part in PARTS if part in self._declared - posed)
+        # Declarations of lengths do not say which of the two they are for.
+        self.lacks = tuple(
+            dict.fromkeys("lengths" if part.endswith("lengths") else part for part in lacking)
+        )
         self._plan: list[tuple[Step, Mode]] = []
         for length in steps:
             for dtype in dtypes:
@@ -443,7 +473,8 @@ class Ladder:
             if own > room.free:
                 have = f"{room.free / 2**30:.1f} GiB"
                 most = f"hold {room.largest(head, step.dtype):,} tokens"
-                have = f"there are {have}" if by_elements else f"{have} {most}"
+                usual = step.problem not in (BEYOND, *SAMPLED)
+                have = f"{have} {most}" if usual else f"there are {have}"
                 return f"needs {own / 2**30:.1f} GiB{room.where}; {have}"
             extra = 0.0 if by_elements else self._cost(step).foreseen_extra(step, place)
             if own + extra > room.free:
@@ -504,6 +535,15 @@ class Ladder:
             )
         return result
 
+    def _rotary(self) -> Rotary:
+        """Return a rotation of whole heads, of the kind that the implementation declares."""
+        size = self._sizes.head_size // 2 * 2
+        for declared in self._adapter.features:
+            if isinstance(declared, RotaryEmbedding) and size:
+                base = declared.numbers.get("base", ROTARY_BASE)
+                return Rotary(size=size, base=base, pairs=declared.pairs)
+        raise Unsupported(f"no rotation of heads of size {self._sizes.head_size}")
+
     def _asked(self, step: Step, mode: Mode) -> Step:
         began = time.perf_counter()
         try:
@@ -539,9 +579,17 @@ class Ladder:
             )
             verdict: Outcome = "deviates" if wrong else "conforms"
         else:
-            if step.problem == "sampled":
+            if step.problem in SAMPLED:
                 chosen = sampled(step.queries, tile)
-                drawn = generic(step.dtype, step.queries, step.keys, chosen, head_size=head)
+                drawn = generic(
+                    step.dtype,
+                    step.queries,
+                    step.keys,
+                    chosen,
+                    head_size=head,
+                    sees=_sees(step),
+                    rotary=None if step.problem == "sampled" else self._rotary(),
+                )
                 answered = call(self._adapter, drawn, self._device, mode)
                 found = check_sampled(drawn, chosen, answered, tile)
             else:
@@ -612,7 +660,7 @@ def _place(tally: Tally) -> str:
 
 def _sees(step: Step) -> Visibility:
     """Return the mask of a problem; packed sequences have random lengths, the same every time."""
-    if step.problem in ("causal", "sinks", "soft cap"):
+    if step.problem in ("causal", "sinks", "soft cap", "rotary"):
         return Visibility(causal="top-left")
     if step.problem.startswith("last queries"):
         return Visibility(causal="bottom-right")

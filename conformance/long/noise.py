@@ -17,13 +17,17 @@ sequences:
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
-from conformance.definition.arithmetic import AccuracyClass, classes_of
+from conformance.definition.arithmetic import AccuracyClass, Exact, classes_of
 from conformance.definition.dtypes import Array, DType
+from conformance.definition.features import Rotary, rotated
+from conformance.definition.rotary import exact_tables
 from conformance.long.oracle import BlockPart, Columns, Head, Rows, squared_norms
-from conformance.long.problem import Heads, LongProblem
+from conformance.long.problem import Heads, Index, LongProblem
 from conformance.records.numbers import UNDERFLOW
 
 UNKNOWN = 0
@@ -340,7 +344,7 @@ def sampled_head(
     Only the first batch entry is considered.
 
     The model is that of `LongNoise`, except that every error is independent, as no two logits are
-    equal. The cost is O(rows · length · head size).
+    equal; `_Turned` adds that of a rotation. The cost is O(rows · length · head size).
 
     Args:
         heads: the inputs, as from `generic`, with a cotangent of 0 except in the chosen rows.
@@ -354,9 +358,16 @@ def sampled_head(
     intervals = heads.sees.intervals(0, heads.query.shape[2], len(key))
     query = heads.query[0, head, chosen].astype(np.float64)
     cotangent = heads.cotangent[0, head, chosen].astype(np.float64)
+    rotary, places = heads.rotary, heads.sees.positions(0, heads.query.shape[2], len(key))
+    if rotary is not None:
+        queries, keys = (
+            _Turned(side, at, rotary, of)
+            for side, at in ((query, places[0][chosen]), (key, places[1]))
+        )
+        query, key = queries.heads, keys.heads
     first, last = (ends[chosen][:, None] for ends in intervals)
     size, scale, sums = query.shape[1], heads.scale, of.sums
-    spans = [slice(at, min(at + _COLUMNS, len(key))) for at in range(0, len(key), _COLUMNS)]
+    spans = _spans(len(key))
     squares = squared_norms(value)
 
     def logits(span: slice) -> Array:
@@ -380,6 +391,8 @@ def sampled_head(
         spread = size / 2 * scale**2 * (query**2 @ (key[span] ** 2).T)
         relative = sums * (spread + max(size / 3 - 0.5, 0) * finite**2)
         relative += 2 * of.logits * finite**2 + of.probability
+        if rotary is not None:
+            relative += scale**2 * queries.of_products(keys, span)
         return np.exp(each - log_total), relative
 
     output, of_output = np.zeros_like(cotangent), np.zeros_like(cotangent)
@@ -401,7 +414,7 @@ def sampled_head(
     of_row += sums * size / 2 * _total(cotangent**2 * output**2)
     of_row += (sums * size / 3 + of.logits) * row**2
 
-    d_query, of_query, seen = (np.zeros_like(query) for _ in range(3))
+    d_query, of_query, seen, along_query = (np.zeros_like(query) for _ in range(4))
     d_key, of_key = np.zeros((2, *key.shape))
     d_value, of_value = np.zeros((2, *value.shape))
     products = sums * 5 * size / 6 + of.probability
@@ -414,12 +427,21 @@ def sampled_head(
         error += (scale * weight) ** 2 * products * d_weights**2
         d_query += d_logits @ key[span]
         of_query += error @ key[span] ** 2
+        if rotary is not None:
+            along_query += (d_logits * keys.positions[span]) @ key[span]
+            of_query += d_logits**2 @ keys.variance(span)
         seen += scale * weight @ key[span]
         d_key[span] = d_logits.T @ query
         of_key[span] = (error + d_logits**2 * whole + (scale * weight) ** 2 * of_row).T @ query**2
+        if rotary is not None:
+            of_key[span] += (d_logits**2).T @ queries.variance()
+            along = (d_logits * queries.positions[:, None]).T @ query
+            d_key[span], of_key[span] = keys.back(span, d_key[span], of_key[span], along)
         d_value[span] = weight.T @ cotangent
         of_value[span] = (weight**2 * (relative + whole + sums * of_terms)).T @ cotangent**2
     of_query += of_row * seen**2 + (whole + sums * of_sum + of.tensor) * d_query**2
+    if rotary is not None:
+        d_query, of_query = queries.back(slice(None), d_query, of_query, along_query)
     few = sums * len(chosen) / 3 + of.tensor
     return {
         "output": (output, of_output),
@@ -427,6 +449,88 @@ def sampled_head(
         "key": (d_key, of_key + few * d_key**2),
         "value": (d_value, of_value + few * d_value**2),
     }
+
+
+class _Turned:
+    """Queries or keys after their rotation, and the variance of what it adds to their errors.
+
+    The model is that of the definition. The angle p f of a pair at position p, with the frequency
+    f = exp(x), is off by p f (μ + ν), where μ is the error of the frequency, which all positions
+    share, and ν that of the product. In units of ũ²/3, their variances are 1 + x² and 1. The error
+    of an angle moves a pair at right angles to itself. A logit depends on the difference of two
+    positions, and so on μ (p − r), whereas each ν enters alone. Cosines and sines, products with
+    them, and their sums are rounded; squares of cosine and sine are replaced by their mean, 1/2.
+
+    Args:
+        heads: the queries or keys before the rotation, `[token head]`; they are overwritten.
+        positions: `[token]`.
+        rotary: the rotation.
+        of: the variances of rounding errors.
+    """
+
+    def __init__(self, heads: Array, positions: Index, rotary: Rotary, of: Variances) -> None:
+        self.positions, self._rotary, self._of = positions, rotary, of
+        exponents = -math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size
+        self._rates, self._shared, self._rotates = np.zeros((3, heads.shape[1]))
+        for place in rotary.places():
+            self._rates[place] = np.exp(2 * exponents)
+            self._shared[place] = self._rates[place] * (1 + exponents**2)
+            self._rotates[place] = 1.0
+        self.heads = heads
+        for span in _spans(len(heads)):
+            self.heads[span] = self._turn(heads[span], span, 1)
+
+    def _turn(self, vectors: Array, of: slice, sign: int) -> Array:
+        cosine, sine = exact_tables(self._rotary, self.positions[of])
+        return rotated(vectors, self._rotary, cosine, sign * sine, Exact())
+
+    def _across(self, squares: Array) -> Array:
+        """Return, for the squares of each component, those of the other one of its pair."""
+        found = np.zeros_like(squares)
+        one, other = self._rotary.places()
+        found[:, one], found[:, other] = squares[:, other], squares[:, one]
+        return found
+
+    def variance(self, of: slice = slice(None)) -> Array:
+        """Return the variance of the rotated tokens `of`, without μ, `[token head]`."""
+        return self._of_turning(self.heads[of], of)
+
+    def _of_turning(self, vectors: Array, of: slice) -> Array:
+        squares = vectors**2
+        across = self._across(squares)
+        angles = self._of.sums * self._rates * np.square(self.positions[of, None], dtype=np.float64)
+        found = self._of.logits * (squares + across) + self._of.tensor * squares + angles * across
+        return self._rotates * found
+
+    def of_products(self, keys: _Turned, span: slice) -> Array:
+        """Return the variance of the products of these queries with some keys, `[query key]`."""
+        squares, query = keys.heads[span] ** 2, self.heads**2
+        apart = np.subtract(self.positions[:, None], keys.positions[span], dtype=np.float64)
+        shared = (query * self._shared) @ self._across(squares).T
+        alone = self.variance() @ squares.T + query @ keys.variance(span).T
+        return alone + self._of.sums * shared * apart**2
+
+    def back(
+        self, of: slice, gradient: Array, variance: Array, along: Array
+    ) -> tuple[Array, Array]:
+        """Return the gradient of the tokens `of` before the rotation, and its variance.
+
+        Args:
+            of: the tokens.
+            gradient, variance: those after the rotation, `[token head]`.
+            along: the sum whose value is the gradient, each of its terms times the position of the
+                token on the other side. With it, μ enters once.
+        """
+        apart = along - self.positions[of, None] * gradient
+        found = self._turn(gradient, of, -1)
+        shared = self._of.sums * self._shared * apart**2
+        mean = (variance + self._across(variance) + self._across(shared) + shared) / 2
+        variance = np.where(self._rotates, mean, variance)
+        return found, variance + self._of_turning(found, of)
+
+
+def _spans(length: int) -> list[slice]:
+    return [slice(at, min(at + _COLUMNS, length)) for at in range(0, length, _COLUMNS)]
 
 
 def _total(values: Array) -> Array:

@@ -10,7 +10,9 @@ to solve without being easy to get wrong. There are three kinds:
   gets as much weight as one with many. Keys of the rarest class are placed where indices wrap. The
   weight of a sink is of the same order as that of all common keys together.
 - `generic` returns queries, keys and values from N(0, 1). The cotangent is 0 except in sampled
-  rows, so that the gradients of every key and value are sums over these rows alone.
+  rows, so that the gradients of every key and value are sums over these rows alone. Only these
+  problems may have a rotation: a rotated key depends on its position, so that keys of a class would
+  not be equal.
 - `retrieval` returns keys that consist of the binary digits of their positions, as ±1. A query is a
   large multiple of the key that it looks for. The weight of this key is then 1 and all others
   underflow to 0, so the output is exactly a value, and the gradient of a value that one query looks
@@ -34,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
-from conformance.definition.features import ABSENT
+from conformance.definition.features import ABSENT, Rotary
 from conformance.definition.problem import Causal, check_shape
 from conformance.errors import Unsupported, WrongShape
 
@@ -91,6 +93,35 @@ class Visibility:
         if self.members is not None and len(self.members[0]) != len(self.members[1]):
             raise WrongShape("there are as many members of queries as of keys")
 
+    def positions(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
+        """Return the positions of the queries and keys of a batch entry in their packed sequences.
+
+        As in `Problem`, the last query of a sequence has the position of its last key that is no
+        padding if `causal` is "bottom-right".
+
+        Raises:
+            WrongShape: the packed sequences together are longer than the axis.
+        """
+        of_queries, of_keys, _ = self._sizes(queries, keys)
+        at_query, at_key = (
+            np.concatenate([np.arange(size) for size in (*sizes, length - sum(sizes))])
+            for sizes, length in ((of_queries, queries), (of_keys, keys))
+        )
+        if self.causal == "bottom-right":
+            used = of_keys
+            if self.key_lengths is not None:
+                starts = np.cumsum(of_keys) - of_keys
+                used = np.clip(self.key_lengths[entry] - starts, 0, of_keys)
+            more = np.repeat(used - of_queries, of_queries)
+            at_query[: len(more)] += more
+        return at_query, at_key
+
+    def _sizes(self, queries: int, keys: int) -> tuple[Index, Index, Index]:
+        """Return the lengths of the packed sequences, and the sequence of each query in them."""
+        of_queries, of_keys = self.members or ((queries,), (keys,))
+        sizes = _sizes(of_queries, queries)
+        return sizes, _sizes(of_keys, keys), np.repeat(np.arange(len(sizes)), sizes)
+
     def intervals(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
         """Return the interval of keys that each query of a batch entry sees: `first` and `last`.
 
@@ -100,13 +131,9 @@ class Visibility:
         Raises:
             WrongShape: the packed sequences together are longer than the axis.
         """
-        of_queries, of_keys = self.members or ((queries,), (keys,))
-        query_sizes, key_sizes = _sizes(of_queries, queries), _sizes(of_keys, keys)
-        sizes = np.repeat(key_sizes, query_sizes)
-        starts = np.repeat(np.cumsum(key_sizes) - key_sizes, query_sizes)
-        at = np.arange(len(sizes)) - np.repeat(np.cumsum(query_sizes) - query_sizes, query_sizes)
-        if self.causal == "bottom-right":
-            at = at + np.repeat(key_sizes - query_sizes, query_sizes)
+        _, key_sizes, member = self._sizes(queries, keys)
+        sizes, starts = key_sizes[member], (np.cumsum(key_sizes) - key_sizes)[member]
+        at = self.positions(entry, queries, keys)[0][: len(sizes)]
         first, last = np.zeros_like(sizes), sizes
         before, after = self.window
         if self.causal is not None:
@@ -241,7 +268,8 @@ class Heads:
     Arrays are float64 if `dtype` is, and float32 otherwise; all their numbers are exactly
     representable in `dtype`. `cotangent` is that of the output. `sinks` `[heads]` are logits that
     enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
-    no cap. `sees` says which keys each query sees.
+    no cap. `sees` says which keys each query sees. `rotary` is the rotation of queries and keys by
+    `sees.positions`; None for none.
     """
 
     dtype: str
@@ -253,6 +281,7 @@ class Heads:
     sees: Visibility
     sinks: np.ndarray | None = None
     soft_cap: float | None = None
+    rotary: Rotary | None = None
 
     @property
     def features(self) -> dict[str, Any]:
@@ -412,11 +441,12 @@ def generic(
     kv_heads: int = 1,
     head_size: int = 64,
     sees: Visibility = EVERYTHING,
+    rotary: Rotary | None = None,
     seed: int = 0,
 ) -> Heads:
     """Return inputs of one batch entry from N(0, 1), with a cotangent of 0 except in chosen rows.
 
-    `chosen` are the indices of these rows.
+    `chosen` are the indices of these rows. Queries and keys are those before their rotation.
     """
     random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)
 
@@ -433,6 +463,7 @@ def generic(
         cotangent,
         1 / math.sqrt(head_size),
         sees,
+        rotary=rotary,
     )
 
 

@@ -25,7 +25,7 @@ MOST_BYTES = 2**22
 PREFIX = "long/"
 """The prefix of the ids of long problems, which take the place of case ids."""
 
-SQUARE = ("causal", "full", "sampled", "window", "packed", "sinks", "soft cap")
+SQUARE = ("causal", "full", "sampled", "window", "packed", "sinks", "soft cap", "rotary")
 """The problems with as many queries as keys; the others are long on one side only."""
 
 Outcome = Literal["conforms", "deviates", "unsupported", "error", "not reached"]

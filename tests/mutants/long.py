@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,16 @@ def _add(name: str, did: str, problem: str, **changes: Any) -> None:
             level="long",
         )
     )
+
+
+@cache
+def _steps(length: int, frequencies: tuple[float, ...]) -> Array:
+    return np.cumsum(np.full((length, len(frequencies)), frequencies, F), axis=0, dtype=F)
+
+
+def _added_up(a: Tiled, length: int) -> Array:
+    """The angle of every position as a sum of float32, `[position pair]`."""
+    return _steps(length, tuple(Tiled.frequencies(a).tolist()))
 
 
 def _without(tile: int, column: int) -> Callable[[Tiled, int], list[int]]:
@@ -516,4 +527,123 @@ _add(
     "clips logits instead of bending them",
     "sinks-and-cap-bfloat16",
     capped=lambda a, logits: np.clip(logits, -a.given.soft_cap, a.given.soft_cap),
+)
+
+# Rotation.
+
+_add(
+    "rotary-positions-in-bfloat16-at-length",
+    "computes angles in float32, of positions in bfloat16",
+    "rotary",
+    rotary_positions=lambda a, name, span: _bfloat16(Tiled.rotary_positions(a, name, span)),
+)
+_add(
+    "rotary-positions-in-bfloat16-in-few-queries",
+    "computes angles in float32, of the positions of keys in bfloat16",
+    "rotary-far",
+    rotary_positions=lambda a, name, span: (
+        _bfloat16(Tiled.rotary_positions(a, name, span))
+        if name == "key"
+        else Tiled.rotary_positions(a, name, span)
+    ),
+)
+_add(
+    "rotary-positions-wrap-at-2-16",
+    "keeps the positions of a rotation in 16 bits",
+    "rotary-far",
+    rotary_positions=lambda a, name, span: Tiled.rotary_positions(a, name, span) % 2**16,
+)
+_add(
+    "rotary-positions-of-keys-end-at-2-16",
+    "has tables of 65,536 positions, and rotates keys beyond by the last",
+    "rotary-far",
+    rotary_positions=lambda a, name, span: np.minimum(
+        Tiled.rotary_positions(a, name, span), 2**16 - 1 if name == "key" else 2**30
+    ),
+)
+_add(
+    "rotary-positions-restart-in-each-tile",
+    "counts the positions of a rotation from the beginning of each tile",
+    "rotary",
+    rotary_positions=lambda a, name, span: np.arange(span[1] - span[0]),
+)
+_add(
+    "rotary-last-queries-at-the-start",
+    "rotates the last queries as if they were the first",
+    "rotary-far",
+    rotary_positions=lambda a, name, span: (
+        np.arange(*span) if name == "query" else Tiled.rotary_positions(a, name, span)
+    ),
+)
+_add(
+    "rotary-positions-run-on-at-length",
+    "lets the positions of a rotation run on over all packed members",
+    "rotary-packed",
+    rotary_positions=lambda a, name, span: np.arange(*span),
+)
+_add(
+    "rotary-neighbours-for-halves",
+    "rotates neighbouring components instead of halves",
+    "rotary",
+    places=lambda a: (slice(0, None, 2), slice(1, None, 2)),
+)
+_add(
+    "rotary-halves-for-neighbours",
+    "rotates halves instead of neighbouring components",
+    "rotary-packed",
+    places=lambda a: (slice(0, 16), slice(16, 32)),
+)
+_add(
+    "rotary-of-last-tile-by-one-less",
+    "rotates the keys of the last tile by one position less",
+    "rotary-far",
+    rotary_positions=lambda a, name, span: (
+        Tiled.rotary_positions(a, name, span) - (name == "key" and span == a.of_keys[-1])
+    ),
+)
+_add(
+    "rotary-angles-added-up",
+    "adds up angles token by token in float32",
+    "rotary-far",
+    angles=lambda a, positions: _added_up(a, 140_000)[positions],
+)
+_add(
+    "rotary-angles-in-bfloat16-at-length",
+    "rounds angles to bfloat16",
+    "rotary-bfloat16",
+    angles=lambda a, positions: _bfloat16(Tiled.angles(a, positions)),
+)
+_add(
+    "rotary-tables-in-bfloat16",
+    "stores cosines and sines in bfloat16 beside tensors of float32",
+    "rotary",
+    table=lambda a, values: _bfloat16(values),
+)
+_add(
+    "rotary-frequencies-in-bfloat16",
+    "rounds frequencies to bfloat16, as a model does that is cast to it",
+    "rotary-bfloat16",
+    frequencies=lambda a: _bfloat16(Tiled.frequencies(a)),
+)
+_add(
+    "rotary-frequencies-in-float16-in-few-queries",
+    "rounds frequencies to float16",
+    "rotary-far",
+    frequencies=lambda a: Tiled.frequencies(a).astype(np.float16).astype(F),
+)
+_add(
+    "rotary-gradient-of-keys-not-turned-back",
+    "returns the gradient of rotated keys",
+    "rotary-packed",
+    turned_back=lambda a, name, span, gradient: (
+        gradient if name == "key" else Tiled.turned_back(a, name, span, gradient)
+    ),
+)
+_add(
+    "rotary-gradient-of-queries-turned-on",
+    "rotates the gradient of queries once more instead of back",
+    "rotary-bfloat16",
+    turned_back=lambda a, name, span, gradient: a.turned(
+        name, span, gradient, 1 if name == "query" else -1
+    ),
 )

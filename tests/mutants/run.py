@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from longer import TILES, problem
+from longer import compared
 
 from conformance.adapter.base import Adapter
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
 from conformance.experiments import EXPERIMENTS, experiment
-from conformance.long.calling import call
-from conformance.long.checking import check
 from conformance.records.findings import CaseResult
 from conformance.requirements.examination import ResultMemory, Workbench
 from conformance.requirements.requirement import Requirement
@@ -182,9 +180,7 @@ class Narrow(Item):
 
 def at_length(mutant: LongMutant) -> Outcome:
     """What the comparison of every element makes of a mutant."""
-    given, kernel = problem(mutant.case), mutant.kernel
-    tile = TILES.get(mutant.case, (64, 128))[1]
-    found = check(given, call(kernel, given), tile=tile, accuracy="A")
+    found = compared(mutant.case, mutant.kernel)
     (by,) = mutant.killed_by
     wrong = [name for name, tally in found.decisive("A").items() if tally.excess > 1]
     noticed = Counter({by: len(wrong)}) if wrong else Counter()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
-from conformance.adapter.features import Sinks, SoftCap
+from conformance.adapter.features import RotaryBase, Sinks, SoftCap
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
@@ -59,6 +59,7 @@ class Tiled:
         self.entry = self.head = 0
         self.split, self.pair, self.phase = 0, (0, 0), "forward"
         self.of_queries, self.of_keys = self.query_tiles(), self.key_tiles()
+        self.of_tables: dict[tuple[str, tuple[int, int]], Any] = {}
 
     def held(self, array: Array) -> Array:
         """As it is stored in the dtype of the tensors."""
@@ -115,7 +116,53 @@ class Tiled:
         array, index = getattr(self.given, name), np.arange(*span)
         if name not in ("key", "value"):
             index = self.address_of_queries(index)
-        return array.reshape(-1, array.shape[-1])[self.row_of(name, index)]
+        rows = array.reshape(-1, array.shape[-1])[self.row_of(name, index)]
+        if name in ("query", "key") and self.given.rotary is not None:
+            return self.held(self.turned(name, span, rows, 1))
+        return rows
+
+    # Rotation.
+
+    def rotary_positions(self, name: str, span: tuple[int, int]) -> Array:
+        """The positions of a tile of queries or keys."""
+        return self.aligned(span) if name == "query" else self.within(1, span)
+
+    def frequencies(self) -> Array:
+        rotary = self.given.rotary
+        return rotary.base ** (-np.arange(0.0, rotary.size, 2) / rotary.size)
+
+    def angles(self, positions: Array) -> Array:
+        return positions.astype(self.wide)[:, None] * self.frequencies().astype(self.wide)
+
+    def tables(self, name: str, span: tuple[int, int]) -> tuple[Array, Array]:
+        """Cosines and sines `[token pair]` of a tile, computed once for all heads."""
+        if (name, span) not in self.of_tables:
+            angles = self.angles(self.rotary_positions(name, span))
+            self.of_tables[name, span] = tuple(
+                self.table(f(angles)).astype(self.wide) for f in (np.cos, np.sin)
+            )
+        return self.of_tables[name, span]
+
+    def table(self, values: Array) -> Array:
+        """As the table of cosines or sines is stored."""
+        return values
+
+    def places(self) -> tuple[slice, slice]:
+        return self.given.rotary.places()
+
+    def turned(self, name: str, span: tuple[int, int], rows: Array, sign: int) -> Array:
+        """A tile of queries or keys, rotated by its positions, or back if the sign is −1."""
+        cosine, sine = self.tables(name, span)
+        one, other = self.places()
+        found = rows.copy()
+        found[:, one] = rows[:, one] * cosine - sign * rows[:, other] * sine
+        found[:, other] = rows[:, other] * cosine + sign * rows[:, one] * sine
+        return found
+
+    def turned_back(self, name: str, span: tuple[int, int], gradient: Array) -> Array:
+        if self.given.rotary is None:
+            return gradient
+        return self.turned(name, span, gradient, -1)
 
     # Masks.
 
@@ -123,7 +170,7 @@ class Tiled:
         return np.arange(*span)
 
     def alignment(self) -> int:
-        return self.keys - self.queries if self.given.sees.causal == "bottom-right" else 0
+        return self.length() - self.queries if self.given.sees.causal == "bottom-right" else 0
 
     def member(self, side: int, span: tuple[int, int]) -> Array:
         """The packed member of each token, and −1 − side beyond the last."""
@@ -150,7 +197,8 @@ class Tiled:
             return at + self.alignment()
         if self.given.sees.causal != "bottom-right":
             return at
-        more = np.subtract(members[1], members[0])
+        starts = np.cumsum(members[1]) - members[1]
+        more = np.clip(self.length() - starts, 0, members[1]) - members[0]
         return at + np.append(more, 0)[self.member(0, span)]
 
     def length(self) -> int:
@@ -431,13 +479,15 @@ class Tiled:
                 if self.bias is not None:
                     there = *at, slice(*columns)
                     self.d_bias[there] = self.for_bias(self.d_bias[there], d_logits)
+            of_keys = self.turned_back("key", columns, of_keys)
             self.add_group("d_key", d_key, np.arange(*columns), of_keys)
             self.add_group("d_value", d_value, np.arange(*columns), of_values)
         query = np.zeros_like(d_query)
         for entry, head, tile in np.ndindex(self.batch, self.heads, len(self.of_queries)):
             self.entry, self.head = entry, head
             rows = self.of_queries[tile]
-            self.write("d_query", query, rows, d_query[entry, head, slice(*rows)])
+            of_rows = self.turned_back("query", rows, d_query[entry, head, slice(*rows)])
+            self.write("d_query", query, rows, of_rows)
         arrays = {"query": query, "key": d_key, "value": d_value}
         if self.given.sinks is not None:
             arrays["sinks"] = self.for_sinks(log_total, row)
@@ -459,7 +509,7 @@ class Kernel(Adapter):
     title = "a tiled attention in NumPy"
     fully_masked_row = "zeros"
     accuracy = "A"
-    features = (SoftCap("soft_cap"), Sinks("sinks"))
+    features = (SoftCap("soft_cap"), Sinks("sinks"), RotaryBase("base"))
 
     def __init__(self, kind: type[Tiled] = Tiled, tiles: tuple[int, int] = (64, 128)) -> None:
         self._kind = type(kind.__name__, (kind,), {"rows": tiles[0], "columns": tiles[1]})
