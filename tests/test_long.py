@@ -37,7 +37,7 @@ from conformance.adapter.loading import adapted
 from conformance.cli import main
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import expect
-from conformance.definition.features import FEATURES
+from conformance.definition.features import FEATURES, OF_RULES
 from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Positions, Problem, Rotary, Shape, Weights
 from conformance.definition.rotary import exact_tables
@@ -225,6 +225,46 @@ def test_the_oracle_equals_the_definition(names):
     assert_equal(drawn(sees=sees, batch=batch, heads=heads, kv_heads=kv_heads), 32)
     for features in SINKS_AND_CAPS if batch == 1 else ():
         assert_equal(drawn(sees=sees, heads=heads, kv_heads=kv_heads, batch=1, **features), 64)
+
+
+@pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.parametrize("members", [None, ((3, 0, 4), (2, 3, 1)), ((2, 5), (4, 4))])
+def test_masks_as_structure_are_the_rules_of_the_definition(causal, members):
+    """Every combination, at lengths that differ, and with tokens beyond the last member."""
+    windows = [(None, None), (0, 0), (2, None), (None, 1), (3, 2), (20, 20)]
+    for window, padded, sizes in itertools.product(
+        windows, [None, (9, 0, 4)], [(9, 9), (7, 9), (9, 8)]
+    ):
+        if sizes[1] < max(padded or (0,)):
+            continue
+        sees = Visibility(causal=causal, window=window, members=members, key_lengths=padded)
+        shape = Shape.of_heads((3, 1, sizes[0], 1), (3, 1, sizes[1], 1))
+        zeros = {name: np.zeros(size) for name, size in shape.input_shapes().items()}
+        weights = {name: np.zeros(size) for name, size in shape.weight_shapes().items()}
+        defined = Problem(
+            shape=shape,
+            dtype="float32",
+            weights=Weights(**weights),
+            cotangent=np.zeros((3, sizes[0], 1)),
+            **zeros,
+            **sees.rules(3, *sizes),
+        )
+        seen = sees.dense(3, *sizes)
+        np.testing.assert_array_equal(seen, defined.allowed_in_full(), err_msg=repr(sees))
+        for entry in range(3):
+            at = sees.positions(entry, *sizes)
+            places = defined.position_of_queries[entry], defined.position_of_keys[entry]
+            rows, columns = (seen[entry, 0].any(axis=axis) for axis in (1, 0))
+            np.testing.assert_array_equal(at[0][rows], places[0][rows])
+            np.testing.assert_array_equal(at[1][columns], places[1][columns])
+
+
+def test_a_rule_is_one_of_a_long_problem_or_is_named_as_lacking():
+    held = set(Visibility(members=((1,), (1,)), key_lengths=(1,)).rules(1, 1, 1)) - {"causal"}
+    lacking = Ladder(Featureful(positions=True), [64], ["float32"], LongLimits()).lacks
+    for entry in FEATURES:
+        if entry.step == OF_RULES and not held & set(entry.absent):
+            assert entry.name in lacking
 
 
 @pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)

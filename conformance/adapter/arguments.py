@@ -334,7 +334,9 @@ class MaskTable:
 
     def spell(self, problem: Problem) -> Spelling:
         """Return the preferred encoding of the problem; raise `Unsupported` if there is none."""
-        spelling = _preferred(self, problem)
+        queries, keys = problem.shape.logits[2:]
+        small = queries * keys <= _REMEMBERED
+        spelling = _preferred(self, problem) if small else next(self.spellings(problem), None)
         if spelling is None:
             raise Unsupported(self._why_not(problem))
         return spelling
@@ -566,6 +568,10 @@ class MaskTable:
                 return f"no {name} with this alignment: {listed or 'it'} is declared for {where}"
             return f"no such {name}: {listed or 'a fixed value'} cannot express it"
         return ""
+
+
+_REMEMBERED = 2**20
+"""The most pairs of a query and a key for which an encoding is kept; it may have such arrays."""
 
 
 @lru_cache(maxsize=2048)

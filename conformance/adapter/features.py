@@ -160,10 +160,10 @@ class Said:
             in_step = self._in_step(problem, alignment)
             if in_step or not meeting:
                 return in_step
+        met = [problem.rule(name) for name in meeting]
         counted = self.ahead(problem, alignment) if self.stands is None else self.stands(alignment)
         if counted is None:
             return False
-        met = [problem.rule(name) for name in meeting]
         differs = counted[:, None] != problem.distances()
         return not np.any(reduce(np.logical_and, met, differs))
 

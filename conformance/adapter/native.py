@@ -177,9 +177,22 @@ class NativeAdapter(Adapter):
 
     def _native(self, call: Call, ready: Prepared) -> Evaluated:
         """Call the implementation, and return its native results."""
+        request = self._request(call, ready)
+        self.bridge.poison(request.arrays())
+        return self.bridge.evaluate(request)
+
+    @contextmanager
+    def requested(self, problem: Problem, call: Call) -> Iterator[Request]:
+        """Enter the contexts of a call; yield what the bridge has to evaluate, not evaluated yet.
+
+        Whether the declarations rule out the problem is not checked.
+        """
+        with self._session(problem, call):
+            yield self._request(call, self._prepare(problem, call))
+
+    def _request(self, call: Call, ready: Prepared) -> Request:
         variables, constants = ready.split(call.wanted)
-        self.bridge.poison([*variables.values(), *constants.values(), ready.cotangent])
-        request = Request(
+        return Request(
             ready.function,
             variables,
             constants,
@@ -191,7 +204,6 @@ class NativeAdapter(Adapter):
             backwards=call.backwards,
             weights_cotangent=ready.weights_cotangent,
         )
-        return self.bridge.evaluate(request)
 
     def _call_once(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
         output, weights = ready.function(ready.variables, ready.constants)

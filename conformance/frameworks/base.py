@@ -107,6 +107,10 @@ class Request:
     backwards: int = 1
     weights_cotangent: Any = None
 
+    def arrays(self) -> list[Any]:
+        """Return all arrays that the function or its gradients get."""
+        return [*self.variables.values(), *self.constants.values(), self.cotangent]
+
     def losses(self, output: Any, weights: Any) -> tuple[list[Any], list[Any]]:
         """Return the results on which the loss depends, and the cotangent of each."""
         if self.weights_cotangent is None:

@@ -1,8 +1,8 @@
 """Call an implementation on long sequences, whether it is a function of heads or a whole layer.
 
-An implementation may take masks as structure (see `AtLength`). For other implementations, a mask
-that no flag can express becomes an array, which must be small or have a single row, and a layer
-gets no masks except causal ones. The inputs are created once, as `[batch heads length head]`, and
+An implementation may take masks as structure (see `AtLength`). Others get the arguments that they
+declare, as in other problems. A mask that no flag or feature can express becomes an array, which
+must be small or have a single row. The inputs are created once, as `[batch heads length head]`, and
 results are read in slices, so that no second copy of them is needed.
 
 A layer gets projections that pass the heads on unchanged. Products with 0 and 1 are exact in every
@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,14 +24,13 @@ import numpy as np
 
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.function import Function
-from conformance.adapter.native import check_device_of
-from conformance.definition.dtypes import Array
+from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.features import FEATURES
-from conformance.definition.problem import Positions, Problem, Shape, Weights, check_shape
+from conformance.definition.problem import Problem, Shape, Weights, check_shape
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import LACKS
-from conformance.frameworks.base import Natives, Request
-from conformance.long.problem import EVERYTHING, Heads, LongProblem, Visibility, heads_of
+from conformance.frameworks.base import Natives
+from conformance.long.problem import Heads, LongProblem, heads_of
 
 DENSE = 2**26
 """The largest number of (query, key) pairs for which a mask with several rows is passed as an
@@ -41,6 +40,7 @@ SHORT = 10.0
 """A first call that takes at most this many seconds is repeated, to find its compile time."""
 
 _INPUTS = ("query", "key", "value")
+_WANTED = frozenset(_INPUTS)
 
 TRAINED_OF_HEADS = tuple(
     name for entry in FEATURES for name in entry.trained if entry.arrays[name] == ("heads",)
@@ -60,6 +60,16 @@ class AtLength(Protocol):
         features.
         """
         ...
+
+
+class _StructuredProblem(Problem):
+    """A problem whose rules become arrays only if these have at most `DENSE` pairs."""
+
+    def rule(self, name: str) -> BoolArray:
+        queries, keys = self.shape.logits[2:]
+        if queries * keys > DENSE and not name.endswith("lengths"):
+            raise Unsupported(f"a mask of {queries:,} × {keys:,} as an array")
+        return super().rule(name)
 
 
 Slices = Callable[[int, int, slice], Array]
@@ -108,7 +118,7 @@ def call(
     options = Call(mode=mode or adapter.modes[0], device=device, projected=True)
     if isinstance(adapter, Function):
         return _call_function(adapter, heads, options)
-    return _call_layer(adapter, heads, replace(options, projected=False, wanted=frozenset(_INPUTS)))
+    return _call_layer(adapter, heads, replace(options, projected=False, wanted=_WANTED))
 
 
 def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:
@@ -129,54 +139,23 @@ def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, fl
 
 
 def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
-    bridge, given, device = adapter.bridge, _stand_in(heads), call.device
+    bridge, problem = adapter.bridge, _stand_in(heads)
     if heads.dtype in LACKS.get(adapter.framework, ()):
         raise Unsupported(f"{adapter.framework} has no {heads.dtype}")
-    Adapter.check(adapter, given)
-    masks = _masks(adapter, heads.sees, given)
+    Adapter.check(adapter, problem)
+    spelling = adapter.masks.handed(adapter.masks.spell(problem), problem)
+    if spelling.handing is not None:
+        raise Unsupported("heads in pages, in a cache or in a packed batch, at length")
     adapter.prepare()
-    adapter.check_device(device)
     swapped = adapter.layout != "batch heads length head"
-    with bridge.session(heads.dtype, device), adapter.around_call(given, call):
-        attend, key = adapter.attend_for(given, call)
-
-        def native(values: np.ndarray) -> Any:
-            values = values.swapaxes(1, 2) if swapped else values
-            return bridge.array(values.astype(np.float64), heads.dtype, device)
-
-        variables = {name: native(getattr(heads, name)) for name in _INPUTS}
-        flags = {name: value for name, value in masks.items() if not np.ndim(value)}
-        constants = {
-            name: bridge.array(value, heads.dtype, device)
-            for name, value in masks.items()
-            if name not in flags
-        }
-        options = {} if given.scale is None else {"scale": given.scale}
-
-        def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:
-            inputs = (variables[name] for name in _INPUTS)
-            result = attend(*inputs, constants | flags, **options)
-            output = result[0] if isinstance(result, tuple) else result
-            check_device_of(bridge, output, request.cotangent, "returned its result")
-            return output, None
-
-        request = Request(
-            function,
-            variables,
-            constants,
-            native(heads.cotangent),
-            gradients=call.mode.gradients and adapter.has_gradients,
-            program=(
-                "long",
-                adapter.name,
-                given.shape,
-                heads.dtype,
-                given.scale,
-                call.mode.name,
-                tuple(flags),
-                key,
-            ),
-            optimised=call.mode.optimised or bridge.compiles,
+    call = replace(call, spelling=spelling, given=_Wide(heads, swapped), wanted=_WANTED)
+    with adapter.requested(problem, call) as whole:
+        # Weights, if it returns any, are an array of all pairs, which is not kept.
+        request = replace(
+            whole,
+            function=lambda variables, constants: (whole.function(variables, constants)[0], None),
+            program=("long", whole.program),
+            optimised=whole.optimised or bridge.compiles,
         )
 
         def evaluate() -> Natives:
@@ -188,12 +167,11 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
             bridge.wait(returned.values())
             return returned
 
-        given_arrays = [*variables.values(), *constants.values(), request.cotangent]
-        bridge.poison(given_arrays)
+        bridge.poison(request.arrays())
         # The time of a call is not that of moving its inputs to the device.
-        bridge.wait(given_arrays)
+        bridge.wait(request.arrays())
 
-        compiles = bridge.compiles or call.mode.optimised
+        compiles = bridge.compiles or request.optimised
         returned, seconds, first = _timed(evaluate, compiles=compiles)
 
     def slices(array: Any) -> Slices:
@@ -208,6 +186,26 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
     return Answered(_checked(heads, arrays, shapes), seconds, first)
 
 
+class _Wide(Mapping[str, np.ndarray]):
+    """Heads in the layout of a function and in float64, one array at a time to save memory."""
+
+    def __init__(self, heads: Heads, swapped: bool) -> None:
+        self._heads, self._swapped = heads, swapped
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        values: np.ndarray = getattr(self._heads, name)
+        return (values.swapaxes(1, 2) if self._swapped else values).astype(np.float64)
+
+    def __contains__(self, name: object) -> bool:
+        return name in (*_INPUTS, "cotangent")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_INPUTS, "cotangent"))
+
+    def __len__(self) -> int:
+        return 1 + len(_INPUTS)
+
+
 def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
     """Call a layer, which projects its inputs, with projections that pass the heads on exactly."""
     refused: list[Unsupported] = []
@@ -220,12 +218,6 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
             refused.append(reason)
     else:
         raise refused[0]
-    flag, lengths = adapter.masks.causal, problem.shape.logits[2:]
-    flagged = flag is not None and flag.needs is None and flag.expresses(problem)
-    if heads.sees != Visibility(causal=heads.sees.causal) or (
-        problem.causal is not None and not flagged and math.prod(lengths) > DENSE
-    ):
-        raise Unsupported("a mask of {:,} × {:,} as an array".format(*lengths))
     compiles = adapter.compiles or call.mode.optimised
     answer, seconds, first = _timed(lambda: adapter.run(problem, call), compiles=compiles)
     count, size = heads.query.shape[1], heads.query.shape[3]
@@ -312,12 +304,13 @@ def _problem(
     inputs: Mapping[str, Any],
     **features: Any,
 ) -> Problem:
-    return Problem(
+    batch, _, queries, keys = shape.logits
+    return _StructuredProblem(
         shape=shape,
         dtype=heads.dtype,
         weights=Weights(**weights),
-        causal=heads.sees.causal,
         scale=None if heads.scale == shape.default_scale else heads.scale,
+        **heads.sees.rules(batch, queries, keys),
         **inputs,
         **features,
     )
@@ -363,42 +356,3 @@ def _stand_in(heads: Heads) -> Problem:
         for each in (shape.weight_shapes(), sizes)
     )
     return _problem(heads, shape, weights, inputs, **heads.features)
-
-
-def _positions(sees: Visibility, batch: int, queries: int, keys: int) -> Positions:
-    entries = zip(*(sees.positions(entry, queries, keys) for entry in range(batch)), strict=True)
-    of_queries, of_keys = map(np.stack, entries)
-    return Positions(query=of_queries, key=of_keys)
-
-
-def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:
-    """Return the arguments, by name, that express the masks `sees` and the features of `given`.
-
-    A causal mask is passed by the flag if possible. Padding alone becomes a mask with one row for
-    all queries; other masks become whole arrays, which have at most `DENSE` pairs.
-
-    Raises:
-        Unsupported: a mask would have to be a larger array, or there is no argument for it.
-    """
-    flag, (batch, _, queries, keys) = adapter.masks.causal, given.shape.logits
-    usable = flag is not None and flag.needs is None and flag.effect != "none"
-    flagged = flag is not None and usable and flag.expresses(given)
-    rest = replace(sees, causal=None) if flagged else sees
-    if flag is not None and flagged and flag.without_masks and rest != EVERYTHING:
-        flagged, rest = False, sees
-    arguments: dict[str, Any] = {flag.name: True} if flag is not None and flagged else {}
-    if any(entry.placed for entry in given.entries):
-        # Without a causal mask, the queries would not be aligned with the last keys.
-        given = given.replace(positions=_positions(sees, batch, queries, keys))
-    if rest == EVERYTHING:
-        if not given.features:
-            return arguments
-        return arguments | dict(adapter.masks.spell(given.replace(causal=None)).arguments)
-    if rest.key_lengths is not None and rest == Visibility(key_lengths=rest.key_lengths):
-        mask = np.arange(keys) < np.array(rest.key_lengths)[:, None, None, None]
-    elif queries * keys <= DENSE:
-        mask = rest.dense(batch, queries, keys)
-    else:
-        raise Unsupported(f"a mask of {queries:,} × {keys:,} as an array")
-    spelled = adapter.masks.spell(given.replace(causal=None, mask=mask)).arguments
-    return arguments | dict(spelled)

@@ -36,8 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
-from conformance.definition.features import ABSENT, Rotary
-from conformance.definition.problem import Causal, check_shape
+from conformance.definition.features import ABSENT, NO_WINDOW, Rotary
+from conformance.definition.problem import Causal, Segments, Window, check_shape
 from conformance.errors import Unsupported, WrongShape
 
 Classes = npt.NDArray[np.uint8]
@@ -67,6 +67,9 @@ _CHUNK = 2**22
 class Visibility:
     """A mask as structure: a key is visible if every part that is given allows it.
 
+    These are rules of `Problem` that leave an interval of keys to each query; `rules` returns them
+    as its fields, and `intervals` the same without arrays of all pairs.
+
     Attributes:
         causal: key j is visible to query i iff j <= i ("top-left") or
             j <= i + key_length - query_length ("bottom-right"), within their packed sequence.
@@ -81,7 +84,7 @@ class Visibility:
     """
 
     causal: Causal | None = None
-    window: tuple[int | None, int | None] = (None, None)
+    window: Window = NO_WINDOW
     members: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     key_lengths: tuple[int, ...] | None = None
 
@@ -148,6 +151,20 @@ class Visibility:
         if self.key_lengths is not None:
             last = np.minimum(last, self.key_lengths[entry])
         return first, np.maximum(last, first)
+
+    def rules(self, batch: int, queries: int, keys: int) -> dict[str, Any]:
+        """Return the same rules as fields of `Problem`, for queries and keys of these numbers."""
+        lengths = None if self.key_lengths is None else np.array(self.key_lengths)
+        fields = {"causal": self.causal, "window": self.window, "key_lengths": lengths}
+        if self.members is None:
+            return fields
+        ids = []
+        # Tokens beyond the last sequence are in one that has no token of the other side.
+        for none, (sizes, length) in enumerate(zip(self.members, (queries, keys), strict=True), 1):
+            own = np.repeat(np.arange(len(sizes)), _sizes(sizes, length))
+            padded = np.pad(own, (0, length - len(own)), constant_values=-none)
+            ids.append(np.tile(padded, (batch, 1)))
+        return fields | {"segments": Segments(query=ids[0], key=ids[1])}
 
     def dense(self, batch: int, queries: int, keys: int) -> BoolArray:
         """Return the mask as an array `[batch 1 query key]`, True where a query sees a key."""
