@@ -262,8 +262,8 @@ def climb(*steps, **changes):
 
 def step(problem, length, verdict="conforms", *, largest=2.0, **changes):
     few = 64 if problem == "few queries" else length
-    seen = [long.Seen("output", 1.0, 0.5, 0.0, 0.0, 0.25)]
-    seen += [long.Seen("key", largest, 0.5, 0.0, 0.0, largest / 8)]
+    seen = [long.ArrayStatistics("output", 1.0, 0.5, 0.0, 0.0, 0.25)]
+    seen += [long.ArrayStatistics("key", largest, 0.5, 0.0, 0.0, largest / 8)]
     fields = {"dtype": "float32", "mode": "train", "called": 0.5, "own": 0.25}
     fields["seen"] = seen if verdict in ("conforms", "deviates") else []
     return long.Step(problem, queries=few, keys=length, verdict=verdict, **fields | changes)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from conformance.running.session import Inquiry, Session
 
 
-class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
+class ObservedConvention(msgspec.Struct, frozen=True, omit_defaults=True):
     """An observed convention.
 
     Attributes:
@@ -87,7 +87,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     device: str
     mode: str
     findings: list[Decided]
-    entries: list[Seen] = []
+    entries: list[ObservedConvention] = []
 
 
 Results: TypeAlias = list[Result]
@@ -166,7 +166,7 @@ def _probe(options: argparse.Namespace) -> int:
                     Result,
                     result,
                     findings=[_worded(Decided, finding) for finding in result.findings],
-                    entries=[_worded(Seen, entry) for entry in result.entries],
+                    entries=[_worded(ObservedConvention, entry) for entry in result.entries],
                 )
                 for result in every
             ]

@@ -33,7 +33,7 @@ from conformance.definition.problem import Causal, Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
 from conformance.frameworks import LACKS as FRAMEWORK_LACKS
 from conformance.judging.candidate import Candidate, CandidateError
-from conformance.judging.verdict import Cause, Chapter, Marks, marked, scored
+from conformance.judging.verdict import Cause, ChapterCounts, Marks, marked, scored
 from conformance.records.findings import CaseResult, Finding, gravity
 from conformance.requirements.examination import ResultMemory, Workbench
 from conformance.requirements.requirement import Requirement
@@ -632,7 +632,7 @@ class Judging:
         lacking = FRAMEWORK_LACKS.get(self.adapter.framework, ())
         return (SINGLE[0], *(name for name in HALVES if name not in lacking))
 
-    def chapters(self) -> dict[str, Chapter]:
+    def chapters(self) -> dict[str, ChapterCounts]:
         """Return for each chapter how many items were right, wrong and unsupported.
 
         If gradients count in the task, an item with a wrong gradient is wrong. An item that crashed
@@ -646,7 +646,7 @@ class Judging:
             if _is_unsupported(result):
                 kind = "unsupported"
             counts[item.asked.chapter][kind] += 1
-        return {name: Chapter(**count) for name, count in sorted(counts.items())}
+        return {name: ChapterCounts(**count) for name, count in sorted(counts.items())}
 
     def supports(self) -> float:
         """Return the share of the items that are supported; 0 if there are none."""

@@ -416,7 +416,7 @@ class RecordedCall:
         self.kind, self.args, self.named = kind, args, named
 
 
-class Unsupported(Exception):
+class UnsupportedProblem(Exception):
     """Raised by a candidate for a problem that it does not support."""
 
 
@@ -441,7 +441,7 @@ def stand_in(words):
         return decorate
 
     module.attention_function = attention_function
-    module.Unsupported = Unsupported
+    module.Unsupported = UnsupportedProblem
     return module
 
 
@@ -1086,7 +1086,7 @@ def _told(error, file):
         text = str(error)[:300].encode("utf-8", "backslashreplace").decode()
     except BaseException:
         text = ""
-    kind = "Unsupported" if isinstance(error, Unsupported) else type(error).__name__[:80]
+    kind = "Unsupported" if isinstance(error, UnsupportedProblem) else type(error).__name__[:80]
     return {"kind": kind, "text": text, "place": place}
 
 

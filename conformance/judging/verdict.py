@@ -78,7 +78,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     advice: str = ""
 
 
-class Chapter(msgspec.Struct, frozen=True):
+class ChapterCounts(msgspec.Struct, frozen=True):
     """The numbers of items of a chapter that were right, wrong and unsupported."""
 
     right: int = 0
@@ -134,7 +134,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     asked: int = 0
     supports: float = 0.0
-    chapters: dict[str, Chapter] = {}
+    chapters: dict[str, ChapterCounts] = {}
     accuracy: dict[str, str] = {}
     causes: list[Cause] = []
     tricks: list[Trick] = []

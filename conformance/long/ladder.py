@@ -40,7 +40,7 @@ from conformance.long.checking import Tally, check, check_sampled, missed
 from conformance.long.noise import UNKNOWN
 from conformance.long.problem import EVERYTHING, Visibility, draw, generic, retrieval, sampled
 from conformance.records.findings import INFINITE
-from conformance.records.long import Outcome, Seen, Step
+from conformance.records.long import ArrayStatistics, Outcome, Step
 from conformance.text import message
 
 FEW = 64
@@ -564,7 +564,7 @@ class Ladder:
         if promised == "TF32" and step.dtype == "float32":
             raise Unsupported("no σ of class TF32 for long sequences")
         head, tile = self._sizes.head_size, self._sizes.tile
-        seen: list[Seen] = []
+        seen: list[ArrayStatistics] = []
         detail = reached = ""
         if step.problem in ("retrieval", BEYOND):
             count = self._heads(step)
@@ -632,9 +632,9 @@ def _rounded(seconds: float) -> float:
     return round(max(0.0, seconds), 4)
 
 
-def _seen(tally: Tally) -> Seen:
+def _seen(tally: Tally) -> ArrayStatistics:
     numbers = (tally.largest, tally.rms, tally.bias, tally.gain, tally.excess)
-    return Seen(tally.array, *map(_finite, numbers))
+    return ArrayStatistics(tally.array, *map(_finite, numbers))
 
 
 def _finite(number: float) -> float:

@@ -31,7 +31,7 @@ SQUARE = ("causal", "full", "sampled", "window", "packed", "sinks", "soft cap", 
 Outcome = Literal["conforms", "deviates", "unsupported", "error", "not reached"]
 
 
-class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ArrayStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The error statistics of one array, in units of σ.
 
     Attributes:
@@ -74,7 +74,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     verdict: Outcome
     why: str = ""
     detail: str = ""
-    seen: list[Seen] = []
+    seen: list[ArrayStatistics] = []
     reached: str = ""
     called: float = 0.0
     own: float = 0.0
@@ -96,7 +96,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         return self.verdict in ("deviates", "error")
 
     @property
-    def worst(self) -> Seen | None:
+    def worst(self) -> ArrayStatistics | None:
         """The statistics of the array with the largest `excess`, or None if there are none."""
         return max(self.seen, key=lambda seen: seen.excess, default=None)
 
@@ -209,7 +209,7 @@ def _findings(step: Step) -> list[Finding]:
         return [Finding(_OUTPUT, "error", step.why)]
     if not step.seen:
         return [Finding(_OUTPUT, "deviates" if step.wrong else "conforms", step.detail)]
-    found: dict[str, Seen] = {}
+    found: dict[str, ArrayStatistics] = {}
     for seen in sorted(step.seen, key=lambda seen: seen.excess):
         found[_OUTPUT if seen.array in ("output", "log_total") else _GRADIENT] = seen
     return [

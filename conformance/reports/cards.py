@@ -24,7 +24,7 @@ from conformance.reports.model import (
     Chapter,
     Column,
     Convention,
-    Feature,
+    FeatureResults,
     Form,
     Handed,
     MaskedRow,
@@ -669,7 +669,7 @@ _NOTHING = frozenset({"cannot-be-asked", "none", "causal.none-declared"})
 
 def features(
     parts: Iterable[RecordPart], columns: Sequence[Column], cards: Iterable[Card]
-) -> list[Feature]:
+) -> list[FeatureResults]:
     """Return the results for every feature of every column, in the order of the columns."""
     by_column = {part.key: part for part in parts}
     own_cards = {card.column: card for card in cards}
@@ -678,7 +678,7 @@ def features(
         part, card = by_column[column.key], own_cards.get(column.key, Card(column.key, []))
         verdicts = _verdicts(part)
         found += [
-            Feature(
+            FeatureResults(
                 column=part.key,
                 feature=family.name,
                 declared=_declared(part.implementation, family, card),

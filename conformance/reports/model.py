@@ -100,7 +100,7 @@ class Cell(msgspec.Struct, frozen=True):
     verdict: str
 
 
-class Row(msgspec.Struct, frozen=True):
+class RequirementRow(msgspec.Struct, frozen=True):
     """One requirement across all implementations."""
 
     requirement: str
@@ -216,7 +216,7 @@ class Card(msgspec.Struct, frozen=True):
     chapters: list[Chapter]
 
 
-class Feature(msgspec.Struct, frozen=True):
+class FeatureResults(msgspec.Struct, frozen=True):
     """The results of one implementation for one feature beyond masks.
 
     Attributes:
@@ -435,7 +435,7 @@ class Trend(msgspec.Struct, frozen=True):
     points: list[Point]
 
 
-class Unsupported(msgspec.Struct, frozen=True):
+class UnsupportedReason(msgspec.Struct, frozen=True):
     """Items of one implementation with unsupported findings that have the same reason.
 
     `examples` are up to three of their cases. Unsupported findings never count as passed.
@@ -499,13 +499,13 @@ class Report(msgspec.Struct, frozen=True):
     conventions: list[Convention]
     cards: list[Card]
     handed: list[Handed]
-    features: list[Feature]
-    matrix: list[Row]
+    features: list[FeatureResults]
+    matrix: list[RequirementRow]
     accuracy: list[Accuracy]
     pairs: list[Pair]
     apart: list[Apart]
     deviations: list[Deviation]
-    unsupported: list[Unsupported]
+    unsupported: list[UnsupportedReason]
     not_verified: NotVerified
     sources: list[Source]
     trends: list[Trend] = []

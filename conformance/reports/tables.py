@@ -37,11 +37,11 @@ from conformance.reports.model import (
     Loaded,
     NotVerified,
     Open,
-    Row,
+    RequirementRow,
     Source,
     Standing,
     Totals,
-    Unsupported,
+    UnsupportedReason,
 )
 from conformance.reports.wording import UNSORTED, again
 
@@ -338,7 +338,7 @@ def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[
 
 def matrix(
     columns: Sequence[Column], seen: Iterable[Located], requirements: Sequence[RequirementInfo]
-) -> list[Row]:
+) -> list[RequirementRow]:
     """Return one row for each given requirement, then one for each other requirement with findings.
 
     The others include "run", the row of items without an outcome.
@@ -347,13 +347,14 @@ def matrix(
     for one in seen:
         verdicts[one.finding.requirement, one.column].append(one.finding.verdict)
     rows = [
-        Row(item.id, item.chapter, item.level, item.sentence, item.why, []) for item in requirements
+        RequirementRow(item.id, item.chapter, item.level, item.sentence, item.why, [])
+        for item in requirements
     ]
     for name in sorted({name for name, _ in verdicts} - {row.requirement for row in rows}):
         sentence = "The record does not say what this requirement is."
         if name == RUN:
             sentence = "Items without an outcome: the process died, or the run ended before them."
-        rows.append(Row(name, name.split(".")[0], "", sentence, "", []))
+        rows.append(RequirementRow(name, name.split(".")[0], "", sentence, "", []))
     for row in rows:
         for column in columns:
             counts = count(verdicts.get((row.requirement, column.key), ()))
@@ -474,14 +475,16 @@ def normalised(finding: Finding, mode: str, dtype: str) -> str:
 # What was not answered
 
 
-def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[Unsupported]:
+def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[UnsupportedReason]:
     """Return the items with unsupported findings by implementation and reason.
 
     For each implementation, the most frequent reason comes first.
     """
     left = (one for one in seen if one.finding.verdict == "unsupported")
     entries = [
-        Unsupported(group.worst.column, group.worst.finding.detail, items, len(group.cases), some)
+        UnsupportedReason(
+            group.worst.column, group.worst.finding.detail, items, len(group.cases), some
+        )
         for group, items, some in _unanswered(columns, left)
     ]
     order = [column.key for column in columns]

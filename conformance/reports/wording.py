@@ -27,7 +27,7 @@ from conformance.records.findings import (
 )
 from conformance.records.header import CausalInfo, Implementation, RequirementInfo
 from conformance.records.numbers import ACCURACY
-from conformance.reports.model import Feature
+from conformance.reports.model import FeatureResults
 from conformance.text import element, printable
 from conformance.words import advice, say, tables
 
@@ -93,7 +93,7 @@ def limit(value: float) -> str:
     return f"{value:.3g}"
 
 
-def fared(feature: Feature) -> str:
+def fared(feature: FeatureResults) -> str:
     """Return the results of a feature as text, such as "✓ 24 of 24" or "not declared".
 
     The first number counts the items that conform, the second those that were judged.

@@ -528,7 +528,7 @@ class Missed(msgspec.Struct, frozen=True):
     cause: str
 
 
-class Examined(msgspec.Struct, frozen=True):
+class ImplementationSummary(msgspec.Struct, frozen=True):
     """The summary of the results of one implementation.
 
     Attributes:
@@ -560,7 +560,7 @@ class Summary(msgspec.Struct, frozen=True):
     """
 
     schema: str
-    implementations: list[Examined]
+    implementations: list[ImplementationSummary]
     planned: int
     missing: int
     selection: str
@@ -585,10 +585,12 @@ def summary(outcome: Outcome, code: int) -> Summary:
     )
 
 
-def _examined(name: str, spec: str, results: Sequence[CaseResult]) -> Examined:
+def _examined(name: str, spec: str, results: Sequence[CaseResult]) -> ImplementationSummary:
     missed = [
         Missed(item.id, item.level, count(f.verdict for f in findings), _cause(findings)[0])
         for item, findings in unmet(results)
     ]
     reasons = reasons_of(results, NOT_VERIFIED)
-    return Examined(name, spec, count(r.verdict for r in results), missed, dict(reasons))
+    return ImplementationSummary(
+        name, spec, count(r.verdict for r in results), missed, dict(reasons)
+    )

@@ -381,7 +381,7 @@ CAUSES = "causes"
 """The key in `revisions()` for the subpackage that explains deviations."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class SourceFile(msgspec.Struct, frozen=True):
     """A parsed source file.
 
     Attributes:
@@ -656,12 +656,12 @@ def _file(module: str) -> Path | None:
 
 
 @cache
-def source(path: Path) -> Source:
+def source(path: Path) -> SourceFile:
     """Return the parsed source of a file, or only a digest of its bytes if it is not Python."""
     return parsed(path.read_bytes())
 
 
-def parsed(content: bytes) -> Source:
+def parsed(content: bytes) -> SourceFile:
     """Return the parsed source that these bytes are, or only their digest if they are none."""
     key = hashlib.sha256(content).hexdigest()
     if key not in _cache():
@@ -670,11 +670,11 @@ def parsed(content: bytes) -> Source:
     return _cache()[key]
 
 
-def _read(content: bytes) -> Source:
+def _read(content: bytes) -> SourceFile:
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
-        return Source(hashlib.sha256(content).hexdigest(), [])
+        return SourceFile(hashlib.sha256(content).hexdigest(), [])
     # A module that reads docstrings may depend on its own.
     exact = hashlib.sha256(content).hexdigest() if b"__doc__" in content else ""
     words = ast.get_docstring(tree) or ""
@@ -706,7 +706,7 @@ def _read(content: bytes) -> Source:
             ]
     dated = asks and any(name.partition(".")[0] == "datetime" for name in imports)
     digest = exact or hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-    return Source(digest, list(imports), words, dated)
+    return SourceFile(digest, list(imports), words, dated)
 
 
 _changed: list[str] = []
@@ -718,13 +718,13 @@ def _cache_file() -> Path:
 
 
 @cache
-def _cache() -> dict[str, Source]:
+def _cache() -> dict[str, SourceFile]:
     """Return the parse results that were saved earlier, by the hash of the file, or {}.
 
     Parsing all files again would take half a second.
     """
     try:
-        return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, Source])
+        return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, SourceFile])
     except (OSError, RuntimeError, msgspec.MsgspecError):
         return {}
 

@@ -28,9 +28,9 @@ from conformance.reports.model import (
     Pair,
     Point,
     Report,
-    Row,
+    RequirementRow,
     Trend,
-    Unsupported,
+    UnsupportedReason,
     Variant,
 )
 from conformance.reports.tables import by_key
@@ -100,7 +100,7 @@ def sections(report: Report) -> list[tuple[str, str, str]]:
 # The matrix
 
 
-def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
+def chapters(report: Report) -> list[tuple[str, list[tuple[int, RequirementRow]]]]:
     """Return, by chapter, the rows that have findings, each with its index in the matrix."""
     rows = [(index, row) for index, row in enumerate(report.matrix) if row.asked]
     return list(by_key(rows, lambda item: item[1].chapter).items())
@@ -537,7 +537,7 @@ def kinds(symptoms: Sequence[Symptom]) -> list[tuple[str, int]]:
     ]
 
 
-def extent(symptoms: Sequence[Symptom], rows: Mapping[str, Row]) -> str:
+def extent(symptoms: Sequence[Symptom], rows: Mapping[str, RequirementRow]) -> str:
     """Return the chapters, verdicts and dtypes of deviations as words for the page's filter."""
     items = [item for symptom in symptoms for item in symptom.deviations]
     words = {rows[item.requirement].chapter for item in items} | {item.verdict for item in items}
@@ -591,7 +591,7 @@ def evidence(report: Report) -> dict[tuple[str, str], str]:
     return anchors
 
 
-def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
+def reasons(report: Report) -> list[tuple[str, list[Column], list[UnsupportedReason]]]:
     """Return what is unsupported, as (title, columns, reasons).
 
     Backends of one layer are merged if they have equal reasons for equal numbers of cases.

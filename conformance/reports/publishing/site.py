@@ -15,7 +15,7 @@ import msgspec
 
 from conformance.records.header import Implementation
 from conformance.reports.cards import FAMILIES, GLANCES, experiment_cards, features
-from conformance.reports.model import Card, Column, Feature
+from conformance.reports.model import Card, Column, FeatureResults
 from conformance.reports.publishing.pages import (
     Known,
     OnGpu,
@@ -155,7 +155,7 @@ def _history(
     return history
 
 
-def _answers(cards: Iterable[Card], features: Iterable[Feature]) -> dict[str, Answers]:
+def _answers(cards: Iterable[Card], features: Iterable[FeatureResults]) -> dict[str, Answers]:
     """Return the answers that cards and features contain, by column."""
     answers: dict[str, Answers] = defaultdict(dict)
     for card in cards:
