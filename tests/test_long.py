@@ -28,8 +28,10 @@ from conformance import (
     MaskArgument,
     RotaryBase,
     RotaryTables,
+    SegmentIds,
     Sinks,
     SoftCap,
+    Window,
     attention_function,
 )
 from conformance.adapter.base import Mode
@@ -802,7 +804,9 @@ def test_what_is_not_reached_is_said_before_it_is_allocated(capsys):
     assert re.search(
         r"1,073,741,824 .* not reached: needs [\d,.]+ GiB; 0.3 GiB hold [\d,]+ tokens", out
     )
-    assert main(["long", KERNEL, "--lengths", "256", "--seconds", "0"]) == ExitCode.NOTHING_VERIFIED
+    assert (
+        main(["long", KERNEL, "--lengths", "256", "--seconds", "1e-9"]) == ExitCode.NOTHING_VERIFIED
+    )
 
 
 def test_the_largest_length_that_fits_fits():
@@ -1072,17 +1076,51 @@ def test_rotary_tables_are_passed_for_the_positions_that_are_declared():
     assert verdicts[from_the_start] == {"rotary": "deviates", last: "unsupported"}
 
 
+@attention_function(
+    "numpy",
+    causal_flag="causal",
+    features=(Window("window", alignment="top-left"), SegmentIds("queries", "keys")),
+)
+def with_rules(query, key, value, causal=False, window=(-1, -1), queries=None, keys=None):
+    at = [np.arange(x.shape[2]) for x in (query, key)]
+    ahead = at[1] - at[0][:, None]
+    seen = np.ones((1, 1, *ahead.shape), np.bool_)
+    if causal:
+        seen &= ahead <= 0
+    if window[0] >= 0:
+        seen &= ahead >= -window[0]
+    if queries is not None:
+        seen &= queries[:, None, :, None] == keys[:, None, None]
+    return with_features(query, key, value, seen)
+
+
+def wide_window(query, key, value, window=(-1, -1), **rules):
+    before, after = window
+    return with_rules(query, key, value, window=(before + (before >= 0), after), **rules)
+
+
+def test_functions_that_declare_windows_and_segments_are_asked_of_them(monkeypatch):
+    """By their arguments alone: a mask as an array is not allowed here."""
+    monkeypatch.setattr("conformance.long.calling.DENSE", 2**10)
+    verdicts = {}
+    for function in (with_rules, wide_window):
+        declare = attention_function("numpy", causal_flag="causal", features=with_rules.features)
+        mine = Ladder(adapted(declare(function), "mine"), [1300], ["float32"], LongLimits())
+        verdicts[function] = {step.problem: step.verdict for step in mine.climb()}
+    assert {verdicts[with_rules][name] for name in ladder.STRUCTURED} == {"conforms"}
+    assert verdicts[wide_window]["window"] == "deviates"
+
+
 def test_what_is_declared_and_not_asked_at_length_is_named(capsys, tmp_path):
     """Every feature of the definition is in a problem, or is among those that are named."""
     assert Ladder(adapted(with_features, "m"), [64], ["float32"], LongLimits()).lacks == ("alibi",)
     every = Ladder(Featureful(positions=True), [64], ["float32"], LongLimits())
-    structured = {part for parts in ladder.STRUCTURED.values() for part in parts}
-    posed = {part for parts in WITH_FEATURES.values() for part in parts}
+    problems = {**ladder.STRUCTURED, **WITH_FEATURES}
+    posed = {part for parts in problems.values() for part in parts}
     assert {entry.name for entry in FEATURES} == {*every.lacks, *posed} - {"rotary scaling"}
-    assert structured <= {*every.lacks}
     (tmp_path / "mine.py").write_text(LACKING)
     out = told(capsys, f"{tmp_path}/mine.py:mine", "--lengths", "64", "--dtype", "float32").out
-    assert "not asked at length: lengths, window, alibi, query/key norm\n" in out
+    assert "not asked at length: lengths, alibi, query/key norm\n" in out
 
 
 LACKING = """

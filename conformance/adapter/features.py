@@ -190,9 +190,9 @@ class Said:
         return np.arange(shape.query_length) + offset[:, None], np.arange(shape.key_length)[None]
 
     def _in_step(self, problem: Problem, alignment: Causal | None) -> bool:
-        """Return whether all differences of positions are those of the problem.
+        """Return whether all differences of positions within a segment are those of the problem.
 
-        They are if every position is off by the same number, so that no array of all pairs, which
+        They are if its positions are off by the same number, so that no array of all pairs, which
         may be too large, is needed.
         """
         places, shape = self._places(problem, alignment), problem.shape
@@ -202,7 +202,16 @@ class Said:
             return True
         queries = places[0] - problem.position_of_queries
         keys = places[1] - problem.position_of_keys
-        return bool((queries == keys[:, :1]).all() and (keys == keys[:, :1]).all())
+        keys = np.broadcast_to(keys, (shape.batch, shape.key_length))
+        segments = problem.segments
+        for entry, off in enumerate(np.hstack([queries, keys])):
+            ids = np.zeros(off.shape, np.int64)
+            if segments is not None:
+                ids = np.concatenate([segments.query[entry], segments.key[entry]])
+            _, begins, index = np.unique(ids, return_index=True, return_inverse=True)
+            if (off != off[begins][index]).any():
+                return False
+        return True
 
 
 class Feature:

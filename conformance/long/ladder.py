@@ -85,7 +85,8 @@ PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
 """
 
 STRUCTURED = {"window": ("window",), "packed": ("segments",)}
-"""The features of further problems, for implementations that take masks as structure, by name."""
+"""The features of further problems, by name: for implementations that declare them, and for those
+that take masks as structure."""
 
 WITH_FEATURES = {
     "sinks": ("sinks",),
@@ -402,11 +403,13 @@ class Ladder:
         self._rooms = _rooms(adapter, device, limits.memory)
         self._lost = ""
         self._declared = {part for feature in adapter.features for part in feature.says}
-        structured = isinstance(adapter, AtLength)
-        names = [*PROBLEMS, *(STRUCTURED if structured else ())]
-        names += [name for name, parts in WITH_FEATURES.items() if self._declared & {*parts}]
-        posed = {part for parts in WITH_FEATURES.values() for part in parts}
-        posed |= {part for parts in STRUCTURED.values() for part in parts} if structured else set()
+        declared_only = {**STRUCTURED, **WITH_FEATURES}
+        names = [*PROBLEMS]
+        for name, parts in declared_only.items():
+            structured = name in STRUCTURED and isinstance(adapter, AtLength)
+            if structured or self._declared & {*parts}:
+                names.append(name)
+        posed = {part for parts in declared_only.values() for part in parts}
         lacking = (part for part in PARTS if part in self._declared - posed)
         # Declarations of lengths do not say which of the two they are for.
         self.lacks = tuple(
