@@ -43,7 +43,7 @@ from conformance.definition.features import FEATURES, OF_RULES
 from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Positions, Problem, Rotary, Shape, Weights
 from conformance.definition.rotary import exact_tables
-from conformance.errors import ExitCode, Unsupported, WrongShape
+from conformance.errors import ExitCode, Unsupported, WrongAnswer, WrongShape
 from conformance.long import ladder
 from conformance.long.calling import call
 from conformance.long.checking import Tally, check, check_sampled, missed
@@ -965,6 +965,15 @@ def test_no_array_of_all_pairs_is_made_to_call_a_function(features):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < length**2
+
+
+def test_a_function_that_returns_three_things_is_told_what_to_return():
+    @attention_function("numpy")
+    def three(query, key, value):
+        return query, key, value
+
+    with pytest.raises(WrongAnswer, match="a tuple of 3; return output or"):
+        call(adapted(three, "three"), draw("float32", 8, 8))
 
 
 def test_sizes_are_those_that_are_declared():

@@ -20,7 +20,12 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import NO_MASK, CausalFlag, MaskArgument, Spelling
 from conformance.adapter.base import Call, FullyMasked, Mode, SideEffects
 from conformance.adapter.handing import Moved, turns_of
-from conformance.adapter.native import NativeAdapter, Prepared, check_device_of
+from conformance.adapter.native import (
+    NativeAdapter,
+    Prepared,
+    check_device_of,
+    output_and_weights,
+)
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.problem import Answer, Problem, Shape, check_shape
 from conformance.errors import Unsupported, WrongAnswer, WrongDeclaration
@@ -151,7 +156,7 @@ class Function(NativeAdapter):
                     if not (moved is not None and moved.ring and name in moved.names)
                 )
             result = attend(*heads.values(), masks, **options)
-            context, weights = result if isinstance(result, tuple) else (result, None)
+            context, weights = output_and_weights(result)
             check_device_of(bridge, context, heads["query"], "returned its result")
             if call.given is None:
                 self._check_context(context, problem, moved)

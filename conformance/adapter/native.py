@@ -48,6 +48,19 @@ from conformance.frameworks.base import (
 _WEIGHT, _MASK = "weights.", "mask."
 
 
+def output_and_weights(result: Any) -> tuple[Any, Any]:
+    """Return the output, and the weights or None, that an implementation returned.
+
+    Raises:
+        WrongAnswer: it returned a tuple of another length.
+    """
+    if not isinstance(result, tuple):
+        return result, None
+    if len(result) != 2:
+        raise WrongAnswer(f"returned a tuple of {len(result)}; return output or (output, weights)")
+    return result
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A problem as native arrays, with a function that can be called on them repeatedly.
@@ -312,12 +325,7 @@ class NativeAdapter(Adapter):
             value = given.get("value", key)
             masks = _named(given, _MASK) | plain
             result = invoke(_named(given, _WEIGHT), query, key, value, masks)
-            if not isinstance(result, tuple):
-                result = result, None
-            if len(result) != 2:
-                raise WrongAnswer(
-                    f"returned a tuple of {len(result)}; return output or (output, weights)"
-                )
+            result = output_and_weights(result)
             for what, array in zip(("output", "weights"), result, strict=True):
                 check_device_of(bridge, array, query, f"returned {what}")
             # Without a batch axis, a statistic has another layout than the declared one.
