@@ -503,6 +503,7 @@ ACROSS = (
     "cache.of-next-entry",
     "scale.by-",
     "projection.",
+    "precision.stored-scaled-together",
     "output.",
 )
 """How the ids of causes begin that join heads or batch entries, so that no part shows them."""

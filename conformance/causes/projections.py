@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import NO_MORE, About, Hypothesis, Maker
+from conformance.causes.hypothesis import About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from conformance.definition.problem import Shape
@@ -19,12 +19,8 @@ NAMES = ("query", "key", "value")
 EIGHT_BITS = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 """Formats in which caches hold keys and values, each with its largest number."""
 
-SCALED_OVER: dict[str, tuple[int, ...]] = {
-    "scaled.token": (3,),
-    "scaled.head": (2, 3),
-    "scaled.all": (0, 1, 2, 3),
-}
-"""What shares a scale, with the axes of heads `[batch heads length head]` that it spans."""
+SCALED_OVER = {"scaled.token": (3,), "scaled.head": (2, 3)}
+"""What has a scale of its own, with the axes of heads `[batch heads length head]` that it spans."""
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -257,16 +253,19 @@ def _stored(maker: Maker) -> Iterator[Hypothesis]:
             yield maker.staged("precision.stored-rounded", {"to": narrow.name}, repeat=repeat)
     for name, largest in EIGHT_BITS.items():
         if name != "int8":
-            yield _stored_as(maker, name, None)
+            yield _stored_as(maker, "precision.stored-rounded", {"to": name})
         for over, axes in SCALED_OVER.items():
-            yield _stored_as(maker, name, axes, {"over": Phrase(over)}, largest)
+            about: About = {"to": name, "over": Phrase(over)}
+            yield _stored_as(maker, "precision.stored-scaled", about, axes, largest)
+        every = (0, 1, 2, 3)
+        yield _stored_as(maker, "precision.stored-scaled-together", {"to": name}, every, largest)
 
 
 def _stored_as(
     maker: Maker,
-    name: str,
-    axes: tuple[int, ...] | None,
-    about: About = NO_MORE,
+    cause: str,
+    about: About,
+    axes: tuple[int, ...] | None = None,
     largest: float = math.inf,
 ) -> Hypothesis:
     """Return the hypothesis that keys and values are stored in 8 bits.
@@ -274,6 +273,7 @@ def _stored_as(
     They are divided by a scale, with which the largest number along the axes of heads
     `[batch heads length head]` becomes the largest one of the format; without axes, they are not.
     """
+    name = str(about["to"])
 
     def repeat(a: Stages, heads: Array, which: str) -> Array:
         unit: Any = 1.0
@@ -282,8 +282,7 @@ def _stored_as(
             unit = np.where(highest > 0, (highest / largest).astype(np.float32), 1.0)
         return Stages.repeat(a, _in_eight_bits(name, heads / unit) * unit, which)
 
-    cause = "precision.stored-rounded" if axes is None else "precision.stored-scaled"
-    return maker.staged(cause, {"to": name, **about}, repeat=repeat)
+    return maker.staged(cause, about, repeat=repeat)
 
 
 def _in_eight_bits(name: str, values: Array) -> Array:

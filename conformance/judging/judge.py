@@ -48,10 +48,6 @@ FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-k
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
-MOST_DRAWS = 50
-"""The most draws of a case with a regime (a way to make its numbers unusual). Such a case is drawn
-again if an input or the cotangent is beyond the range of float16."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fresh(Case):
@@ -63,13 +59,11 @@ class Fresh(Case):
         jittered: whether the token determines the sizes too, unless a grid (sizes that an
             implementation declares) gives them.
         heads: whether the inputs are already projected to heads, as functions take them.
-        attempt: the number of earlier draws, which were rejected.
     """
 
     token: str
     jittered: bool = True
     heads: bool = True
-    attempt: int = 0
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -97,14 +91,13 @@ class Fresh(Case):
         return super().shape
 
     def random(self, purpose: str = "") -> np.random.Generator:
-        """Return a random generator seeded by the token, the id, the purpose and the attempt.
+        """Return a random generator seeded by the token, the id and the purpose.
 
         Without a token, return the generator of the catalogue's case.
         """
         if not self.token:
             return super().random(purpose)
-        again = f"#{self.attempt}" if self.attempt else ""
-        return _random(self.token, f"{self.id}:{purpose}{again}")
+        return _random(self.token, f"{self.id}:{purpose}")
 
     def problem(self, dtype: str) -> Problem:
         """Return the problem with all numbers rounded to `dtype`; the result is cached.
@@ -123,9 +116,6 @@ def _problem(case: Fresh, dtype: str) -> Problem:
 def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fresh:
     """Return the case with numbers that a token determines; for "", with those of the catalogue.
 
-    If a case with a regime has an input or a cotangent beyond the range of float16, it is drawn
-    again. After `MOST_DRAWS` draws, the last one is returned nevertheless.
-
     Args:
         case: a case of the catalogue.
         token: the seed of the numbers, or "".
@@ -133,20 +123,7 @@ def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fres
         jittered: whether the token also determines the sizes, unless a grid gives them.
     """
     fields: dict[str, Any] = {one.name: getattr(case, one.name) for one in dataclasses.fields(Case)}
-    for attempt in range(MOST_DRAWS):
-        drawn = Fresh(**fields, token=token, heads=heads, jittered=jittered, attempt=attempt)
-        # Only a regime produces numbers so large; those of the catalogue are tested to fit.
-        if not token or case.regime is None or _fits(drawn):
-            break
-    return drawn
-
-
-def _fits(case: Fresh) -> bool:
-    """Return whether inputs and cotangent are finite in float16."""
-    with np.errstate(over="ignore"):
-        problem = case.problem("float16")
-    arrays = (problem.query, problem.key, problem.value, problem.cotangent)
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+    return Fresh(**fields, token=token, heads=heads, jittered=jittered)
 
 
 def _random(token: str, purpose: str) -> np.random.Generator:
