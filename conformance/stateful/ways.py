@@ -35,6 +35,10 @@ move where none does: by chance, this happens once in exp(`SURE`) times."""
 GRADIENT = "gradient"
 """What stands for a text in a `Part` with the gradient of a loss with respect to the text."""
 
+SHARED = (1, 9, 17)
+"""How many tokens a text has in common with the one that was fed before a reset: fewer than a block
+of a prefix cache, one more than a block of 8, and one more than a block of 16."""
+
 BEYOND = 4
 """How many more tokens than a buffer holds are fed."""
 
@@ -499,10 +503,18 @@ def _uncached(desk: Desk) -> Iterator[Part]:
 
 
 def _after_reset(desk: Desk) -> Iterator[Part]:
+    """Feed the text after another one, and after texts that begin as it does."""
     session = desk.start()
     session.feed(desk.texts.other[:, : desk.length])
     session.change(desk.declared.reset)
     yield from session.parts(itertools.chain([PREFILL], itertools.repeat(1)))
+    for count in SHARED:
+        session = desk.start()
+        tokens = desk.texts.discarded[:, : desk.length].copy()
+        tokens[:, :count] = desk.texts.text[:, :count]
+        session.feed(tokens)
+        session.change(desk.declared.reset)
+        yield session.part(0, desk.length)
 
 
 def _after_each_other(desk: Desk) -> Iterator[Part]:
@@ -517,18 +529,32 @@ def _after_each_other(desk: Desk) -> Iterator[Part]:
 
 
 def _after_rollback(desk: Desk) -> Iterator[Part]:
-    """Roll back 1 token and then several, and go on; with a window, before it is full."""
+    """Roll back 1 token and then several, and go on; with a window, before it is full.
+
+    Tokens are rolled back whole calls at a time; then, as if those after the first of a draft were
+    rejected, a part of one call; and then the tokens of two calls at once.
+    """
     session, fed = desk.start(), 0
     if desk.declared.window is None:
-        places = [(9, 1), (13, 5), (desk.length // 2, 3)]
+        places = [(9, 1, 0, 1), (13, 5, 2, 1), (desk.length // 2, 3, 0, 2)]
     else:
         limit = min(desk.declared.window, desk.length)
-        half = max(1, limit // 2)
-        places = [(half, 1), (half + 1, max(1, limit // 4))]
-    for stop, count in places:
+        half, count = max(1, limit // 2), max(1, limit // 4)
+        # Nothing of a draft is accepted where the window would be full with it.
+        accepted = int(half + 2 + count < limit)
+        places = [(half, 1, 0, 1), (half + 1, count, accepted, min(2, count))]
+    for stop, count, accepted, calls in places:
         yield from session.parts([stop - fed], fed, stop)
-        fed = stop
-        session.feed(desk.texts.discarded[:, :count])
+        rejected, first = desk.texts.discarded[:, :count], count // calls
+        draft = np.concatenate(
+            [desk.texts.text[:, stop : stop + accepted], rejected[:, :first]], axis=1
+        )
+        found = session.feed(draft)[:, :accepted]
+        if accepted:
+            yield Part(found, tuple(range(BATCH)), stop, session.steps)
+        if calls > 1:
+            session.feed(rejected[:, first:])
+        fed = stop + accepted
         session.change(desk.declared.rollback, count)
         yield from session.parts([1], fed, fed + 1)
         fed += 1

@@ -43,6 +43,8 @@ class Llama(torch.nn.Module):
         self.state: dict[str, Any] = {}
         self.seen = 0
         self.told = None
+        self.prefixes: dict[bytes, Any] = {}
+        self.before: tuple[dict[str, Any], int] = {}, 0
 
     def heads(self, x, weight):
         return (x @ weight.T).unflatten(-1, (-1, SIZE)).transpose(1, 2)
@@ -113,6 +115,10 @@ class Llama(torch.nn.Module):
         taken = {"overflow": self.seen, "overflow-wraps": True, "overflow-in-chunks": new > 1}
         if full and not taken.get(wrong):
             raise ValueError(f"the buffer holds {self.capacity} tokens, not {self.seen + new}")
+        self.before = dict(self.state), self.seen
+        if wrong == "prefix-by-first-token" and not self.seen and real is None:
+            known = self.prefixes.setdefault(x[:, 0].numpy().tobytes(), x[:, :8])[:, :new]
+            x = torch.cat([known, x[:, known.shape[1] :]], 1)
         places = self.positions(x, real)
         source = x
         if wrong == "batch-normalised":
@@ -267,6 +273,11 @@ class Kept(StatefulLayer):
         wrong = self.mistake
         if wrong == "rollback-forgotten":
             return
+        if wrong == "rollback-of-whole-call":
+            layer.state, layer.seen = layer.before
+            return
+        if wrong == "rollback-within-last-call":
+            count = min(count, layer.seen - layer.before[1])
         count += {"rollback-too-short": -1, "rollback-too-far": 1}.get(wrong, 0)
         keep = layer.state["keys"].shape[2] - count
         for name in ("keys", "values"):
@@ -342,8 +353,11 @@ MISTAKES = {
     "padding-attended-in-steps": Mistake("stateful.left-padding", "stateful.padding-attended"),
     "padding-of-first-row": Mistake("stateful.left-padding", "stateful.padding-attended"),
     "reset-forgotten": Mistake("stateful.reset", "stateful.stale"),
+    "prefix-by-first-token": Mistake("stateful.reset", "stateful.stale"),
     "reset-keeps-values": Mistake("stateful.reset", "stateful.stale"),
     "rollback-forgotten": Mistake("stateful.rollback", "stateful.stale"),
+    "rollback-of-whole-call": Mistake("stateful.rollback", "stateful.tokens-missing"),
+    "rollback-within-last-call": Mistake("stateful.rollback", "stateful.stale"),
     "rollback-too-short": Mistake("stateful.rollback", "stateful.stale"),
     "rollback-too-far": Mistake("stateful.rollback", "stateful.last-missing"),
     "values-rolled-from-start": Mistake("stateful.rollback", "stateful.stale"),
