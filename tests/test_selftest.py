@@ -74,6 +74,7 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "dilation",
         "global",
         "serving",
+        "layouts",
         "masks",
         "causal",
         "precision",

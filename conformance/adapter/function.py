@@ -144,7 +144,8 @@ class Function(NativeAdapter):
                 cached = heads["key"]
                 if moved.prepared:
                     cached = self._cached(problem, cached, masks, spelling, call.device)
-                heads, more = moved.hand(bridge, self.layout, heads, cached, call.device)
+                handed = moved.hand(bridge, self.layout, heads, cached, call.device)
+                heads, more = (self._handed_lying(arrays, call) for arrays in handed)
                 masks = masks | more
             options = {} if scale is None else {"scale": scale}
             given = (*(f"{name}_bias" for name in _INPUTS if adds_biases), "score")
@@ -185,6 +186,15 @@ class Function(NativeAdapter):
             invoke,
             (*program, moved.program, problem.rotary, problem.rotary_scaling, epsilon),
         )
+
+    def _handed_lying(self, arrays: Natives, call: Call) -> Natives:
+        """Return arrays with tokens that were moved, with the strides of `call`.
+
+        Moving copies them, so that they are contiguous whatever their strides were before.
+        """
+        if not call.strided:
+            return arrays
+        return {name: self._lying(array, call, name) for name, array in arrays.items()}
 
     def _cached(
         self, problem: Problem, keys: Any, masks: Natives, spelling: Spelling, device: str

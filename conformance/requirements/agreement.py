@@ -366,29 +366,53 @@ def shared(ex: Examination) -> Finding | None:
         "mask/key-padding/decoding",
         "mask/shared/self",
         "bias/with-mask/self",
+        "causal/bottom-right/cross",
+        "feature/sinks-with-mask/cross",
+        "feature/alibi/self",
+        "feature/norm/self",
+        "feature/key-lengths/cross",
+        "feature/segments/separate",
+        "feature/positions-with-gaps/self",
+        "feature/spans/separate",
+        "feature/tree/cross",
+        "feature/global-tokens/cross",
     ),
-    revision=3,
+    revision=4,
     why="A kernel that ignores strides reads other numbers, and nothing raises.",
 )
 def memory_layout(ex: Examination) -> Finding | None:
     """Pass one argument at a time with gaps in memory, then with its last two axes swapped in
     memory, and then as a view into a larger array. The arguments are the inputs, the mask arguments
-    and the gradient of the output. The answer must equal that for contiguous arrays. The check is
-    skipped if calls are compiled. The experiment `repeatability` changes the layout of all
+    and the gradient of the output; in cases with features, only what those add, because the others
+    are the same as without them. The answer must equal that for contiguous arrays. If tokens can be
+    passed packed, in pages or beside a cache, they are laid out so in that encoding, too. The check
+    is skipped if calls are compiled. The experiment `repeatability` changes the layout of all
     arguments together, but compares no gradients."""
     if ex.adapter.compiles:
         return None
-    names = [*ex.problem.shape.distinct_inputs()]
-    names += ["cotangent"] if ex.answer.gradients else []
-    names += ex.adapter.masks.spell(ex.problem).arrays()
+    usual, *others = _spellings(ex) or [ex.adapter.masks.spell(ex.problem)]
+    moved = [each for each in others if each.handing is not None and usual.handing is None][:1]
     finding = None
-    for name, strided in itertools.product(names, LAID_OUT):
-        again = ex.ask(ex.problem, strided=strided, strided_alone=name)
-        said = f"{{array}} is another if {name} is {LAID_OUT[strided]}"
-        finding = _equal(memory_layout.id, ex, again, ex.answer, said)
-        if finding.verdict != "conforms":
-            break
+    for spelling in (usual, *moved):
+        answer = ex.answer if spelling is usual else ex.ask(ex.problem, spelling=spelling)
+        for name, strided in itertools.product(_laid_out(ex, spelling), LAID_OUT):
+            again = ex.ask(ex.problem, spelling=spelling, strided=strided, strided_alone=name)
+            said = f"{{array}} is another if {name} is {LAID_OUT[strided]}"
+            finding = _equal(memory_layout.id, ex, again, answer, said)
+            if finding.verdict != "conforms":
+                return finding
     return finding
+
+
+def _laid_out(ex: Examination, spelling: Spelling) -> list[str]:
+    """Return the names of the arguments whose layout is changed, one at a time."""
+    arrays, moved = [*spelling.arrays()], spelling.handing
+    if moved is None and ex.problem.features and arrays:
+        return arrays
+    inputs = [*ex.problem.shape.distinct_inputs()]
+    gradient = ["cotangent"] if ex.answer.gradients else []
+    held = () if moved is None or moved.held is None else moved.names
+    return [*inputs, *gradient, *arrays, *(name for name in held if name not in inputs)]
 
 
 @requirement(

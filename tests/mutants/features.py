@@ -25,6 +25,7 @@ from mutants.mutant import (
     FEATURES,
     FULLY_MASKED,
     INPUTS,
+    LAYOUT,
     MADE,
     MODES,
     OUTPUT,
@@ -3521,3 +3522,38 @@ _add(
     d_softmax=_saved_for_once,
     case="sinks-with-mask/cross",
 )
+
+# Arguments of features that lie in memory otherwise than in order.
+
+_add = _chapter("layouts", "sinks-with-mask/cross")
+
+
+def _in_order_of_memory(name: str) -> Callable[[Featured], None]:
+    def begin(a: Featured) -> None:
+        Featured.begin(a)
+        array = a.given.masks.get(name)
+        if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+            whole = array if array.base is None else array.base
+            a.given.masks[name] = np.resize(whole.ravel(order="K"), array.shape)
+
+    return begin
+
+
+for _name, _told, _case in (
+    ("sinks", "sinks", "sinks-with-mask/cross"),
+    ("slopes", "slopes", "alibi/self"),
+    ("key_norm", "weights of the key's norm", "norm/self"),
+    ("key_lengths", "lengths of keys", "key-lengths/cross"),
+    ("key_segments", "segments of keys", "segments/separate"),
+    ("query_positions", "positions of queries", "positions-with-gaps/self"),
+    ("spans", "spans", "spans/separate"),
+    ("tree", "parents of a tree", "tree/cross"),
+    ("global_tokens", "global tokens", "global-tokens/cross"),
+):
+    _add(
+        f"strides-of-the-{_name.replace('_', '-')}-ignored",
+        f"reads the {_told} as they lie in memory, whatever the strides are",
+        LAYOUT,
+        begin=_in_order_of_memory(_name),
+        case=_case,
+    )

@@ -28,7 +28,7 @@ from conformance import (
     Window,
 )
 from mutants.features import FeatureMutant
-from mutants.mutant import INPUTS, KEPT, MODES, OUTPUT, SPELLINGS, UNCHANGED
+from mutants.mutant import INPUTS, KEPT, LAYOUT, MODES, OUTPUT, SPELLINGS, UNCHANGED
 
 Tensor = Any
 MASK = MaskArgument("mask", "batch heads query key", true="attends")
@@ -395,9 +395,23 @@ def _first_head(a: Handed, heads: Tensor, group: int) -> Tensor:
     return heads[:1].expand(heads.shape[0] * group, -1, -1)
 
 
+def _in_order_of_memory(array: Tensor) -> Tensor:
+    """The numbers as they lie in memory, whatever the strides are."""
+    sizes = list(array.shape)
+    return array.as_strided(sizes, [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))])
+
+
 # Packed sequences.
 
 _add = _chapter("packed", Varlen)
+
+_add(
+    "packed-strides-ignored",
+    "reads packed keys and values in order, as if they were not slices of one projection",
+    LAYOUT,
+    case="feature/key-lengths/cross",
+    loaded=lambda a, tokens, at: _in_order_of_memory(tokens),
+)
 
 
 def _one_sequence(a: Varlen, masks: dict[str, Any]) -> tuple[list[int], list[int]]:
@@ -798,6 +812,16 @@ _add(
 # A buffer with room for new keys.
 
 _add = _chapter("buffered", Buffered)
+
+_add(
+    "buffer-strides-ignored",
+    "reads the buffer of keys in order, whatever its strides are",
+    LAYOUT,
+    case="causal/bottom-right/cross",
+    whole=lambda a, q, k, v, m: Buffered.whole(
+        a, q, k, v, m | {"k_cache": _in_order_of_memory(m["k_cache"])}
+    ),
+)
 
 _add(
     "buffer-forgotten",

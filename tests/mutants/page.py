@@ -27,7 +27,7 @@ experiments that decide requirements which no case can decide. Each mutant is ru
 which its defect shows: float32 unless the table says otherwise. A number counts the items (case
 and mode) in which a requirement noticed the mutant. The requirements in bold were expected to.
 
-The chapters from [chunk](#chunk) to [equalities](#equalities) are mutants of an
+The chapters from [chunk](#chunk) to [layouts](#layouts) are mutants of an
 [attention with features](../tests/mutants/featured.py): chunks, dilations, global tokens, spans,
 trees, windows, soft caps, sinks, ALiBi, rotary positions, also on several axes, query/key norms,
 lengths, packed sequences and a cache. They are left alone as soon as they are noticed.
@@ -297,6 +297,10 @@ look at what a function is given, not only at the inputs: `call.leaves-inputs-un
 gradients: `call.leaves-earlier-answers-alone` |
 | blocked-minus-10000-but-for-masked-rows | padding beside rows of very low logits: `bias/lower` \
 |
+| strides-of-the-sinks-ignored and those of the arguments of other features | memory layouts of \
+what features add: `call.memory-layout-does-not-matter` with features |
+| packed-strides-ignored, buffer-strides-ignored | slices as packed tokens and as buffers: the \
+suite laid them out before it moved tokens, which made them contiguous |
 
 What is kept in bfloat16 between eight tiles at most (contexts, their merge, gradients, row terms) \
 changes no more than the promised class A allows. [At length](long.md) it is noticed.
