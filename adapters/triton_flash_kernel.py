@@ -345,7 +345,9 @@ class FlashAttention(torch.autograd.Function):
         maxima, totals = query.new_empty(2, batch, heads, length, dtype=sums)
         arguments, constants = _described(query, key, value, mask, options)
         grid = (triton.cdiv(length, TILE), batch * heads)
-        given = (query, key, value, _pointed(mask, query), query if sinks is None else sinks)
+        # The kernel reads one sink after the other, and is not told their stride.
+        sink = query if sinks is None else sinks.contiguous()
+        given = (query, key, value, _pointed(mask, query), sink)
         forward_kernel[grid](
             *given, context, maxima, totals, *arguments, **constants, SINK=sinks is not None
         )
