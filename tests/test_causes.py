@@ -698,6 +698,7 @@ NAMED = (
     "logits-in-bfloat16-storage",
     "biased-logits-in-bfloat16-storage",
     "cache-in-float16",
+    "causal-rows-before-the-first-key-are-nan-again",
 )
 
 

@@ -94,17 +94,26 @@ def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase
     empty = ~maker.right.allowed.any(axis=-1, keepdims=True)
     if not empty.any():
         return NOTHING
-    spoilt = maker.staged(
-        "backward.nan-of-masked-queries",
-        d_softmax=lambda a, w, d: np.where(empty, np.nan, Stages.d_softmax(a, w, d)),
+    cause = "backward.nan-of-masked-queries"
+    spoilt = (
+        maker.staged(
+            cause, d_softmax=lambda a, w, d: np.where(empty, np.nan, Stages.d_softmax(a, w, d))
+        ),
+        # Weights that are made again are also those of the gradient of the values.
+        maker.staged(cause, weights_again=lambda a: np.where(empty, np.nan, a.weights)),
     )
-    found = spoilt.make().gradients
-    for name, one in evidence.items():
-        if name not in found or not np.array_equal(np.isnan(found[name]), np.isnan(one.got)):
-            return NOTHING
-        if not one.near(found[name])[~np.isnan(one.got)].all():
-            return NOTHING
-    return spoilt.cause
+    return next((each.cause for each in spoilt if _has_same_nan(each, evidence)), NOTHING)
+
+
+def _has_same_nan(hypothesis: Hypothesis, evidence: Mapping[str, Evidence]) -> bool:
+    """Return whether gradients are NaN where the predicted ones are, and equal them elsewhere."""
+    found = hypothesis.make().gradients
+    return all(
+        name in found
+        and np.array_equal(np.isnan(found[name]), np.isnan(one.got))
+        and one.near(found[name])[~np.isnan(one.got)].all()
+        for name, one in evidence.items()
+    )
 
 
 def _of_finite_logits(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase:

@@ -890,6 +890,7 @@ CAUSES: dict[str, Phrase] = {
     "lengths-padding-in-gradient-of-values": NO_HYPOTHESIS,
     "lengths-rows-beyond-are-nan-in-gradients": Phrase("backward.nan-of-masked-queries"),
     "lengths-empty-entry-is-nan-in-gradients": Phrase("backward.nan-of-masked-queries"),
+    "causal-rows-before-the-first-key-are-nan-again": Phrase("backward.nan-of-masked-queries"),
     "causal-rows-before-the-first-key-are-nan": Phrase("masked-row.nan"),
     "lengths-empty-entry-is-nan": Phrase("masked-row.nan"),
     "lengths-empty-entry-spoils-the-next": Phrase("lengths.empty-not-skipped"),

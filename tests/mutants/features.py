@@ -2791,6 +2791,15 @@ _add(
     ),
 )
 _add(
+    "causal-rows-before-the-first-key-are-nan-again",
+    "makes weights again from logits of −∞ and a logarithm of −∞ where the flag leaves none",
+    *BACKWARD,
+    case="causal/bottom-right/narrow",
+    weights_again=lambda a: np.where(
+        np.isfinite(a.logits).any(axis=-1, keepdims=True), Attention.weights_again(a), np.nan
+    ).astype(a.wide),
+)
+_add(
     "causal-rows-before-the-first-key-are-nan",
     "divides by the sum of no keys where the flag, not a mask, leaves a query none",
     FULLY_MASKED,
