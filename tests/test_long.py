@@ -927,7 +927,7 @@ class Hungry(Contestant):
         return super().run(problem, call)
 
 
-def test_what_holds_all_logits_is_not_begun_where_they_do_not_fit(monkeypatch):
+def test_what_holds_a_number_for_each_pair_is_not_begun_where_they_do_not_fit(monkeypatch):
     """The second length tells how memory grows, and the third, 16 times as much, is left out."""
     monkeypatch.setattr(ladder, "_forget_peak", lambda: 0)
     monkeypatch.setattr(ladder, "_peak", lambda: 2**28 + 96 * Hungry.pairs)
@@ -935,7 +935,7 @@ def test_what_holds_all_logits_is_not_begun_where_they_do_not_fit(monkeypatch):
     steps = {(step.problem, step.length): step for step in climbed.climb()}
     assert steps["full", 512].verdict == "conforms"
     assert steps["full", 2048].verdict == "not reached"
-    assert "holds all logits" in steps["full", 2048].why
+    assert "its memory grows as queries × keys" in steps["full", 2048].why
 
 
 def test_seconds_are_kept_to_and_begin_after_what_is_imported():

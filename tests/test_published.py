@@ -286,7 +286,12 @@ def test_what_was_examined_at_length_is_a_column_and_a_kind(tmp_path, monkeypatc
         step("causal", 4096, dtype="bfloat16"),
         step("causal", 16384, "deviates", largest=17.0, dtype="bfloat16", detail="<there>"),
         step("causal", 16384, "not reached", why="takes about 70 s"),
-        step("full", 16384, "not reached", why="needs about 9 GiB; it holds all logits"),
+        step(
+            "full",
+            16384,
+            "not reached",
+            why="needs about 9 GiB, for its memory grows as queries × keys",
+        ),
     )
     file = Path("published/long/ours.json")
     write_document(file, examined)

@@ -6,8 +6,9 @@ reached are reported as such.
 
 The cost of a problem is predicted from the cost of the same problem at shorter lengths. Time grows
 with the number of pairs and tokens, and memory beyond the estimate of `needed` with the number of
-pairs. Thus, if calls at shorter lengths show that an implementation holds all logits, it is not
-called at lengths for which the logits do not fit into memory.
+pairs. Thus, if calls at shorter lengths show that a call holds a number for each pair, be it a
+logit or an element of the mask that the implementation takes, it is not made at lengths for which
+these do not fit into memory.
 
 On a device with its own memory, a problem must fit into that memory and into the host's. The host
 holds what is drawn, converted and compared, and the device what the implementation is given and
@@ -482,7 +483,7 @@ class Ladder:
             extra = 0.0 if by_elements else self._cost(step).foreseen_extra(step, place)
             if own + extra > room.free:
                 needs = f"{(own + extra) / 2**30:,.0f} GiB{room.where}"
-                return f"needs about {needs}; it holds all logits"
+                return f"needs about {needs}, for its memory grows as queries × keys"
         if by_elements:
             seconds = self._rate * _work(step) * self._heads(step)
         else:
