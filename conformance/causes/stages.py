@@ -294,9 +294,7 @@ class Stages:
                 return turn.turned
         size = rotary.size
         turned = np.empty_like(heads) if size == heads.shape[-1] else heads.copy()
-        first, second = slice(0, size, 2), slice(1, size, 2)
-        if rotary.pairs == "halves":
-            first, second = slice(size // 2), slice(size // 2, size)
+        first, second = rotary.places()
         cos, sin = cosine_and_sine(angles)
         cos, sin = (cos, sin) if factor == 1 else (factor * cos, factor * sin)
         turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
