@@ -941,6 +941,16 @@ def test_weights_of_which_some_are_lost_otherwise_are_not_taken_for_dropout(fact
     assert not found.causes, str(found)
 
 
+def test_weights_are_not_recovered_if_a_mistake_is_known(monkeypatch):
+    """Recovering them solves hundreds of systems, one for each row."""
+    recovered = []
+    monkeypatch.setattr(ports, "dropped", lambda *told: recovered.append(told))
+    assert diagnose(Q, K, V, attention(Q, K, V, scale=1.0)).cause.id == "scale.missing"
+    assert not recovered
+    diagnose(Q, K, V, V + 1.0, layout="batch heads length head")
+    assert recovered
+
+
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 def test_what_an_output_nearly_is_decides_the_layout_if_nothing_explains_it(layout):
     q, k, v = drawn(heads=4, queries=12, keys=12)

@@ -246,6 +246,20 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
 # What follows from the output
 
 
+def of_output(right: Stages, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield causes that are read off the output: another order, a factor, dropout.
+
+    `right` is the correct computation. Each is worked out only when the caller asks for it, since
+    the last recovers weights row by row.
+    """
+    if cause := permuted(right.problem, evidence):
+        yield cause
+    if cause := factors(right.problem, evidence):
+        yield cause
+    if cause := dropped(right, evidence):
+        yield cause
+
+
 def permuted(problem: Problem, evidence: Evidence) -> Phrase:
     """Return the cause that heads, batch entries or queries are in another order, if that is all.
 

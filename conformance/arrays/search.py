@@ -339,13 +339,9 @@ class Search:
                     made[hypothesis.cause] = mixed
                 else:
                     self._note(hypothesis.cause, output, predicted)
-        if self._coarser == 1:
-            for cause in (
-                ports.permuted(self.problem, output),
-                ports.factors(self.problem, output),
-                ports.dropped(whole.right, output),
-            ):
-                known += [(0.0, cause)] if cause and not known else []
+        if self._coarser == 1 and not known:
+            read_off = itertools.islice(ports.of_output(whole.right, output), 1)
+            known += [(0.0, cause) for cause in read_off]
         if not known:
             known += [(misfit, cause) for misfit, cause in made.values()]
         if not known and breaking:
