@@ -482,12 +482,13 @@ def _explained_reading(
     layouts.sort(key=lambda it: it in blind)
     right = {it: max(one.right for one in found if one.reading.layout == it) for it in layouts}
     best = max(layouts, key=lambda it: right[it])
-    left = {it: min(one.unlike for one in found if one.reading.layout == it) for it in layouts}
-    nearest = min(layouts, key=lambda it: left[it])
     if all(right[best] > max(CLEAR, 2 * right[it]) for it in layouts if it != best):
         layouts = [best]
-    elif all(left[nearest] < NEARER * min(1.0, left[it]) for it in layouts if it != nearest):
-        layouts = [nearest]
+    else:
+        left = {it: min(one.unlike for one in found if one.reading.layout == it) for it in layouts}
+        nearest = min(layouts, key=lambda it: left[it])
+        if all(left[nearest] < NEARER * min(1.0, left[it]) for it in layouts if it != nearest):
+            layouts = [nearest]
     # What explains the output at its own precision comes before what does so at a coarser one.
     for kind in by:
         for layout in layouts:
@@ -582,7 +583,7 @@ class Judged:
             wrong = wrong[~ports.unseen(self.problem)]
         return 1.0 - float(wrong.mean()) if wrong.size else 0.0
 
-    @cached_property
+    @property
     def unlike(self) -> float:
         """The share of the output's variance that no multiple of what is expected has, 1 − r²."""
         got, want = self.answer.output, self.expectation.arrays["output"]
