@@ -27,7 +27,6 @@ from conformance.arrays.noise import expected
 from conformance.causes import gradients, logits, precision, softmax
 from conformance.causes.diagnose import ELEMENTS, hypotheses
 from conformance.causes.hypothesis import (
-    ALIKE,
     BETTER,
     HALF,
     MOST_ELEMENTS,
@@ -37,6 +36,7 @@ from conformance.causes.hypothesis import (
     Evidence,
     Hypothesis,
     Maker,
+    alike,
     rms,
 )
 from conformance.causes.location import indices
@@ -815,8 +815,7 @@ def _correlated(evidence: Evidence, predicted: Array) -> bool:
 
 def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
     """Return the causes that fit about as well as the best, without repetitions."""
-    limit = ALIKE * min((misfit for misfit, _ in known), default=0.0)
-    fitting = [cause for misfit, cause in known if dtype not in HALF or misfit <= limit]
+    fitting = [cause for _, cause in (alike(known) if dtype in HALF else known)]
     named = [cause for cause in fitting if cause.id not in FITTED]
     return [*dict.fromkeys(named or fitting)]
 

@@ -31,7 +31,7 @@ from conformance.causes import (
     softmax,
 )
 from conformance.causes.handing import HandedTokens
-from conformance.causes.hypothesis import ALIKE, MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker
+from conformance.causes.hypothesis import MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker, alike
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
@@ -553,11 +553,9 @@ def _with_other_numbers(found: Phrase, maker: Maker, evidence: Evidence, best: B
             output = hypothesis.make().output
             if evidence.explained(output):
                 best.add(evidence.misfit(output), cause)
-    least = ALIKE * min(misfit for misfit, _ in best.known)
-    alike = [(misfit, cause) for misfit, cause in best.known if misfit <= least]
-    if len(alike) > 1:
-        misfit, cause = alike[0]
-        best.known[:] = [(misfit, cause.having(others=len(alike) - 1))]
+    (misfit, cause), *others = alike(best.known)
+    if others:
+        best.known[:] = [(misfit, cause.having(others=len(others)))]
 
 
 def _where(finding: Finding, ex: Examination) -> Phrase:

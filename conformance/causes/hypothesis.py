@@ -265,6 +265,12 @@ def _moved(one: Problem, other: Problem) -> bool:
     )
 
 
+def alike(known: Collection[tuple[float, Phrase]]) -> list[tuple[float, Phrase]]:
+    """Return those of several causes, each with its misfit, that fit about as well as the best."""
+    limit = ALIKE * min((misfit for misfit, _ in known), default=0.0)
+    return [(misfit, cause) for misfit, cause in known if misfit <= limit]
+
+
 @dataclass
 class Best:
     """A choice among the hypotheses that explain an answer, which are added simplest first.
@@ -312,8 +318,7 @@ class Best:
     @property
     def cause(self) -> Phrase:
         """The cause of the chosen hypothesis, or an empty phrase if none was accepted."""
-        limit = ALIKE * min((misfit for misfit, _ in self.known), default=0.0)
-        return next((cause for misfit, cause in self.known if misfit <= limit), NOTHING)
+        return next((cause for _, cause in alike(self.known)), NOTHING)
 
 
 @dataclass(frozen=True, eq=False)
