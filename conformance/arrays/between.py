@@ -14,7 +14,6 @@ from conformance.arrays.given import (
     LAYOUTS,
     MERGED,
     Numbers,
-    identities,
     laid_out,
 )
 from conformance.arrays.search import where_wrong
@@ -22,7 +21,7 @@ from conformance.definition import comparison
 from conformance.definition.comparison import BETWEEN_ANSWERS, element
 from conformance.definition.dtypes import Array, dtype_of
 from conformance.definition.expectation import expect
-from conformance.definition.problem import Problem, Shape
+from conformance.definition.problem import Problem, Shape, identities
 from conformance.errors import BadArrays
 from conformance.records.findings import NOTHING, Phrase
 from conformance.records.numbers import ratios

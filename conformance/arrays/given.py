@@ -30,6 +30,7 @@ from conformance.definition.problem import (
     Segments,
     Shape,
     Weights,
+    identities,
 )
 from conformance.definition.rotary import POSITION_AXES, RotaryAxes, RotaryScaling
 from conformance.definition.statistics import STATISTICS
@@ -569,27 +570,6 @@ def separate(width: np.ndarray, heads: int) -> np.ndarray:
     """Return `[batch length width]` with its heads apart: `[batch heads length head]`."""
     batch, length, size = width.shape
     return width.reshape(batch, length, heads, size // heads).transpose(0, 2, 1, 3)
-
-
-def identities(shape: Shape) -> Weights:
-    """Return projections that change nothing, for heads side by side."""
-
-    def identity(heads: int, size: int) -> Array:
-        # All diagonals are views of one line, so that wide identities take no memory.
-        width = heads * size
-        line = np.zeros(2 * width - 1)
-        line[width - 1] = 1.0
-        step = line.itemsize
-        square = np.lib.stride_tricks.as_strided(
-            line[width - 1 :], (width, width), (-step, step), writeable=False
-        )
-        return square.reshape(width, heads, size)
-
-    query = identity(shape.heads, shape.head_size)
-    key = identity(shape.kv_heads, shape.head_size)
-    value = identity(shape.kv_heads, shape.value_head_size)
-    output = np.moveaxis(identity(shape.heads, shape.value_head_size), 0, -1)
-    return Weights(query, key, value, output)
 
 
 def _check(layout: str, q: Array, k: Array, v: Array) -> None:

@@ -14,14 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from conformance.arrays.given import identities, merged, separate
+from conformance.arrays.given import merged, separate
 from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, rms, significant
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.features import ARRAYS, NO_RULES, drafted, with_arrays, within_tree
-from conformance.definition.problem import NO_WINDOW, Norm, Positions, Problem, Rotary, Shape
+from conformance.definition.problem import (
+    NO_WINDOW,
+    Norm,
+    Positions,
+    Problem,
+    Rotary,
+    Shape,
+    identities,
+)
 from conformance.records.findings import NOTHING, Part, Phrase
 
 BASES = (10000.0, 100000.0, 500000.0, 1000000.0)

@@ -14,7 +14,6 @@ from conformance.arrays.given import (
     Given,
     Numbers,
     given_layout,
-    identities,
     readings,
     separate,
 )
@@ -23,7 +22,7 @@ from conformance.causes.hypothesis import Hypothesis, Maker
 from conformance.definition.dtypes import Array, dtype_of
 from conformance.definition.expectation import solve
 from conformance.definition.features import ARRAYS
-from conformance.definition.problem import Norm, Problem, Shape
+from conformance.definition.problem import Norm, Problem, Shape, identities
 from conformance.errors import BadArrays, ConformanceError
 from conformance.records.findings import Phrase
 

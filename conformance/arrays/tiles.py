@@ -21,14 +21,14 @@ import numpy as np
 
 from conformance.arrays import ports
 from conformance.arrays.figure import pooled
-from conformance.arrays.given import MOST_LOGITS, Reading, identities, separate
+from conformance.arrays.given import MOST_LOGITS, Reading, separate
 from conformance.arrays.noise import of_statistic
 from conformance.causes.hypothesis import MOST_ELEMENTS, Evidence
 from conformance.definition.arithmetic import classes_of
 from conformance.definition.comparison import Comparison, compare, element
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation, expect, expect_carefully
-from conformance.definition.problem import Problem, Shape
+from conformance.definition.problem import Problem, Shape, identities
 from conformance.definition.statistics import STATISTICS, RowStatistic
 from conformance.errors import BadArrays
 from conformance.records.findings import Worst

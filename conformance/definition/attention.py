@@ -29,7 +29,7 @@ import numpy as np
 
 from conformance.definition.arithmetic import Exact
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.problem import Problem, Weights, check_shape
+from conformance.definition.problem import Problem, check_shape, identities
 from conformance.errors import WrongShape
 
 
@@ -324,14 +324,6 @@ def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
     return np.asarray(merged), whole
 
 
-@lru_cache(maxsize=8)
-def _identity(heads: int, size: int) -> Array:
-    """Return the identity as a projection `[embed heads head]`, which all problems share."""
-    identity = np.eye(heads * size).reshape(heads * size, heads, size)
-    identity.flags.writeable = False
-    return identity
-
-
 def heads_alone(problem: Problem) -> Problem:
     """Return a problem whose inputs are the projected heads of another; its projections do nothing.
 
@@ -345,9 +337,7 @@ def heads_alone(problem: Problem) -> Problem:
     def merged(heads: Array) -> Array:
         return rounded(heads.transpose(0, 2, 1, 3).reshape(heads.shape[0], heads.shape[2], -1))
 
-    query, key = _identity(shape.heads, shape.head_size), _identity(shape.kv_heads, shape.head_size)
-    value = _identity(shape.kv_heads, shape.value_head_size)
-    output = np.moveaxis(_identity(shape.heads, shape.value_head_size), 0, -1)
+    weights = identities(shape, problem.weights.score)
     d_context = np.einsum("bqe,hde->bhqd", problem.cotangent, problem.weights.output)
     return problem.replace(
         heads_alone=True,
@@ -355,12 +345,12 @@ def heads_alone(problem: Problem) -> Problem:
             shape,
             sharing="separate",
             bias=False,
-            query_width=len(query),
-            key_width=len(key),
-            value_width=len(value),
-            output_width=output.shape[-1],
+            query_width=len(weights.query),
+            key_width=len(weights.key),
+            value_width=len(weights.value),
+            output_width=weights.output.shape[-1],
         ),
-        weights=Weights(query, key, value, output, score=problem.weights.score),
+        weights=weights,
         query=merged(q),
         key=merged(k),
         value=merged(v),

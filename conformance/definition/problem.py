@@ -33,7 +33,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -267,6 +267,33 @@ class Weights:
         """Return the weights that are not None, by name."""
         pairs = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
         return {name: value for name, value in pairs if value is not None}
+
+
+def identities(shape: Shape, score: Array | None = None) -> Weights:
+    """Return the weights of an attention over heads side by side: its projections do nothing.
+
+    They ignore the widths of the shape, and have no biases. `score` is that of the additive score.
+    The arrays are read-only, and problems of the same sizes share them.
+    """
+    query = _identity(shape.heads, shape.head_size)
+    key = _identity(shape.kv_heads, shape.head_size)
+    value = _identity(shape.kv_heads, shape.value_head_size)
+    output = np.moveaxis(_identity(shape.heads, shape.value_head_size), 0, -1)
+    return Weights(query, key, value, output, score=score)
+
+
+@lru_cache(maxsize=8)
+def _identity(heads: int, size: int) -> Array:
+    """Return the identity as a projection `[embed heads head]`."""
+    # All rows are views of one line, so that wide identities take no memory.
+    width = heads * size
+    line = np.zeros(2 * width - 1)
+    line[width - 1] = 1.0
+    step = line.itemsize
+    square = np.lib.stride_tricks.as_strided(
+        line[width - 1 :], (width, width), (-step, step), writeable=False
+    )
+    return square.reshape(width, heads, size)
 
 
 WEIGHT_NAMES = tuple(item.name for item in dataclasses.fields(Weights))
