@@ -397,15 +397,7 @@ def _scaled(
         return
     turned, multiplied = UNEXPLAINED, UNEXPLAINED
     for (kind, rates), (factor, number) in itertools.product(frequencies.items(), factors.items()):
-        divided = tuple((plain / rates).tolist())
-        known = RotaryScaling(
-            rope_type="longrope",
-            factor=1.0,
-            original_max_position_embeddings=2,
-            short_factor=divided,
-            long_factor=divided,
-            attention_factor=number,
-        )
+        known = _turning_by(problem.rotary, rates, gain=number)
         predicted = forward(problem.replace(rotary_scaling=known), Exact()).weights
         if lab.alike(found, predicted):
             turned, multiplied = Phrase(kind), Phrase(factor)
@@ -415,6 +407,27 @@ def _scaled(
     if gain != 1:
         where = Phrase("rotary-scaling.factor", of)
         yield agreeing(where, multiplied, evidence, Phrase("rotary-scaling.on-both"))
+
+
+def _turning_by(
+    rotary: Rotary, rates: Array, gain: float = 1.0, sections: tuple[int, ...] | None = None
+) -> RotaryScaling:
+    """Return the scaling with which pairs turn by `rates` `[pair]`, in radians per position.
+
+    LongRoPE has a divisor for each pair, so it can say any frequencies. `gain` multiplies cosine
+    and sine, and `sections` are those of several axes.
+    """
+    pairs = rotary.size // 2
+    divided = tuple((rotary.base ** (-np.arange(pairs) / pairs) / rates).tolist())
+    return RotaryScaling(
+        rope_type="longrope",
+        factor=1.0,
+        original_max_position_embeddings=2,
+        short_factor=divided,
+        long_factor=divided,
+        attention_factor=gain,
+        mrope_section=sections,
+    )
 
 
 def _has_axes(adapter: Adapter, mode: Mode) -> bool:
@@ -498,7 +511,7 @@ def _layouts(problem: Problem, scaling: RotaryScaling) -> Iterator[tuple[Phrase,
     assert axes is not None
     assert rotary is not None
     assert scaling.mrope_section is not None
-    sections, pairs = scaling.mrope_section, rotary.size // 2
+    sections = scaling.mrope_section
     told = bool(scaling.mrope_interleaved)
     for order in itertools.permutations(range(3)):
         rows = RotaryAxes(query=axes.query[..., order], key=axes.key[..., order])
@@ -514,18 +527,8 @@ def _layouts(problem: Problem, scaling: RotaryScaling) -> Iterator[tuple[Phrase,
                 }
                 phrase = Phrase("position-axes.in-order", names)
             yield phrase, problem.replace(axes=rows, rotary_scaling=laid)
-    # Frequencies that begin again are those of divisors, which LongRoPE has for each pair.
     begun = np.concatenate([np.arange(count) for count in sections])
-    divided = tuple((rotary.base ** ((begun - np.arange(pairs)) / pairs)).tolist())
-    again = RotaryScaling(
-        rope_type="longrope",
-        factor=1.0,
-        original_max_position_embeddings=2,
-        short_factor=divided,
-        long_factor=divided,
-        attention_factor=1.0,
-        mrope_section=sections,
-    )
+    again = _turning_by(rotary, rotary.base ** (-begun / (rotary.size // 2)), sections=sections)
     yield Phrase("position-axes.frequencies-begin-again"), problem.replace(rotary_scaling=again)
     for axis, name in enumerate(POSITION_AXES):
         of = RotaryAxes(query=axes.query[..., [axis] * 3], key=axes.key[..., [axis] * 3])
