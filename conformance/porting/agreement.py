@@ -149,12 +149,12 @@ def _problem(done: Conversion, shape: Shape, *, ported: bool) -> Problem:
     if size and size % 2 == 0:
         pairs = done.turns.after if ported else done.turns.before
         fields["rotary"] = Rotary(size=size, base=done.turns.base or 10000.0, pairs=pairs)
-        if done.meaning.scaling and done.meaning.scaled is None:
+        turned = done.meaning.rotation
+        if turned.scaling and turned.scaled is None:
             raise Unsupported(
-                f"config.json does not tell all numbers of a rotation of the kind "
-                f"{done.meaning.scaling}"
+                f"config.json does not tell all numbers of a rotation of the kind {turned.scaling}"
             )
-        fields["rotary_scaling"] = done.meaning.scaled
+        fields["rotary_scaling"] = turned.scaled
     for side in (done.source, done.target):
         if side.fixed and side.fixed.causal:
             fields["causal"] = side.fixed.causal

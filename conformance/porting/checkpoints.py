@@ -25,17 +25,49 @@ from conformance.errors import ConformanceError, Untranslatable, WrongShape, Wro
 INDEX = ".safetensors.index.json"
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """What is known of the rotary embedding of a layer.
+
+    Attributes:
+        base: the base of the angles; None if it is not known, or there is no rotary embedding.
+        size: how many components of a head turn; None if whole heads do.
+        scaling: the way in which frequencies are scaled, or "".
+        scaled: the numbers of that way; None if some are missing.
+    """
+
+    base: float | None = None
+    size: int | None = None
+    scaling: str = ""
+    scaled: RotaryScaling | None = None
+
+    def for_texts(self) -> Rotation:
+        """Return the same as far as it matters to texts, whose axes have equal positions."""
+        scaling = self.scaling.removesuffix(" with mrope") if self.scaling != "mrope" else ""
+        scaled = self.scaled.for_texts() if self.scaled is not None else None
+        return replace(self, scaling=scaling, scaled=scaled)
+
+    @property
+    def described(self) -> str:
+        """The way in which frequencies are scaled, and its numbers, as the configuration says."""
+        numbers = {} if self.scaled is None else self.scaled.parameters()
+        shown = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in numbers.items()
+            if name != "rope_type" and (name == "mrope_section" or not isinstance(value, list))
+        ]
+        return f"{self.scaling} ({', '.join(shown)})" if shown else self.scaling
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
     """What weights mean beyond their numbers; None where it is not known, or the default.
 
     Attributes:
-        rotary_size: how many components of a head rotary embeddings turn: 0 if they turn none, None
-            for all of them.
+        rotary_size: how many components of a head rotary embeddings turn, whatever `rotation` says:
+            0 if they turn none; None for what it says.
         rotary_pairs: the pairs of the implementation that has an argument for them.
-        base: the base of the angles of rotary embeddings.
-        scaling: the kind of their scaling, as far as it matters to texts; "" without any.
-        scaled: the numbers of that scaling; None if some are not known.
+        rotation: the rotary embeddings, as far as they matter to texts.
         epsilon: ε of the query/key norm.
         scale: the scale of the logits, if it is not the default.
         soft_cap: the cap of the logits.
@@ -46,15 +78,18 @@ class Meaning:
 
     rotary_size: int | None = None
     rotary_pairs: Pairs | None = None
-    base: float | None = None
-    scaling: str = ""
-    scaled: RotaryScaling | None = None
+    rotation: Rotation = Rotation()
     epsilon: float | None = None
     scale: float | None = None
     soft_cap: float | None = None
     added: str = ""
     windowed: bool = False
     told: tuple[str, ...] = ()
+
+    @property
+    def turned(self) -> int | None:
+        """How many components of a head turn: 0 for none, None for all of them."""
+        return self.rotation.size if self.rotary_size is None else self.rotary_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,11 +423,9 @@ def meaning_of(
     if scale is None:
         scale = scale_of(config, checkpoint, attention.layer)
     return Meaning(
-        rotary_size=turned.size if given.rotary_size is None else given.rotary_size,
+        rotary_size=given.rotary_size,
         rotary_pairs=given.rotary_pairs,
-        base=turned.base,
-        scaling=turned.of_texts,
-        scaled=turned.scaled.for_texts() if turned.scaled is not None else None,
+        rotation=turned.for_texts(),
         epsilon=config.get("rms_norm_eps"),
         scale=scale,
         soft_cap=config.get("attn_logit_softcapping"),
@@ -416,36 +449,6 @@ def scale_of(config: Mapping[str, Any], checkpoint: Checkpoint, layer: int) -> f
         raise Untranslatable(
             f"config.json does not tell the scale of the logits ({error}); give --scale"
         ) from error
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """What a configuration says of the rotary embedding of a layer.
-
-    `base` is None if there is none, `size` None if whole heads turn, `scaling` the way in which
-    frequencies are scaled, or "", and `scaled` the numbers of that way, None if some are missing.
-    """
-
-    base: float | None
-    size: int | None
-    scaling: str
-    scaled: RotaryScaling | None = None
-
-    @property
-    def of_texts(self) -> str:
-        """The way in which frequencies are scaled for texts, whose axes have equal positions."""
-        return self.scaling.removesuffix(" with mrope") if self.scaling != "mrope" else ""
-
-    @property
-    def described(self) -> str:
-        """The way in which frequencies are scaled, and its numbers, as the configuration says."""
-        numbers = {} if self.scaled is None else self.scaled.parameters()
-        shown = [
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in numbers.items()
-            if name != "rope_type" and (name == "mrope_section" or not isinstance(value, list))
-        ]
-        return f"{self.scaling} ({', '.join(shown)})" if shown else self.scaling
 
 
 def rotation(config: Mapping[str, Any], layer: int) -> Rotation:

@@ -509,7 +509,7 @@ def _converted(
     sizes = {name: getattr(shape, name) for name in SIZES}
     blank = {name for row in table.rows if row.native in zeros for name in row.names}
     fitting = _fitting(source, target, list(shapes_of(sizes, names)), blank)
-    sure = meaning.base is not None  # a base that the model's configuration tells
+    sure = meaning.rotation.base is not None  # a base that the model's configuration tells
     meaning = _as_always(source, meaning)
     of_features = {own[name]: tensors[name] for name in own if name in tensors}
     turns = _turns(source, target, shape.head_size, meaning, sure=sure)
@@ -550,6 +550,7 @@ def _as_always(source: Layer, meaning: Meaning) -> Meaning:
 
     Raise `Untranslatable` if the meaning contradicts that.
     """
+    known = {"base": meaning.rotation.base, "rotary_size": meaning.turned, "scale": meaning.scale}
     own: dict[str, float | int] = {}
     turns = rotary_of(source)
     if isinstance(turns, RotaryBase) and not isinstance(turns.base, str):
@@ -558,14 +559,15 @@ def _as_always(source: Layer, meaning: Meaning) -> Meaning:
         own |= {"scale": source.fixed.scale} if source.fixed.scale else {}
         own |= {"rotary_size": source.fixed.rotary_size} if source.fixed.rotary_size else {}
     for name, always in own.items():
-        given = getattr(meaning, name)
+        given = known[name]
         if given is not None and not math.isclose(given, always, rel_tol=1e-9):
             what = {"base": "rotary base", "rotary_size": "number of rotated components"}
             raise Untranslatable(
                 f"the {what.get(name, name)} of these weights is {given:g}, and that of "
                 f"{source.name} is always {always:g}"
             )
-    return replace(meaning, **own)  # type: ignore[arg-type]
+    rotation = replace(meaning.rotation, base=own.pop("base", meaning.rotation.base))
+    return replace(meaning, rotation=rotation, **own)  # type: ignore[arg-type]
 
 
 def absent(
@@ -848,7 +850,7 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning, *, su
     Raise `WrongShape` if `rotary_size` is impossible, and `Untranslatable` if it is not certain
     that both rotate the same components, or if they cannot.
     """
-    told = meaning.rotary_size
+    told, rotation = meaning.turned, meaning.rotation
     size = head_size if told is None else told
     if not 0 <= size <= head_size or (size % 2 and told is not None):
         raise WrongShape(
@@ -884,10 +886,10 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning, *, su
             its = target.fixed.rotary_size or head_size
         which = f"all {its}" if its == head_size else f"{its} of {head_size}"
         fixed = [] if other.size or size == its else [f"{which} components, not {size}"]
-        if not isinstance(other.base, str) and meaning.base not in (None, other.base):
-            fixed.append(f"with the base {other.base:g}, not {meaning.base:g}")
-        if not isinstance(other.base, str) and meaning.scaling:
-            fixed.append(f"without scaling, not of the kind {meaning.scaling}")
+        if not isinstance(other.base, str) and rotation.base not in (None, other.base):
+            fixed.append(f"with the base {other.base:g}, not {rotation.base:g}")
+        if not isinstance(other.base, str) and rotation.scaling:
+            fixed.append(f"without scaling, not of the kind {rotation.scaling}")
         if fixed:
             raise Untranslatable(
                 f"{target.name} cannot have these weights of {source.name}: it always rotates "
@@ -895,7 +897,7 @@ def _turns(source: Layer, target: Layer, head_size: int, meaning: Meaning, *, su
             )
     before = (pairs or "halves") if one.flag else one.pairs
     after = (pairs or before) if other.flag else other.pairs
-    number = meaning.base
+    number = rotation.base
     if number is None and isinstance(other, RotaryBase) and not isinstance(other.base, str):
         number = other.base
     base = "" if number is None else f", base {number:g}"
