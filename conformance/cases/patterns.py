@@ -754,10 +754,15 @@ def alibi_slopes(heads: int, step: int = 2) -> Array:
     These are the slopes for the largest power of two that does not exceed the number of heads,
     followed, as far as needed, by every other slope for twice that power: by each `step`th.
     """
-    power = 2 ** int(np.log2(heads))
+    power = power_within(heads)
     first = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
     others = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, step) / power)
     return np.concatenate([first, others])[:heads]
+
+
+def power_within(count: int) -> int:
+    """Return the largest power of two that does not exceed a positive number."""
+    return 1 << (count.bit_length() - 1)
 
 
 def rotary_halves(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:

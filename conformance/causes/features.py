@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.patterns import alibi_slopes
+from conformance.cases.patterns import alibi_slopes, power_within
 from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, BoolArray, IntArray
@@ -604,10 +604,10 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
             yield maker.staged("alibi.aligned", about, far=lambda a, far=far: far)
     for start, cause in ((1, "alibi.slopes-geometric"), (0, "alibi.slopes-from-exponent-0")):
         yield _asked(maker, cause, slopes=2.0 ** (-8.0 * (heads + start) / shape.heads))
-    power = 2.0 ** np.ceil(np.log2(shape.heads))
+    below = power_within(shape.heads)
+    power = below if below == shape.heads else 2 * below
     yield _asked(maker, "alibi.slopes-of-next-power", slopes=2.0 ** (-8.0 * (heads + 1) / power))
     yield _asked(maker, "alibi.slopes-of-paper", slopes=alibi_slopes(shape.heads))
-    below = 2.0 ** np.floor(np.log2(shape.heads))
     if below < shape.heads:
         yield _asked(maker, "alibi.slopes-continued", slopes=2.0 ** (-8.0 * (heads + 1) / below))
         in_turn = alibi_slopes(shape.heads, step=1)
