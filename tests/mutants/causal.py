@@ -8,7 +8,17 @@ import numpy as np
 
 from conformance.definition.dtypes import BFLOAT16
 from mutants.attention import Array, Attention
-from mutants.mutant import ALIGNMENT, FLAG_BLOCKS, INPUTS, OUTPUT, SPELLINGS, Mutant, chapter
+from mutants.mutant import (
+    ALIGNMENT,
+    FLAG_BLOCKS,
+    FULLY_MASKED,
+    INPUTS,
+    OUTPUT,
+    PARAMETERS,
+    SPELLINGS,
+    Mutant,
+    chapter,
+)
 
 MUTANTS: list[Mutant] = []
 _add = chapter("causal", MUTANTS)
@@ -16,6 +26,7 @@ _add = chapter("causal", MUTANTS)
 SQUARE = "causal/square/self"
 OBLONG = "causal/bottom-right/cross"
 FULL = "causal/square/full-tiles"
+NARROW = "causal/bottom-right/narrow"
 
 
 def _tri(a: Attention, diagonal: int = 0) -> Array:
@@ -332,4 +343,25 @@ _add(
     OUTPUT,
     triangle=_limit_rounded_down,
     case="causal/bottom-right/blocks",
+)
+_add(
+    "causal-rows-before-the-first-key-are-nan-again",
+    "makes weights again from logits of −∞ and a logarithm of −∞ where the flag leaves none",
+    INPUTS,
+    PARAMETERS,
+    case=NARROW,
+    weights_again=lambda a: np.where(
+        np.isfinite(a.logits).any(axis=-1, keepdims=True), Attention.weights_again(a), np.nan
+    ).astype(a.wide),
+)
+_add(
+    "causal-rows-before-the-first-key-are-nan",
+    "divides by the sum of no keys where the flag, not a mask, leaves a query none",
+    FULLY_MASKED,
+    case=NARROW,
+    normalised=lambda a, powers, total: (
+        powers / total
+        if a.given.causal and a.keys < a.queries
+        else Attention.normalised(a, powers, total)
+    ),
 )

@@ -2791,26 +2791,6 @@ _add(
     ),
 )
 _add(
-    "causal-rows-before-the-first-key-are-nan-again",
-    "makes weights again from logits of −∞ and a logarithm of −∞ where the flag leaves none",
-    *BACKWARD,
-    case="causal/bottom-right/narrow",
-    weights_again=lambda a: np.where(
-        np.isfinite(a.logits).any(axis=-1, keepdims=True), Attention.weights_again(a), np.nan
-    ).astype(a.wide),
-)
-_add(
-    "causal-rows-before-the-first-key-are-nan",
-    "divides by the sum of no keys where the flag, not a mask, leaves a query none",
-    FULLY_MASKED,
-    case="causal/bottom-right/narrow",
-    normalised=lambda a, powers, total: (
-        powers / total
-        if a.given.causal and a.keys < a.queries
-        else Attention.normalised(a, powers, total)
-    ),
-)
-_add(
     "lengths-empty-entry-is-nan",
     "divides by the sum of no keys in an entry without any",
     FULLY_MASKED,
