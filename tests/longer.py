@@ -103,6 +103,22 @@ PROBLEMS = {
         "keys": 1000,
         "rotary": Rotary(size=16),
     },
+    "chunk": {
+        "queries": 1500,
+        "keys": 1500,
+        "sees": Visibility(causal="top-left", chunk=400),
+    },
+    "chunk-packed": {
+        "queries": 1000,
+        "keys": 1000,
+        "sees": Visibility(members=(_PACKED, _PACKED[::-1]), causal="bottom-right", chunk=90),
+    },
+    "chunk-decoding": {
+        "queries": 12,
+        "keys": 70_000,
+        "sees": Visibility(causal="bottom-right", chunk=3000),
+        "head_size": 16,
+    },
     "few-queries": {"queries": 40, "keys": 70_000, "head_size": 16},
     "few-keys": {"queries": 70_000, "keys": 100, "head_size": 16},
     "few-queries-bfloat16": {"dtype": "bfloat16", "queries": 40, "keys": 2**15, "head_size": 16},

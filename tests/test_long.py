@@ -25,6 +25,7 @@ from mutants.tiled import Kernel, Tiled
 
 from conformance import (
     Alibi,
+    Chunk,
     MaskArgument,
     RotaryBase,
     RotaryTables,
@@ -234,12 +235,14 @@ def test_the_oracle_equals_the_definition(names):
 def test_masks_as_structure_are_the_rules_of_the_definition(causal, members):
     """Every combination, at lengths that differ, and with tokens beyond the last member."""
     windows = [(None, None), (0, 0), (2, None), (None, 1), (3, 2), (20, 20)]
-    for window, padded, sizes in itertools.product(
-        windows, [None, (9, 0, 4)], [(9, 9), (7, 9), (9, 8)]
+    for window, padded, sizes, chunk in itertools.product(
+        windows, [None, (9, 0, 4)], [(9, 9), (7, 9), (9, 8)], [None, 1, 4, 20]
     ):
         if sizes[1] < max(padded or (0,)):
             continue
-        sees = Visibility(causal=causal, window=window, members=members, key_lengths=padded)
+        sees = Visibility(
+            causal=causal, window=window, members=members, key_lengths=padded, chunk=chunk
+        )
         shape = Shape.of_heads((3, 1, sizes[0], 1), (3, 1, sizes[1], 1))
         zeros = {name: np.zeros(size) for name, size in shape.input_shapes().items()}
         weights = {name: np.zeros(size) for name, size in shape.weight_shapes().items()}
@@ -277,6 +280,20 @@ def test_lengths_that_differ(causal, queries, keys):
     assert_equal(drawn(queries=queries, keys=keys, sees=replace(sees, window=(None, None))), 128)
 
 
+@pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.parametrize("members", MEMBERS.values(), ids=MEMBERS)
+def test_the_oracle_equals_the_definition_in_chunks(causal, members):
+    """In chunks shorter and longer than a block, whose size is no multiple of it, and longer ones.
+
+    Beside a window, and with fewer queries than keys, whose positions begin within a chunk.
+    """
+    for chunk, window in itertools.product((1, 37, 100, 600), ((None, None), (30, 4))):
+        sees = Visibility(causal=causal, window=window, members=members, chunk=chunk)
+        assert_equal(drawn(sees=sees, heads=4, kv_heads=2, batch=1), 32)
+        if members is None:
+            assert_equal(drawn(queries=90, sees=sees, batch=1), 32)
+
+
 def test_members_that_do_not_fit_and_negative_sizes_are_refused():
     with pytest.raises(WrongShape, match="members of 12 tokens do not fit into 8"):
         Visibility(members=((8,), (12,))).intervals(0, 8, 8)
@@ -284,6 +301,8 @@ def test_members_that_do_not_fit_and_negative_sizes_are_refused():
         Visibility(members=((8,), (6, 2)))
     with pytest.raises(WrongShape, match="not negative"):
         Visibility(window=(-1, None))
+    with pytest.raises(WrongShape, match="chunks have at least 1 position, not 0"):
+        Visibility(chunk=0)
     with pytest.raises(WrongShape, match="differ by more than 600"):
         drawn(scale=1000.0)
 
@@ -777,8 +796,10 @@ def test_the_command_examines_a_kernel_of_ones_own(capsys, tmp_path):
         "sinks",
         "soft cap",
         "last queries with features",
+        "chunk",
+        "last queries with chunk",
     ):
-        assert len(re.findall(f" {asked} +conforms", out)) == 2, out
+        assert len(re.findall(f"  {asked} +conforms", out)) == 2, out
     assert "deviates" not in out
     assert b">8\xcf\x83</text>" in plotted.read_bytes()
     ElementTree.fromstring(plotted.read_text(encoding="utf-8"))
@@ -1029,11 +1050,15 @@ def turned(heads, begin, base):
         *(Sinks("sinks"), SoftCap("soft_cap")),
         RotaryBase("base", pairs="interleaved", alignment="bottom-right"),
         Alibi("slopes"),
+        Chunk("chunk", alignment="bottom-right"),
     ),
 )
-def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0.0):
+def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0.0, chunk=None):
+    ahead = key.shape[2] - query.shape[2]
+    if chunk:
+        blocks = np.arange(key.shape[2]) // chunk
+        mask = mask & (blocks[ahead:, None] == blocks)
     if base:
-        ahead = key.shape[2] - query.shape[2]
         query, key = (turned(*side, base) for side in ((query, ahead), (key, 0)))
     logits = query @ key.swapaxes(-1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
     if soft_cap:
@@ -1048,7 +1073,7 @@ def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0
 
 
 @attention_function("numpy", *with_features.mask_arguments, features=with_features.features)
-def without_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0.0):
+def without_features(query, key, value, mask=True, **features):
     return with_features(query, key, value, mask)
 
 

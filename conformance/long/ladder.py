@@ -34,6 +34,7 @@ from conformance.adapter.features import PARTS, RotaryEmbedding
 from conformance.adapter.native import NativeAdapter
 from conformance.definition.features import Rotary
 from conformance.definition.geometry import Geometry
+from conformance.definition.problem import Causal
 from conformance.errors import ProcessLost, Unavailable, Unsupported
 from conformance.frameworks.base import Memory
 from conformance.long.calling import AtLength, call
@@ -95,6 +96,8 @@ WITH_FEATURES = {
     "last queries with features": ("sinks", "soft cap"),
     "rotary": ("rotary",),
     "last queries with rotary": ("rotary",),
+    "chunk": ("chunk",),
+    "last queries with chunk": ("chunk",),
 }
 """The features of further problems, by the name of the problem.
 
@@ -105,8 +108,7 @@ that they declare.
 _FEW_QUERIES = {
     **QUERIES,
     BEYOND: FEW,
-    "last queries with features": LAST,
-    "last queries with rotary": LAST,
+    **{name: LAST for name in WITH_FEATURES if name.startswith("last queries")},
 }
 
 ROTARY_BASE = 10_000.0
@@ -664,6 +666,11 @@ def _place(tally: Tally) -> str:
 
 def _sees(step: Step) -> Visibility:
     """Return the mask of a problem; packed sequences have random lengths, the same every time."""
+    if step.problem.endswith("chunk"):
+        # Shorter than the text, and no multiple of a tile.
+        size = max(1, min(1000, 2 * step.keys // 5))
+        causal: Causal = "top-left" if step.problem == "chunk" else "bottom-right"
+        return Visibility(causal=causal, chunk=size)
     if step.problem in ("causal", "sinks", "soft cap", "rotary"):
         return Visibility(causal="top-left")
     if step.problem.startswith("last queries"):

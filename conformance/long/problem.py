@@ -20,9 +20,10 @@ to solve without being easy to get wrong. There are three kinds:
   key/value head has different digits flipped, so that keys of different heads differ.
 
 Masks are one interval of visible keys per query, so that they need not become arrays. With causal
-masks, windows, packed sequences and padding, query i sees the keys j with first_i ≤ j < last_i, and
-neither end moves left as i grows. All checks rely on these two properties: sums over the keys that
-a query sees are sums over intervals, and the queries that see a key form an interval too.
+masks, windows, chunks, packed sequences and padding, query i sees the keys j with
+first_i ≤ j < last_i, and neither end moves left as i grows. All checks rely on these two
+properties: sums over the keys that a query sees are sums over intervals, and the queries that see a
+key form an interval too.
 """
 
 from __future__ import annotations
@@ -78,21 +79,27 @@ class Visibility:
         members: the lengths of packed sequences, of queries and of keys. A query sees only the keys
             of its sequence; queries beyond the last sequence see nothing.
         key_lengths: the number of keys of each batch entry; keys beyond it are padding.
+        chunk: the size of blocks of positions, counted from position 0 of a sequence: a query sees
+            only keys in its own block.
 
     Raises:
-        WrongShape: a number is negative, or the two tuples of `members` have different lengths.
+        WrongShape: a number is negative, chunks have no position, or the two tuples of `members`
+            have different lengths.
     """
 
     causal: Causal | None = None
     window: Window = NO_WINDOW
     members: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     key_lengths: tuple[int, ...] | None = None
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         sizes = [size for size in self.window if size is not None]
         sizes += [size for side in self.members or () for size in side]
         if any(size < 0 for size in [*sizes, *(self.key_lengths or ())]):
             raise WrongShape("windows, members and key lengths are not negative")
+        if self.chunk is not None and self.chunk < 1:
+            raise WrongShape(f"chunks have at least 1 position, not {self.chunk}")
         if self.members is not None and len(self.members[0]) != len(self.members[1]):
             raise WrongShape("there are as many members of queries as of keys")
 
@@ -145,6 +152,10 @@ class Visibility:
             last = np.clip(at + after + 1, 0, sizes)
         if before is not None:
             first = np.clip(at - before, 0, sizes)
+        if self.chunk is not None:
+            begin = at // self.chunk * self.chunk
+            first = np.maximum(first, np.clip(begin, 0, sizes))
+            last = np.minimum(last, np.clip(begin + self.chunk, 0, sizes))
         slack = np.full(queries - len(sizes), key_sizes.sum(), np.int64)
         first = np.concatenate([starts + first, slack])
         last = np.concatenate([starts + last, slack])
@@ -155,7 +166,8 @@ class Visibility:
     def rules(self, batch: int, queries: int, keys: int) -> dict[str, Any]:
         """Return the same rules as fields of `Problem`, for queries and keys of these numbers."""
         lengths = None if self.key_lengths is None else np.array(self.key_lengths)
-        fields = {"causal": self.causal, "window": self.window, "key_lengths": lengths}
+        fields = {"causal": self.causal, "window": self.window, "chunk": self.chunk}
+        fields |= {"key_lengths": lengths}
         if self.members is None:
             return fields
         ids = []

@@ -647,3 +647,60 @@ _add(
         name, span, gradient, 1 if name == "query" else -1
     ),
 )
+
+# Chunks.
+
+_add(
+    "chunk-lost-in-backward-at-length",
+    "makes weights again as if there were no chunks",
+    "chunk",
+    chunk=lambda a: None if a.phase == "backward" else Tiled.chunk(a),
+)
+_add(
+    "chunk-lost-where-keys-are-split",
+    "leaves chunks out where few queries have their keys split",
+    "chunk-decoding",
+    chunk=lambda a: None if a.queries <= a.few else Tiled.chunk(a),
+)
+_add(
+    "chunk-counted-from-the-first-query",
+    "counts the positions of chunks from the first of the last queries",
+    "chunk-decoding",
+    block=lambda a, side, span: a.within(side, span) // a.chunk(),
+)
+_add(
+    "chunk-of-whole-tiles",
+    "rounds the size of chunks down to whole tiles of keys",
+    "chunk",
+    chunk=lambda a: Tiled.chunk(a) // a.columns * a.columns,
+)
+_add(
+    "chunk-begins-one-tile-late",
+    "rounds the first tile of a chunk up",
+    "chunk",
+    chunk_begins=lambda a, position: -(-Tiled.chunk_begins(a, position) // a.columns) * a.columns,
+)
+_add(
+    "chunk-begins-one-key-early",
+    "lets a chunk begin at the last key of the one before",
+    "chunk",
+    block=lambda a, side, span: (
+        (a.within(1, span) + 1) // a.chunk() if side else Tiled.block(a, side, span)
+    ),
+)
+_add(
+    "chunk-runs-on-over-members",
+    "counts the positions of chunks over all packed members",
+    "chunk-packed",
+    block=lambda a, side, span: (
+        (np.arange(*span) + (0 if side else a.aligned(span) - a.within(0, span))) // a.chunk()
+    ),
+)
+_add(
+    "chunk-positions-wrap-at-2-16",
+    "keeps the positions of which chunks are told in 16 bits",
+    "chunk-decoding",
+    block=lambda a, side, span: (
+        (a.within(1, span) if side else a.aligned(span)) % 2**16 // a.chunk()
+    ),
+)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
-from conformance.adapter.features import RotaryBase, Sinks, SoftCap
+from conformance.adapter.features import Chunk, RotaryBase, Sinks, SoftCap
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
@@ -221,9 +221,18 @@ class Tiled:
             seen &= distance >= -self.before()
         if self.after() is not None:
             seen &= distance <= self.after()
+        if self.chunk() is not None:
+            seen &= self.block(0, rows)[:, None] == self.block(1, columns)
         if self.given.sees.members is not None:
             seen &= self.member(0, rows)[:, None] == self.member(1, columns)
         return seen
+
+    def chunk(self) -> int | None:
+        return self.given.sees.chunk
+
+    def block(self, side: int, span: tuple[int, int]) -> Array:
+        """The chunk to which the position of each query or key belongs."""
+        return (self.within(1, span) if side else self.aligned(span)) // self.chunk()
 
     def bits(self, rows: tuple[int, int], columns: tuple[int, int]) -> Array:
         """What the mask has for a tile."""
@@ -241,9 +250,19 @@ class Tiled:
 
     def first_tile(self, rows: tuple[int, int]) -> int:
         """The first tile of keys that a tile of queries visits."""
-        if self.before() is None or self.given.sees.members is not None:
+        if self.given.sees.members is not None:
             return 0
-        return max(0, rows[0] + self.alignment() - self.before()) // self.columns
+        first = rows[0] + self.alignment()
+        begins = [0]
+        if self.before() is not None:
+            begins.append(first - self.before())
+        if self.chunk() is not None:
+            begins.append(self.chunk_begins(first))
+        return max(begins) // self.columns
+
+    def chunk_begins(self, position: int) -> int:
+        """The first position of the chunk of a position."""
+        return position // self.chunk() * self.chunk()
 
     def last_tile(self, rows: tuple[int, int]) -> int:
         """The tile of keys after the last that a tile of queries visits."""
@@ -509,7 +528,7 @@ class Kernel(Adapter):
     title = "a tiled attention in NumPy"
     fully_masked_row = "zeros"
     accuracy = "A"
-    features = (SoftCap("soft_cap"), Sinks("sinks"), RotaryBase("base"))
+    features = (SoftCap("soft_cap"), Sinks("sinks"), RotaryBase("base"), Chunk("chunk"))
 
     def __init__(self, kind: type[Tiled] = Tiled, tiles: tuple[int, int] = (64, 128)) -> None:
         self._kind = type(kind.__name__, (kind,), {"rows": tiles[0], "columns": tiles[1]})
