@@ -1556,6 +1556,24 @@ def test_a_long_output_that_is_right_is_noise(name):
 
 
 @pytest.mark.usefixtures("short_is_long")
+@pytest.mark.parametrize("cause", ["softmax.over-queries", "heads.split-by-reshape"])
+def test_a_long_output_tells_a_mistake_that_joins_queries(cause, monkeypatch):
+    q, k, v = drawn(queries=40)
+    if cause == "softmax.over-queries":
+        weights = np.exp(np.einsum("bhqd,bhkd->bhqk", q, k, dtype=np.float64) / math.sqrt(8))
+        output = (weights / weights.sum(axis=2, keepdims=True)) @ v.astype(np.float64)
+    else:
+        output = attention(*(x.transpose(0, 2, 1, 3).reshape(x.shape) for x in (q, k, v)))
+    found = diagnose(q, k, v, output.astype(np.float32), layout="b h n d")
+    assert [it.id for it in found.causes] == [cause], str(found)
+    assert "arrays.in-tiles" in [it.id for it in found.notes]
+    # Beyond what is computed as a whole, no name is better than a wrong one.
+    monkeypatch.setattr(diagnosis, "MOST_LOGITS", 2**8)
+    found = diagnose(q, k, v, output.astype(np.float32), layout="b h n d")
+    assert not found.causes, str(found)
+
+
+@pytest.mark.usefixtures("short_is_long")
 def test_a_long_output_tells_its_mistake():
     q, k, v = drawn(kv_heads=2, queries=40)
     group = (q, *(np.repeat(x, 2, axis=1) for x in (k, v)))
@@ -2913,6 +2931,51 @@ def test_a_part_shows_every_mistake_that_does_not_join_heads_or_entries():
             )
             compared += 1
         assert compared > 60
+
+
+@np.errstate(all="ignore")
+def test_few_rows_show_every_mistake_that_does_not_join_queries():
+    q, k, v = drawn(batch=2, heads=4, kv_heads=2, queries=9, keys=9)
+    arrays = {"query": q, "key": k, "value": v, "output": None, "layout": "b h n d"}
+    seen = np.random.default_rng(1).random((2, 4, 9, 9)) < 0.8
+    told = (
+        {},
+        {"causal": True, "mask": seen, "mask_true": "attends"},
+        {"causal": True, "window": (3, 0), "rotary": Rotary(size=8)},
+        {"segments": [[0, 0, 0, 0, 1, 1, 1, 2, 2]] * 2, "slopes": np.float32([0.1, 0.2, 0.3, 0.4])},
+        {"norm": Norm(query=np.linspace(0.5, 1.5, 8), key=np.linspace(0.6, 1.4, 8))},
+    )
+    joining, compared = set(), 0
+    for options in told:
+        (reading,) = readings(Given(**arrays, **options))
+        problem, rows = reading.problem, np.array([0, 2, 7, 8])
+        maker = Maker(ports.rows_of(problem, rows), chosen=(rows, 9))
+        few = {(one.cause, number): one for number, one in _numbered(_every(maker))}
+        for number, one in _numbered(_every(Maker(problem))):
+            other = few.get((one.cause, number))
+            if other is None or one.breaks:
+                continue
+            there, here = one.make().output, other.make().output
+            same = there.shape[1] == 9 and np.allclose(there[:, rows], here, equal_nan=True)
+            compared += same
+            if not same:
+                joining.add(one.cause.id)
+    assert compared > 1000
+    assert not [it for it in joining if not it.startswith(ports.ACROSS_ROWS)]
+    assert not [it for it in ports.ACROSS_ROWS if not any(one.startswith(it) for one in joining)]
+
+
+def test_a_mistake_that_explains_some_elements_is_placed_in_the_whole():
+    """The part that is examined first is one of the second batch entry."""
+    q, k, v = drawn(heads=4, queries=70, keys=80)
+    seen = np.ones((2, 1, 70, 80), dtype=bool)
+    seen[1, ..., 60:] = False
+    output = attention(q, k, v)
+    output[1, 2, 60] += 0.5
+    found = diagnose(q, k, v, output, layout="b h n d", mask=seen, mask_true="attends")
+    assert not found.causes
+    assert "mask.not-applied" in [it.cause.id for it in found.partial]
+    assert all(it.where is not None and "batch entry 1" in it.where.text for it in found.partial)
 
 
 def test_a_large_problem_is_searched_in_a_part_first():

@@ -20,6 +20,7 @@ import numpy as np
 
 from conformance.arrays import figure, files, ports, tiles
 from conformance.arrays.given import (
+    MOST_LOGITS,
     Given,
     Reading,
     readings,
@@ -602,7 +603,17 @@ class Judged:
     @cached_property
     def _search(self) -> Search:
         where = None if self.whole is None else self._where
-        return Search(self.problem, self.expectation, self.answer, where=where, chosen=self.chosen)
+        longer = None if self.whole is None else self.whole.problem
+        if longer is not None and math.prod(longer.shape.logits) > MOST_LOGITS:
+            longer = None
+        return Search(
+            self.problem,
+            self.expectation,
+            self.answer,
+            where=where,
+            chosen=self.chosen,
+            longer=longer,
+        )
 
     @cached_property
     def exact(self) -> list[Phrase]:
@@ -620,8 +631,8 @@ class Judged:
 
     @cached_property
     def pairs(self) -> list[Phrase]:
-        """The causes that are two mistakes together, if the output is not a long one."""
-        return [] if self.whole is not None else self._search.pairs()
+        """The causes that are two mistakes together."""
+        return self._search.pairs()
 
     def _of_statistics(self) -> list[Phrase]:
         """Return the causes of the first statistic that is wrong and has any."""

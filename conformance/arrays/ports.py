@@ -529,3 +529,17 @@ ACROSS = (
     "output.",
 )
 """How the ids of causes begin that join heads or batch entries, so that no part shows them."""
+
+
+ACROSS_ROWS = (
+    "heads.merged",
+    "heads.split",
+    "layout.",
+    "norm.over-tokens",
+    "output.strides",
+    "rotary.positions-from-the-end",
+    "rotary.positions-reversed",
+    "softmax.over-matrix",
+    "softmax.over-queries",
+)
+"""How the ids of causes begin that join queries, so that no choice of rows shows them."""

@@ -1,9 +1,9 @@
 """Search for the mistakes that explain an answer: one, two together, or some of its elements.
 
-Every known mistake is tried, first on one batch entry and the heads that share one key/value head,
-which is quick, and what explains that part, on everything. A mistake is named only if it explains
-every wrong element and leaves every right one. If several do, they are compared on another problem:
-what agrees there too is one thing.
+Every known mistake is tried, first on a few queries of one batch entry and of the heads that share
+one key/value head, which is quick, and what explains that part, on everything. A mistake is named
+only if it explains every wrong element and leaves every right one. If several do, they are compared
+on another problem: what agrees there too is one thing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.arrays import ports, suggestion
+from conformance.arrays import ports, suggestion, tiles
 from conformance.arrays.given import (
     merged,
     separate,
@@ -41,7 +41,7 @@ from conformance.causes.hypothesis import (
 )
 from conformance.causes.location import indices
 from conformance.causes.stages import Stages
-from conformance.definition.dtypes import DTYPES, Array, BoolArray
+from conformance.definition.dtypes import DTYPES, Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation
 from conformance.definition.problem import Answer, Problem
 from conformance.records.findings import INFINITE, NOTHING, Argument, Phrase
@@ -113,8 +113,12 @@ MOST_PAIRED = 2**13
 """The most attention weights of a problem, or a part, for which pairs of mistakes are tried."""
 
 
+MOST_FIRST = 2**15
+"""The most attention weights of the part on which every mistake is tried first."""
+
+
 FEWEST_ROWS = 8
-"""The fewest rows of a head on which pairs are tried."""
+"""The fewest rows of a head on which mistakes are tried first, and on which pairs are tried."""
 
 
 MOST_PARTIAL = 3
@@ -159,6 +163,7 @@ class Search:
         telling: what would tell several causes apart, if it is known.
         close: mistakes without which at least half of the error would not be there.
         along: mistakes that change the output as the error does, but by more or less.
+        chosen: which queries of a longer problem these are, and how many that has, or None.
     """
 
     def __init__(
@@ -170,6 +175,7 @@ class Search:
         coarser: tuple[float, int] = (1.0, 0),
         where: Callable[[BoolArray], Phrase] | None = None,
         chosen: Chosen | None = None,
+        longer: Problem | None = None,
     ) -> None:
         """Prepare the search.
 
@@ -182,6 +188,7 @@ class Search:
                 dtype the errors that a mistake leaves must then be, by its significand bits.
             where: how to say where rows are wrong; None for `where_wrong`.
             chosen: which queries of a longer problem these are, and how many that has.
+            longer: this problem, if mistakes that join its queries are to be tried on it.
         """
         self.problem = problem
         self.expectation = expectation
@@ -194,7 +201,8 @@ class Search:
         self.along: set[Phrase] = set()
         self._only, self._where = only, where or where_wrong
         self._coarser, self._bits = coarser
-        self._chosen = chosen
+        self.chosen = chosen
+        self._longer = longer
         # What a query gets that sees no key is open, so nothing is predicted of it.
         unseen = ports.unseen(problem)
         self.open = unseen if unseen.any() else None
@@ -220,7 +228,7 @@ class Search:
         noise = {name: coarser * sigma for name, sigma in self.expectation.sigma.items()}
         expectation = Expectation(self.expectation.arrays, {"": noise}, narrow.underflow)
         problem = self.problem.replace(dtype=narrow.name)
-        others = (self.close, (coarser, bits), self._where, self._chosen)
+        others = (self.close, (coarser, bits), self._where, self.chosen)
         return Search(problem, expectation, self.answer, *others)
 
     def causes(self) -> list[Phrase]:
@@ -273,12 +281,12 @@ class Search:
         Gradients are examined if one mistake is named, and the answer with it is the right one to
         another problem, whose gradients and noise are known.
         """
-        if len(found) != 1 or not self.answer.gradients or self._coarser > 1 or self._chosen:
+        if len(found) != 1 or not self.answer.gradients or self._coarser > 1 or self.chosen:
             return found
         maker = self._maker(self.problem)
         made = (
             hypothesis.make()
-            for hypothesis in self._every(maker)
+            for hypothesis in self.every(maker)
             if hypothesis.cause == found[0]
             and self._explains(self.output, self._predicted(hypothesis), hypothesis)
         )
@@ -305,26 +313,17 @@ class Search:
         logits.factor_of_output(whole, output, best)
         known = [one for one in best.known if self._is_rounding(one[0])]
         breaking: list[Phrase] = []
-        small, evidence = self._part()
+        parts = self._parts()
+        dismissed = self._dismissed(parts)
+        partly: list[tuple[float, Phrase, int]] = []
         made: dict[Phrase, tuple[float, Phrase]] = {}
-        named: dict[tuple[Phrase, int], Hypothesis] = {}
-        if small is not None:
-            listed = _numbered(self._every(self._maker(small)))
-            named = {(it.cause, number): it for number, it in listed}
         # One after another, since some hypotheses hold weights, which are large for wide heads.
-        for number, hypothesis in _numbered(self._every(whole)):
-            other = named.get((hypothesis.cause, number))
-            if other is not None and not hypothesis.cause.id.startswith(ports.ACROSS):
-                predicted = self._predicted(other, self._worst_part)
-                # A mistake that shows nothing to this part may show something to others.
-                shows = bool(np.isfinite(predicted).any())
-                if (
-                    shows
-                    and not self._explains(evidence, predicted, other)
-                    and not _rows_explained(evidence, predicted)
-                ):
-                    self._note(hypothesis.cause, evidence, predicted)
-                    continue
+        for number, hypothesis in _numbered(self.every(whole)):
+            seen = dismissed.get((hypothesis.cause, number))
+            if seen is not None:
+                self._note(hypothesis.cause, seen)
+                partly += [(seen.share, hypothesis.cause, number)] if seen.share else []
+                continue
             predicted = self._predicted(hypothesis)
             if self._explains(output, predicted, hypothesis):
                 if self._leaves_open(predicted):
@@ -338,7 +337,9 @@ class Search:
                 if mixed is not None:
                     made[hypothesis.cause] = mixed
                 else:
-                    self._note(hypothesis.cause, output, predicted)
+                    self._note_partial(hypothesis.cause, predicted)
+        if not known:
+            known += self._across_rows()
         if self._coarser == 1 and not known:
             read_off = itertools.islice(ports.of_output(whole.right, output), 1)
             known += [(0.0, cause) for cause in read_off]
@@ -350,8 +351,22 @@ class Search:
             ]
         if not known or self.problem.dtype in HALF:
             # In half precision, a wrong mistake may fit within the noise, but not as well.
-            known += self._less_simple(whole, small, evidence, only_factors=bool(known))
+            known += self._less_simple(whole, parts[0] if parts else None, bool(known))
+        if not known:
+            self._note_again(whole, partly)
         return _chosen(known, self.problem.dtype)
+
+    def _across_rows(self) -> list[tuple[float, Phrase]]:
+        """Return the mistakes that join queries, of which some rows alone show nothing."""
+        if self._longer is None or self.chosen is None:
+            return []
+        known: list[tuple[float, Phrase]] = []
+        for hypothesis in self.every(Maker(self._longer)):
+            if hypothesis.cause.id.startswith(ports.ACROSS_ROWS):
+                predicted = self._predicted(hypothesis, rows=self.chosen[0])
+                if self._explains(self.output, predicted, hypothesis):
+                    known.append((self.output.misfit(predicted), hypothesis.cause))
+        return known
 
     def pairs(self) -> list[Phrase]:
         """Return the causes that are two mistakes together, one of which is common.
@@ -380,14 +395,14 @@ class Search:
             ports.part(problem, *self._worst_part),
             of_part(problem, part, *self._worst_part),
         )
-        shape, chosen = problem.shape, None
+        shape, chosen = problem.shape, self.chosen
         count = MOST_PAIRED // (shape.heads * shape.key_length)
         if count < min(FEWEST_ROWS, shape.query_length):
             return None
         if count < shape.query_length:
             off = np.where(np.isfinite(part.got), np.abs(part.got - part.want), 0.0)
             rows = np.sort(np.argsort(-off.max(axis=(0, 2)))[:count])
-            problem, chosen = ports.rows_of(problem, rows), (rows, shape.query_length)
+            problem, chosen = ports.rows_of(problem, rows), self.rows(rows)
             got, want, noise_of_rows = (it[:, rows] for it in (part.got, part.want, part.noise))
             part = Evidence(got, want, noise_of_rows, part.underflow)
         noise = {"": {"output": part.noise}}
@@ -465,10 +480,16 @@ class Search:
         made = _every_and([both])(self._maker(self.problem))
         return min((self._of_pair(hypothesis) for hypothesis in made), default=math.inf)
 
-    def _maker(self, problem: Problem) -> Maker:
-        return Maker(problem, chosen=self._chosen)
+    def rows(self, rows: IntArray) -> Chosen:
+        """Return what some of these queries are, of how many."""
+        every, count = self.chosen or (None, self.problem.shape.query_length)
+        return (rows if every is None else every[rows]), count
 
-    def _every(self, maker: Maker) -> Iterator[Hypothesis]:
+    def _maker(self, problem: Problem) -> Maker:
+        return Maker(problem, chosen=self.chosen)
+
+    def every(self, maker: Maker) -> Iterator[Hypothesis]:
+        """Yield the hypotheses that are tried."""
         return (it for it in _every(maker) if not self._only or it.cause in self._only)
 
     def _explains(self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
@@ -507,7 +528,7 @@ class Search:
         A row of few keys has so much more noise than one of thousands that it would hide what the
         mistake leaves there.
         """
-        if self._chosen is None:
+        if self.chosen is None:
             return True
         counts = evidence.wrong & np.isfinite(predicted) & np.isfinite(evidence.got)
         left, before = (
@@ -516,8 +537,12 @@ class Search:
         )
         return bool((left <= BETTER**2 * before).all())
 
-    def _predicted(self, hypothesis: Hypothesis, part: tuple[int, int] | None = None) -> Array:
+    def _predicted(
+        self, hypothesis: Hypothesis, part: Part | None = None, rows: IntArray | None = None
+    ) -> Array:
         """Return the output with a mistake, of the whole or of a part; NaN where it is open.
+
+        `rows` are those of the whole's queries which are predicted, if the hypothesis is of more.
 
         It is open only for queries that see no key with the mistake; without it, too, it is what
         was returned. Everywhere else, a prediction of NaN or ∞ is one: a number is not what the
@@ -525,31 +550,40 @@ class Search:
         """
         stages = hypothesis.make()
         found, got = stages.output, self.answer.output
+        if rows is not None and found.ndim == 3:
+            found = found[:, rows[rows < found.shape[1]]]
         hidden = self.open
         if part is not None:
-            got = ports.cut(self.problem, got, *part)
-            hidden = None if hidden is None else ports.cut(self.problem, hidden, *part)
+            got = part.cut(got)
+            hidden = None if hidden is None else part.cut(hidden)
+        unseen = ports.unseen(stages.problem)
+        stages.forget()
         if found.shape != got.shape:
             return found
         lost = ~np.isfinite(found) & np.isfinite(got)
         if lost.any() and not hypothesis.breaks:
-            found = np.where(lost & ~ports.unseen(stages.problem), INFINITE, found)
+            found = np.where(lost & ~(unseen if rows is None else unseen[:, rows]), INFINITE, found)
         if hidden is None:
             return found
         # What is open is right, unless the mistake predicts nothing anywhere else.
         predicts = bool((np.isfinite(found) & ~hidden).any())
         return np.where(hidden, got if predicts else np.nan, found)
 
-    def _part(self) -> tuple[Problem | None, Evidence]:
-        """Return the problem of the part with most wrong numbers; None if the whole is small."""
-        shape = self.problem.shape
+    def _parts(self) -> list[Part]:
+        """Return parts with wrong numbers, the quickest to examine first; none of a small problem.
+
+        Of each mistake, the first part that shows it decides whether it is tried on the whole.
+        """
+        problem, shape = self.problem, self.problem.shape
         # With many heads, the identities that stand for projections are large, too.
         little = math.prod(shape.logits) <= ELEMENTS * 2 and shape.query_width <= WIDEST
-        if little or (shape.batch == shape.kv_heads == 1) or not self.problem.heads_alone:
-            return None, self.output
-        entry, group = self._worst_part
-        small = ports.part(self.problem, entry, group)
-        return small, of_part(self.problem, self.output, entry, group)
+        if little or not problem.heads_alone:
+            return []
+        of_heads: list[Part] = []
+        if not shape.batch == shape.kv_heads == 1:
+            of_heads = [Part(self, self._worst_part)]
+        thin = [it.thin() for it in (*of_heads, Part(self))]
+        return [*(it for it in thin if it is not None), *of_heads]
 
     @cached_property
     def _worst_part(self) -> tuple[int, int]:
@@ -594,38 +628,63 @@ class Search:
             return None
         return output.misfit(mixed), hypothesis.cause.having(part=part)
 
-    def _note(self, cause: Phrase, evidence: Evidence, predicted: Array) -> None:
-        """Remember a mistake that explains some of the wrong elements, or much of the error."""
-        if predicted.shape != evidence.got.shape or not cause:
-            return
-        known = np.isfinite(predicted) & np.isfinite(evidence.got)
-        left, before = (rms((evidence.got - it)[known]) for it in (predicted, evidence.want))
-        if left <= BETTER * before:
+    def _dismissed(self, parts: Sequence[Part]) -> dict[tuple[Phrase, int], Seen]:
+        """Return the mistakes that do not explain the first part that shows them.
+
+        They are named by their cause and by how many with an equal one were before.
+        """
+        asked: dict[tuple[Phrase, int], Seen | None] = {}
+        for part in parts:
+            for number, hypothesis in _numbered(self.every(part.maker)):
+                cause, evidence = hypothesis.cause, part.evidence
+                if (cause, number) in asked or cause.id.startswith(part.hides):
+                    continue
+                predicted = self._predicted(hypothesis, part)
+                # A mistake that shows nothing to this part may show something to others.
+                shows = bool(np.isfinite(predicted).any())
+                open_still = (
+                    not shows
+                    or self._explains(evidence, predicted, hypothesis)
+                    or _rows_explained(evidence, predicted)
+                )
+                asked[cause, number] = None if open_still else Seen.of(cause, evidence, predicted)
+        return {key: seen for key, seen in asked.items() if seen is not None}
+
+    def _note(self, cause: Phrase, seen: Seen) -> None:
+        """Remember a mistake that explains much of the error."""
+        if seen.close:
             self.close.add(cause)
-        if not cause.id.endswith("rounded") and _correlated(evidence, predicted):
+        if seen.along:
             self.along.add(cause)
-        near = evidence.near(predicted)
-        # A prediction of huge numbers has so much noise that it is near everything.
-        off, left_off = (np.abs(evidence.got - it) for it in (evidence.want, predicted))
-        explained = near & evidence.wrong & (left_off <= BETTER * off)
-        share = float(explained.sum() / evidence.wrong.sum())
-        if share < LEAST_SHARE or not near[~evidence.wrong].all():
+
+    def _note_partial(self, cause: Phrase, predicted: Array) -> None:
+        """Remember a mistake also if it explains some wrong elements, and where these are."""
+        seen = Seen.of(cause, self.output, predicted)
+        self._note(cause, seen)
+        if not seen.share:
             return
-        heads = 1
-        if self.problem.heads_alone:
-            heads = evidence.got.shape[-1] // self.problem.shape.value_head_size
         where = NOTHING
         if self._where is where_wrong:
+            explained = _elements_explained(self.output, predicted)
+            heads = ports.apart(self.problem)
             where = where_wrong(np.asarray(separate(explained, heads).all(axis=-1)))
-        self.partial.append((cause, share, where))
+        self.partial.append((cause, seen.share, where))
         self.partial.sort(key=lambda one: -one[1])
         del self.partial[MOST_PARTIAL:]
 
+    def _note_again(self, whole: Maker, partly: Sequence[tuple[float, Phrase, int]]) -> None:
+        """Remember of the mistakes that explain most of a part what they explain of the whole."""
+        most = sorted(partly, key=lambda one: -one[0])[:MOST_PARTIAL]
+        named = {(cause, number) for _, cause, number in most}
+        for number, hypothesis in _numbered(self.every(whole)) if named else ():
+            if (hypothesis.cause, number) in named:
+                self._note_partial(hypothesis.cause, self._predicted(hypothesis))
+
     def _less_simple(
-        self, whole: Maker, small: Problem | None, evidence: Evidence, *, only_factors: bool
+        self, whole: Maker, part: Part | None, only_factors: bool
     ) -> list[tuple[float, Phrase]]:
         """Return causes that need a search of their own: a factor, or rounding on the way."""
-        maker = whole if small is None else self._maker(small)
+        maker, evidence = (whole, self.output) if part is None else (part.maker, part.evidence)
         known: list[tuple[float, Phrase]] = []
         if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
             return known
@@ -646,7 +705,7 @@ class Search:
                     for one in precision.rounded_at_a_stage(whole)
                     if one.cause == hypothesis.cause
                 )
-                if small is None or self.output.explained(again.make().output):
+                if part is None or self.output.explained(again.make().output):
                     return [(0.0, hypothesis.cause)]
             # A number near the middle between two of the format may be rounded otherwise.
             left, before = evidence.misfit(predicted), evidence.misfit(evidence.want)
@@ -695,6 +754,96 @@ class Search:
             if self._explains(self.output, predicted, hypothesis):
                 return [(self.output.misfit(predicted), named)]
         return []
+
+
+class Part:
+    """A part of a problem on heads, and of the evidence: of some heads, some queries, or both.
+
+    Attributes:
+        evidence: the evidence on this part.
+        hides: how the ids of mistakes begin that this part does not show.
+    """
+
+    def __init__(
+        self, of: Search, place: tuple[int, int] | None = None, rows: IntArray | None = None
+    ) -> None:
+        """Take a part.
+
+        Args:
+            of: the search on the whole.
+            place: the batch entry and the key/value head; None for all of them.
+            rows: the queries; None for all of them.
+        """
+        self._of, self._place, self._rows = of, place, rows
+        self.evidence = of.output
+        self.hides: tuple[str, ...] = ()
+        if place is not None:
+            self.evidence = of_part(of.problem, self.evidence, *place)
+            self.hides += ports.ACROSS
+        if rows is not None:
+            self.evidence = self.evidence.of_rows(rows)
+            self.hides += ports.ACROSS_ROWS
+
+    def thin(self) -> Part | None:
+        """Return a part of it with few queries, most of them wrong; None if it has few.
+
+        None is also returned for a problem whose queries cannot be told from each other by their
+        positions, because lengths or a tree belong to them.
+        """
+        problem, shape = self._of.problem, self._of.problem.shape
+        heads = shape.batch * shape.heads if self._place is None else shape.group
+        count = max(FEWEST_ROWS, MOST_FIRST // (heads * shape.key_length))
+        lengths = (problem.query_lengths, problem.key_lengths, problem.tree)
+        if 2 * count > shape.query_length or any(it is not None for it in lengths):
+            return None
+        one = self.evidence
+        off = np.abs(ratios(one.got, one.want, one.noise, one.underflow))
+        largest = np.nan_to_num(off, nan=math.inf).max(axis=(0, 2))
+        return Part(self._of, self._place, tiles.telling(largest, count))
+
+    def cut(self, array: np.ndarray) -> np.ndarray:
+        """Return what belongs to this part of an array like the output."""
+        if self._place is not None:
+            array = ports.cut(self._of.problem, array, *self._place)
+        return array if self._rows is None else array[:, self._rows]
+
+    @cached_property
+    def maker(self) -> Maker:
+        """The factory of hypotheses about this part."""
+        problem, chosen = self._of.problem, self._of.chosen
+        if self._place is not None:
+            problem = ports.part(problem, *self._place)
+        if self._rows is not None:
+            chosen = self._of.rows(self._rows)
+            problem = ports.rows_of(problem, self._rows)
+        return Maker(problem, chosen=chosen)
+
+
+class Seen(NamedTuple):
+    """What a mistake explains that does not explain everything.
+
+    Attributes:
+        share: the share of the wrong elements that it explains; 0 if that is too small, or if it
+            changes elements that are right.
+        close: whether at least half of the error would not be there without it.
+        along: whether it changes the output as the error does, but by more or less.
+    """
+
+    share: float = 0.0
+    close: bool = False
+    along: bool = False
+
+    @classmethod
+    def of(cls, cause: Phrase, evidence: Evidence, predicted: Array) -> Seen:
+        """Return what the output with a mistake has in common with the one that was returned."""
+        if predicted.shape != evidence.got.shape or not cause:
+            return cls()
+        known = np.isfinite(predicted) & np.isfinite(evidence.got)
+        left, before = (rms((evidence.got - it)[known]) for it in (predicted, evidence.want))
+        along = not cause.id.endswith("rounded") and _correlated(evidence, predicted)
+        share = float(_elements_explained(evidence, predicted).sum() / evidence.wrong.sum())
+        right = share >= LEAST_SHARE and evidence.near(predicted)[~evidence.wrong].all()
+        return cls(share if right else 0.0, left <= BETTER * before, along)
 
 
 def _nothing(bits: int) -> Mapping[str, Array]:
@@ -788,6 +937,14 @@ def _explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> 
         return False
     rows = np.sqrt(np.where(known, errors, 0.0) ** 2).max(axis=-1, keepdims=True)
     return evidence.explained(predicted, rows / evidence.spread)
+
+
+def _elements_explained(evidence: Evidence, predicted: Array) -> BoolArray:
+    """Return which wrong elements a mistake explains."""
+    # A prediction of huge numbers has so much noise that it is near everything.
+    off, left = (np.abs(evidence.got - it) for it in (evidence.want, predicted))
+    explained: BoolArray = evidence.near(predicted) & evidence.wrong & (left <= BETTER * off)
+    return explained
 
 
 def _rows_explained(evidence: Evidence, predicted: Array) -> bool:

@@ -38,6 +38,9 @@ from conformance.text import progress
 MOST_OF_TILE = 2**22
 """The most logits of a tile."""
 
+MOST_WHOLE = 2**21
+"""The most logits of an output that is examined as a whole, if nothing beside it has to be."""
+
 FEWEST = 8
 """The fewest rows of each head on which mistakes are tried."""
 
@@ -338,15 +341,24 @@ def chosen(reading: Reading, sizes: Array | None = None) -> IntArray:
     of_part = MOST_ELEMENTS // (shape.group * shape.key_length)
     of_all = MOST_TRIED // (shape.batch * shape.heads * shape.key_length)
     count = max(FEWEST, min(of_part, of_all))
+    return telling(np.zeros(shape.query_length) if sizes is None else sizes.max(axis=(0, 1)), count)
+
+
+def telling(largest: Array, count: int) -> IntArray:
+    """Return about so many rows, at most a quarter of them right ones unless all are right.
+
+    Args:
+        largest: the largest |error| in σ of each row, `[query]`.
+        count: the number of rows; fewer are returned if there are not as many of a kind.
+    """
 
     def spread(of: IntArray, number: int) -> IntArray:
         return of[np.unique(np.linspace(0, len(of) - 1, min(number, len(of))).astype(np.int64))]
 
-    every = np.arange(shape.query_length)
-    if sizes is None:
-        return spread(every, count)
-    largest = sizes.max(axis=(0, 1))
+    every = np.arange(len(largest))
     rows = largest > LIMIT
+    if not rows.any():
+        return spread(every, count)
     good = spread(every[~rows], count // 4)
     left = count - count // 4
     by_size = every[rows][np.argsort(-largest[rows], kind="stable")]
@@ -379,5 +391,12 @@ def thinned(reading: Reading, rows: IntArray) -> Reading:
 
 
 def is_long(reading: Reading) -> bool:
-    """Return whether a problem is too large to be examined as a whole."""
-    return math.prod(reading.problem.shape.logits) > MOST_LOGITS
+    """Return whether a problem is too large to be examined as a whole.
+
+    Weights and gradients are examined as a whole as far as that is possible, and so are projections
+    and positions on several axes.
+    """
+    problem, answer = reading.problem, reading.answer
+    alone = answer.weights is None and not answer.gradients and problem.axes is None
+    most = min(MOST_WHOLE, MOST_LOGITS) if alone and problem.heads_alone else MOST_LOGITS
+    return math.prod(problem.shape.logits) > most

@@ -339,6 +339,13 @@ class Evidence:
         want, noise = expectation.arrays[array], expectation.sigma[array]
         return cls(got, want, noise, expectation.underflow)
 
+    def of_rows(self, rows: IntArray) -> Evidence:
+        """Return the evidence on some rows, with predictions as noisy as among all of them."""
+        got, want, noise = (array[:, rows] for array in (self.got, self.want, self.noise))
+        found = Evidence(got, want, noise, self.underflow)
+        vars(found).update(spread=self.spread, _size=self._size)
+        return found
+
     @cached_property
     def wrong(self) -> BoolArray:
         """True for each element that is NaN or whose error exceeds `LIMIT` times its noise.

@@ -69,6 +69,12 @@ class Stages:
             assert hasattr(Stages, name), name
             setattr(self, name, MethodType(change, self))
 
+    def forget(self) -> None:
+        """Forget what was computed, which the object's references to itself would keep for long."""
+        for name in [*vars(self)]:
+            if isinstance(getattr(Stages, name, None), cached_property):
+                del vars(self)[name]
+
     # Forward
 
     @cached_property
