@@ -119,11 +119,72 @@ PROBLEMS = {
         "sees": Visibility(causal="bottom-right", chunk=3000),
         "head_size": 16,
     },
+    "alibi": {
+        "heads": 4,
+        "kv_heads": 2,
+        "queries": 1500,
+        "keys": 1500,
+        "sees": Visibility(causal="top-left"),
+        "slopes": 2.0 ** np.array([-2, -4, -6, -8]),
+    },
+    "alibi-both-ways": {
+        "queries": 1000,
+        "keys": 1000,
+        "sees": Visibility(members=(_PACKED, _PACKED)),
+        "slopes": np.array([2.0**-6]),
+    },
+    "alibi-packed": {
+        "queries": 1000,
+        "keys": 1000,
+        "sees": Visibility(members=(_PACKED, _PACKED[::-1])),
+        "slopes": np.array([2.0**-4]),
+    },
+    "alibi-far": {
+        "queries": 12,
+        "keys": 140_000,
+        "sees": Visibility(causal="bottom-right"),
+        "head_size": 16,
+        "slopes": np.array([2.0**-15]),
+    },
+    "alibi-bfloat16": {
+        "dtype": "bfloat16",
+        "queries": 900,
+        "keys": 1000,
+        "slopes": np.array([2.0**-5]),
+    },
+    "dilation": {
+        "queries": 1500,
+        "keys": 1500,
+        "sees": Visibility(causal="top-left", window=(900, None)),
+        "dilation": 7,
+    },
+    "dilation-decoding": {
+        "queries": 12,
+        "keys": 70_000,
+        "sees": Visibility(causal="bottom-right"),
+        "head_size": 16,
+        "dilation": 5,
+    },
+    "global-tokens": {
+        "queries": 1500,
+        "keys": 1500,
+        "sees": Visibility(causal="top-left", window=(200, None)),
+        "global_tokens": np.isin(np.arange(1500), (0, 1, 700, 1151))[None].astype(np.int64),
+    },
+    "global-tokens-both-ways": {
+        "queries": 1100,
+        "keys": 1100,
+        "sees": Visibility(window=(100, 50), chunk=400),
+        "global_tokens": np.isin(np.arange(1100), (0, 127, 1099))[None].astype(np.int64),
+    },
     "few-queries": {"queries": 40, "keys": 70_000, "head_size": 16},
     "few-keys": {"queries": 70_000, "keys": 100, "head_size": 16},
     "few-queries-bfloat16": {"dtype": "bfloat16", "queries": 40, "keys": 2**15, "head_size": 16},
     "few-keys-bfloat16": {"dtype": "bfloat16", "queries": 2**14, "keys": 40, "head_size": 16},
 }
+
+DIRECT = {"rotary", "slopes", "dilation", "global_tokens"}
+"""The features with which sampled rows are computed directly."""
 
 TILES = {"few-queries-bfloat16": (64, 16), "few-keys-bfloat16": (16, 64)}
 """Queries and keys of a tile, where thousands of tiles are wanted; 64 and 128 elsewhere."""
@@ -133,7 +194,7 @@ TILES = {"few-queries-bfloat16": (64, 16), "few-keys-bfloat16": (16, 64)}
 def problem(name: str) -> LongProblem | Heads:
     """The problem of this name; float32 and head size 32 unless it says otherwise."""
     given = {"dtype": "float32", "head_size": 32, **PROBLEMS[name]}
-    return generic(**given, chosen=rows(name)) if "rotary" in given else draw(**given)
+    return generic(**given, chosen=rows(name)) if DIRECT & given.keys() else draw(**given)
 
 
 def rows(name: str) -> np.ndarray:

@@ -173,10 +173,10 @@ class Said:
         Positions count tokens, and `alignment` tells how queries are aligned with keys. If it is
         None and the lengths differ, return None.
         """
-        places = self._places(problem, alignment)
+        places = self.places(problem, alignment)
         return None if places is None else places[1][:, None] - places[0][:, :, None]
 
-    def _places(
+    def places(
         self, problem: Problem, alignment: Causal | None
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the positions of queries `[batch query]` and of keys `[1 key]` as in `ahead`."""
@@ -195,7 +195,7 @@ class Said:
         They are if its positions are off by the same number, so that no array of all pairs, which
         may be too large, is needed.
         """
-        places, shape = self._places(problem, alignment), problem.shape
+        places, shape = self.places(problem, alignment), problem.shape
         if places is None:
             return False
         if 0 in (shape.batch, shape.query_length, shape.key_length):
@@ -354,10 +354,12 @@ class Window(Feature):
 
         It takes the number of a query from the key at its index, which the alignment moves.
         """
-        ahead = said.ahead(problem, self.alignment)
-        if ahead is None or said.handing is not None:
+        places, keys = said.places(problem, self.alignment), problem.shape.key_length
+        if places is None or said.handing is not None:
             return False
-        found = np.where(ahead == 0, tokens[:, None], 0).sum(axis=2)
+        inside = (places[0] >= 0) & (places[0] < keys)
+        own = np.where(inside, places[0], 0)
+        found = np.where(inside, np.take_along_axis(tokens, own, axis=1) if keys else 0, 0)
         return not np.any(problem.used()[0] & (found != global_queries(problem)))
 
     def _dilated(self, problem: Problem, said: Said) -> Iterator[tuple[Said, Limits]]:

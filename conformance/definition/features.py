@@ -919,13 +919,21 @@ def of_own_keys(problem: Problem, of_keys: IntArray) -> IntArray:
     The key of a query is the first one of the same segment with the query's position. The result is
     0 if there is none.
     """
-    own = problem.position_of_queries[:, :, None] == problem.position_of_keys[:, None]
+    sides = [problem.position_of_queries, problem.position_of_keys]
     if problem.segments is not None:
-        own = own & (problem.segments.query[:, :, None] == problem.segments.key[:, None])
-    if not own.size:
-        return np.zeros(own.shape[:2], of_keys.dtype)
-    found = np.take_along_axis(of_keys, own.argmax(axis=2), axis=1)
-    return np.where(own.any(axis=2), found, 0)
+        # One number for each pair of a segment and a position.
+        least = min(int(side.min(initial=0)) for side in sides)
+        width = max(int(side.max(initial=0)) for side in sides) - least + 1
+        ids = problem.segments.query, problem.segments.key
+        sides = [width * own + side - least for own, side in zip(ids, sides, strict=True)]
+    found = np.zeros(sides[0].shape, of_keys.dtype)
+    for entry, (queries, keys) in enumerate(zip(*sides, strict=True)):
+        order = np.argsort(keys, kind="stable")
+        at = np.searchsorted(keys[order], queries)
+        there = at < len(keys)
+        first = order[at[there]]
+        found[entry, there] = np.where(keys[first] == queries[there], of_keys[entry, first], 0)
+    return found
 
 
 def within_spans(queries: IntArray, keys: IntArray) -> BoolArray:

@@ -25,7 +25,7 @@ import numpy as np
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.function import Function
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.features import FEATURES
+from conformance.definition.features import ARRAYS, FEATURES
 from conformance.definition.problem import Problem, Shape, Weights, check_shape
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import LACKS
@@ -279,7 +279,7 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
             weight[place * size : (place + 1) * size, 0] = np.eye(size)
     # The two heads that see zeros have an array of each feature, too.
     features = {
-        name: np.pad(value, (0, 2)) if shared and isinstance(value, np.ndarray) else value
+        name: np.pad(value, (0, 2)) if shared and ARRAYS.get(name) == ("heads",) else value
         for name, value in heads.features.items()
     }
     return _problem(heads, shape, weights, inputs, **features)

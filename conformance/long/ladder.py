@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,7 +35,6 @@ from conformance.adapter.features import PARTS, RotaryEmbedding
 from conformance.adapter.native import NativeAdapter
 from conformance.definition.features import Rotary
 from conformance.definition.geometry import Geometry
-from conformance.definition.problem import Causal
 from conformance.errors import ProcessLost, Unavailable, Unsupported
 from conformance.frameworks.base import Memory
 from conformance.long.calling import AtLength, call
@@ -98,6 +98,11 @@ WITH_FEATURES = {
     "last queries with rotary": ("rotary",),
     "chunk": ("chunk",),
     "last queries with chunk": ("chunk",),
+    "alibi": ("alibi",),
+    "last queries with alibi": ("alibi",),
+    "dilation": ("dilation",),
+    "last queries with dilation": ("dilation",),
+    "global tokens": ("global tokens",),
 }
 """The features of further problems, by the name of the problem.
 
@@ -114,8 +119,17 @@ _FEW_QUERIES = {
 ROTARY_BASE = 10_000.0
 """The base of rotary frequencies, unless the implementation has a fixed one."""
 
-SAMPLED = ("sampled", "rotary", "last queries with rotary")
+_DIRECT = ("rotary", "alibi", "dilation", "global tokens")
+"""The features with which sampled rows are computed directly."""
+
+SAMPLED = ("sampled", *(name for name, of in WITH_FEATURES.items() if {*of} & {*_DIRECT}))
 """The names of the problems of which sampled rows are computed directly."""
+
+REACH = 1000
+"""The positions of a window, and of a chunk: no multiple of a tile."""
+
+DILATION = 4
+"""The dilation."""
 
 CAP = 8.0
 """The soft cap, which is less than the logits of the rarest keys."""
@@ -550,6 +564,24 @@ class Ladder:
                 return Rotary(size=size, base=base, pairs=declared.pairs)
         raise Unsupported(f"no rotation of heads of size {self._sizes.head_size}")
 
+    def _features(self, step: Step) -> dict[str, Any]:
+        """Return the features of a problem of samples, as fields of `Heads`."""
+        (feature,) = WITH_FEATURES.get(step.problem, ("",))
+        if feature == "rotary":
+            return {"rotary": self._rotary()}
+        if feature == "alibi":
+            # The slope of the last head of usual models, or one with which the first key counts.
+            steep = -8.0 if step.problem == "alibi" else 2.0 - math.ceil(math.log2(step.keys))
+            return {"slopes": np.array([2.0**steep])}
+        if feature == "dilation":
+            return {"dilation": DILATION}
+        if feature == "global tokens":
+            tokens = np.zeros((1, step.keys), np.int64)
+            # The first ones, one within a tile, and one at the end of a tile.
+            tokens[:, [0, 1, step.keys // 3, step.keys // 128 * 64 - 1]] = 1
+            return {"global_tokens": tokens}
+        return {}
+
     def _asked(self, step: Step, mode: Mode) -> Step:
         began = time.perf_counter()
         try:
@@ -594,7 +626,7 @@ class Ladder:
                     chosen,
                     head_size=head,
                     sees=_sees(step),
-                    rotary=None if step.problem == "sampled" else self._rotary(),
+                    **self._features(step),
                 )
                 answered = call(self._adapter, drawn, self._device, mode)
                 found = check_sampled(drawn, chosen, answered, tile)
@@ -666,22 +698,27 @@ def _place(tally: Tally) -> str:
 
 def _sees(step: Step) -> Visibility:
     """Return the mask of a problem; packed sequences have random lengths, the same every time."""
-    if step.problem.endswith("chunk"):
-        # Shorter than the text, and no multiple of a tile.
-        size = max(1, min(1000, 2 * step.keys // 5))
-        causal: Causal = "top-left" if step.problem == "chunk" else "bottom-right"
-        return Visibility(causal=causal, chunk=size)
-    if step.problem in ("causal", "sinks", "soft cap", "rotary"):
-        return Visibility(causal="top-left")
     if step.problem.startswith("last queries"):
-        return Visibility(causal="bottom-right")
+        chunk = _reach(step) if step.problem.endswith("chunk") else None
+        return Visibility(causal="bottom-right", chunk=chunk)
+    if step.problem == "chunk":
+        return Visibility(causal="top-left", chunk=_reach(step))
+    if step.problem in ("dilation", "global tokens"):
+        return Visibility(causal="top-left", window=(_reach(step), None))
     if step.problem == "window":
-        return Visibility(causal="top-left", window=(1000, None))
+        return Visibility(causal="top-left", window=(REACH, None))
+    if step.problem == "causal" or step.problem in WITH_FEATURES:
+        return Visibility(causal="top-left")
     if step.problem == "packed":
         cuts = np.unique(np.random.default_rng(0).integers(step.queries, size=15))
         members = tuple(np.diff([0, *cuts, cuts[-1] + 1, step.queries]).tolist())
         return Visibility(causal="top-left", members=(members, members))
     return EVERYTHING
+
+
+def _reach(step: Step) -> int:
+    """Return `REACH`, or less for a text that is hardly longer."""
+    return max(1, min(REACH, 2 * step.keys // 5))
 
 
 def _forget_peak() -> int:

@@ -18,14 +18,18 @@ sequences:
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from conformance.definition.arithmetic import AccuracyClass, Exact, classes_of
 from conformance.definition.dtypes import Array, DType
-from conformance.definition.features import Rotary, rotated
+from conformance.definition.features import Positions, Rotary, rotated
+from conformance.definition.problem import Problem, Shape, identities
 from conformance.definition.rotary import exact_tables
+from conformance.errors import Unsupported
 from conformance.long.oracle import BlockPart, Columns, Head, Rows, squared_norms
 from conformance.long.problem import Heads, Index, LongProblem
 from conformance.records.numbers import UNDERFLOW
@@ -54,7 +58,7 @@ def models(dtype: DType) -> list[AccuracyClass]:
     return [accuracy for accuracy in classes_of(dtype) if not accuracy.accumulators]
 
 
-def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
+def terms(number: npt.ArrayLike, tile: int, step: int = 1) -> tuple[Array, Array]:
     """Return two factors for the variance of a sum's rounding errors.
 
     The first multiplies the sum of the squared terms, and the second the square of the sum. With T
@@ -65,9 +69,12 @@ def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
     Args:
         number: the number of terms of each sum.
         tile: the number of terms in a tile, or `UNKNOWN`.
+        step: the dilation. A kernel that visits all keys sums only every `step`th of a tile, so
+            that it has `step` times as many tiles; each factor is the larger of those for both.
     """
     found = []
-    for most in (tile,) if tile else _USUAL:
+    tiles_of = (tile,) if tile else _USUAL
+    for most in (*tiles_of, *(-(-one // step) for one in tiles_of if step > 1)):
         size = np.clip(number, 1, most)
         tiles = np.maximum(number, 1) / size
         found.append(((tiles + size) / 2, (tiles + size / tiles) / 3))
@@ -355,7 +362,6 @@ def sampled_head(
     """
     kv_head = head * heads.key.shape[1] // heads.query.shape[1]
     key, value = (array[0, kv_head].astype(np.float64) for array in (heads.key, heads.value))
-    intervals = heads.sees.intervals(0, heads.query.shape[2], len(key))
     query = heads.query[0, head, chosen].astype(np.float64)
     cotangent = heads.cotangent[0, head, chosen].astype(np.float64)
     rotary, places = heads.rotary, heads.sees.positions(0, heads.query.shape[2], len(key))
@@ -365,19 +371,21 @@ def sampled_head(
             for side, at in ((query, places[0][chosen]), (key, places[1]))
         )
         query, key = queries.heads, keys.heads
-    first, last = (ends[chosen][:, None] for ends in intervals)
+    sees = _Sample(heads, head, chosen)
     size, scale, sums = query.shape[1], heads.scale, of.sums
     spans = _spans(len(key))
     squares = squared_norms(value)
 
-    def logits(span: slice) -> Array:
-        at = np.arange(span.start, span.stop)
-        return np.where((at >= first) & (at < last), scale * query @ key[span].T, -np.inf)
+    def logits(span: slice) -> tuple[Array, Array]:
+        """Return the logits, −∞ for keys that are not seen, and these before ALiBi."""
+        before = scale * query @ key[span].T
+        return sees.after(before, span), before
 
     peak = np.full((len(chosen), 1), -np.inf)
-    total = np.zeros((len(chosen), 1))
+    total, number = np.zeros((2, len(chosen), 1))
     for span in spans:
-        each = logits(span)
+        each, _ = logits(span)
+        number += _total(np.isfinite(each))
         now = np.maximum(peak, each.max(axis=1, keepdims=True))
         finite = np.where(np.isfinite(now), now, 0.0)
         total = total * np.exp(peak - finite) + _total(np.exp(each - finite))
@@ -386,11 +394,15 @@ def sampled_head(
 
     def weights(span: slice) -> tuple[Array, Array]:
         """Return the weights, and the relative variance of each due to logit and exponential."""
-        each = logits(span)
-        finite = np.where(np.isfinite(each), each, 0.0)
+        each, before = logits(span)
+        before = np.where(np.isfinite(each), before, 0.0)
         spread = size / 2 * scale**2 * (query**2 @ (key[span] ** 2).T)
-        relative = sums * (spread + max(size / 3 - 0.5, 0) * finite**2)
-        relative += 2 * of.logits * finite**2 + of.probability
+        relative = sums * (spread + max(size / 3 - 0.5, 0) * before**2)
+        relative += 2 * of.logits * before**2 + of.probability
+        if heads.slopes is not None:
+            # Slope times distance and the difference are rounded, too.
+            after = np.where(np.isfinite(each), each, 0.0)
+            relative += of.logits * ((before - after) ** 2 + after**2)
         if rotary is not None:
             relative += scale**2 * queries.of_products(keys, span)
         return np.exp(each - log_total), relative
@@ -404,8 +416,7 @@ def sampled_head(
         of_output += error @ value[span] ** 2
         of_ones += _total(error)
         of_squares += (weight**2 @ squares[span])[:, None]
-    number = np.maximum(last - first, 1)
-    of_terms, of_sum = terms(number, tile)
+    of_terms, of_sum = terms(np.maximum(number, 1), tile, heads.dilation or 1)
     whole = sums * (of_terms + of_sum + log_total**2) + of.logits
     of_output += of_ones * output**2 + sums * (of_terms * of_squares / size + of_sum * output**2)
     of_output += (whole + of.tensor) * output**2
@@ -449,6 +460,69 @@ def sampled_head(
         "key": (d_key, of_key + few * d_key**2),
         "value": (d_value, of_value + few * d_value**2),
     }
+
+
+class _Sample:
+    """What the definition makes of the logits of one head in some queries: ALiBi, and all rules.
+
+    Both are taken from its entries, on problems of these queries and of a span of keys.
+
+    Args:
+        heads: the inputs.
+        head: the query head.
+        chosen: the queries.
+    """
+
+    def __init__(self, heads: Heads, head: int, chosen: np.ndarray) -> None:
+        queries, keys = heads.query.shape[2], heads.key.shape[2]
+        self._chosen, self._places = chosen, heads.sees.positions(0, queries, keys)
+        self._rules = heads.sees.rules(1, queries, keys)
+        self._lengths = self._rules.pop("key_lengths")
+        self._tokens = heads.global_tokens
+        self._features: dict[str, Any] = {"dilation": heads.dilation}
+        if heads.slopes is not None:
+            self._features["slopes"] = heads.slopes[head : head + 1].astype(np.float64)
+        self._dtype = heads.dtype
+        # The definition finds global tokens among queries by the keys at their positions.
+        own = np.clip(self._places[0][chosen], 0, keys - 1)
+        self._own = own if self._tokens is not None else own[:0]
+        if self._tokens is not None and heads.sees.members is not None:
+            raise Unsupported("global tokens in packed sequences, at length")
+
+    def after(self, before: Array, span: slice) -> Array:
+        """Return logits `[chosen span]` after ALiBi, −∞ where no rule lets a query see a key."""
+        count = span.stop - span.start
+        at = np.concatenate([np.arange(span.start, span.stop), self._own])
+        problem = self._problem(at)
+        logits = np.pad(before, ((0, 0), (0, len(self._own))))[None, None]
+        for entry in problem.entries:
+            logits, _ = entry.on_logits(problem, logits, Exact())
+        allowed = problem.allowed
+        if allowed is not None:
+            logits = np.where(allowed, logits, -np.inf)
+        return np.asarray(logits[0, 0, :, :count])
+
+    def _problem(self, keys: Index) -> Problem:
+        rows = self._chosen
+        shape = Shape.of_heads((1, 1, len(rows), 1), (1, 1, len(keys), 1))
+        sizes = {**shape.input_shapes(), "cotangent": (1, len(rows), 1)}
+        changes: dict[str, Any] = {n: np.broadcast_to(0.0, size) for n, size in sizes.items()}
+        changes |= {**self._rules, **self._features}
+        if (segments := changes.get("segments")) is not None:
+            of = {"query": segments.query[:1, rows], "key": segments.key[:1, keys]}
+            changes["segments"] = replace(segments, **of)
+        if self._lengths is not None:
+            changes["mask"] = (keys < self._lengths[0])[None, None, None]
+        if self._tokens is not None:
+            changes["global_tokens"] = self._tokens[:1, keys]
+        at = Positions(query=self._places[0][None, rows], key=self._places[1][None, keys])
+        return Problem(
+            shape=shape,
+            dtype=self._dtype,
+            weights=identities(shape),
+            positions=at,
+            **changes,
+        )
 
 
 class _Turned:

@@ -11,8 +11,8 @@ to solve without being easy to get wrong. There are three kinds:
   weight of a sink is of the same order as that of all common keys together.
 - `generic` returns queries, keys and values from N(0, 1). The cotangent is 0 except in sampled
   rows, so that the gradients of every key and value are sums over these rows alone. Only these
-  problems may have a rotation: a rotated key depends on its position, so that keys of a class would
-  not be equal.
+  problems may have a rotation or ALiBi, with which keys of a class would differ by their positions,
+  and a dilation or global tokens, with which the keys of a query are no interval.
 - `retrieval` returns keys that consist of the binary digits of their positions, as ±1. A query is a
   large multiple of the key that it looks for. The weight of this key is then 1 and all others
   underflow to 0, so the output is exactly a value, and the gradient of a value that one query looks
@@ -166,8 +166,8 @@ class Visibility:
     def rules(self, batch: int, queries: int, keys: int) -> dict[str, Any]:
         """Return the same rules as fields of `Problem`, for queries and keys of these numbers."""
         lengths = None if self.key_lengths is None else np.array(self.key_lengths)
-        fields = {"causal": self.causal, "window": self.window, "chunk": self.chunk}
-        fields |= {"key_lengths": lengths}
+        fields: dict[str, Any] = {"causal": self.causal, "window": self.window}
+        fields |= {"key_lengths": lengths, "chunk": self.chunk}
         if self.members is None:
             return fields
         ids = []
@@ -298,7 +298,8 @@ class Heads:
     representable in `dtype`. `cotangent` is that of the output. `sinks` `[heads]` are logits that
     enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
     no cap. `sees` says which keys each query sees. `rotary` is the rotation of queries and keys by
-    `sees.positions`; None for none.
+    `sees.positions`; None for none. `slopes` `[heads]`, `dilation` and `global_tokens`
+    `[batch key]` are those of `Problem`; the latter two change which keys each query sees.
     """
 
     dtype: str
@@ -311,6 +312,9 @@ class Heads:
     sinks: np.ndarray | None = None
     soft_cap: float | None = None
     rotary: Rotary | None = None
+    slopes: np.ndarray | None = None
+    dilation: int | None = None
+    global_tokens: np.ndarray | None = None
 
     @property
     def features(self) -> dict[str, Any]:
@@ -470,12 +474,13 @@ def generic(
     kv_heads: int = 1,
     head_size: int = 64,
     sees: Visibility = EVERYTHING,
-    rotary: Rotary | None = None,
     seed: int = 0,
+    **features: Any,
 ) -> Heads:
     """Return inputs of one batch entry from N(0, 1), with a cotangent of 0 except in chosen rows.
 
     `chosen` are the indices of these rows. Queries and keys are those before their rotation.
+    `features` are the fields of `Heads` from `rotary` on.
     """
     random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)
 
@@ -492,7 +497,7 @@ def generic(
         cotangent,
         1 / math.sqrt(head_size),
         sees,
-        rotary=rotary,
+        **features,
     )
 
 

@@ -704,3 +704,188 @@ _add(
         (a.within(1, span) if side else a.aligned(span)) % 2**16 // a.chunk()
     ),
 )
+
+# ALiBi.
+
+_add(
+    "alibi-positions-in-bfloat16-at-length",
+    "counts distances between positions in bfloat16",
+    "alibi",
+    alibi_positions=lambda a, name, span: _bfloat16(Tiled.alibi_positions(a, name, span)),
+)
+_add(
+    "alibi-positions-wrap-at-2-16",
+    "keeps the positions of which distances are counted in 16 bits",
+    "alibi-far",
+    alibi_positions=lambda a, name, span: Tiled.alibi_positions(a, name, span) % 2**16,
+)
+_add(
+    "alibi-last-queries-at-the-start",
+    "counts distances as if the last queries were the first",
+    "alibi-far",
+    alibi_positions=lambda a, name, span: (
+        np.arange(*span) if name == "query" else Tiled.alibi_positions(a, name, span)
+    ),
+)
+_add(
+    "alibi-distances-of-tiles",
+    "counts distances from the beginning of each tile of keys",
+    "alibi",
+    alibi_positions=lambda a, name, span: (
+        Tiled.alibi_positions(a, name, span)
+        if name == "query"
+        else np.full(span[1] - span[0], span[0])
+    ),
+)
+_add(
+    "alibi-only-before-at-length",
+    "lets keys after a query lose nothing",
+    "alibi-both-ways",
+    far=lambda a, rows, columns: np.maximum(
+        a.aligned(rows)[:, None] - a.within(1, columns), 0
+    ).astype(a.wide),
+)
+_add(
+    "alibi-runs-on-over-members",
+    "counts distances over packed members whose lengths differ",
+    "alibi-packed",
+    alibi_positions=lambda a, name, span: np.arange(*span),
+)
+_add(
+    "alibi-of-key-head-at-length",
+    "reads the slope of the key/value head",
+    "alibi",
+    alibi_slope=lambda a: a.wide(a.given.slopes[a.kv_head()]),
+)
+_add(
+    "alibi-lost-where-keys-are-split",
+    "leaves ALiBi out where few queries have their keys split",
+    "alibi-far",
+    alibi_slope=lambda a: Tiled.alibi_slope(a) * (a.queries > a.few),
+)
+_add(
+    "alibi-lost-in-backward-at-length",
+    "makes weights again without ALiBi",
+    "alibi-bfloat16",
+    alibi_slope=lambda a: Tiled.alibi_slope(a) * (a.phase == "forward"),
+)
+_add(
+    "alibi-distance-ends-at-2-16",
+    "lets distances end at 65,535",
+    "alibi-far",
+    far=lambda a, rows, columns: np.minimum(Tiled.far(a, rows, columns), 2**16 - 1),
+)
+
+# Dilations.
+
+_add(
+    "dilation-from-the-start-of-tiles",
+    "sees every 7th key of each tile, and not of the distance",
+    "dilation",
+    in_step=lambda a, rows, columns, distance: (
+        (np.arange(columns[1] - columns[0]) % a.given.dilation == 0)
+        | np.zeros(distance.shape, bool)
+    ),
+)
+_add(
+    "dilation-of-index",
+    "sees the keys whose index is a multiple, instead of their distance",
+    "dilation",
+    in_step=lambda a, rows, columns, distance: (
+        a.positions(columns) % a.given.dilation == np.zeros((len(distance), 1))
+    ),
+)
+_add(
+    "dilation-of-last-queries-from-the-start",
+    "counts distances as if the last queries were the first",
+    "dilation-decoding",
+    in_step=lambda a, rows, columns, distance: (
+        (a.within(1, columns) - np.arange(*rows)[:, None]) % a.given.dilation == 0
+    ),
+)
+_add(
+    "dilation-lost-where-keys-are-split",
+    "leaves the dilation out where few queries have their keys split",
+    "dilation-decoding",
+    in_step=lambda a, rows, columns, distance: (
+        Tiled.in_step(a, rows, columns, distance) | (a.queries <= a.few)
+    ),
+)
+_add(
+    "dilation-of-one-less-at-length",
+    "takes the number of keys between those that are seen for the dilation",
+    "dilation",
+    in_step=lambda a, rows, columns, distance: distance % (a.given.dilation - 1) == 0,
+)
+_add(
+    "dilation-lost-in-backward-at-length",
+    "makes weights again without the dilation",
+    "dilation",
+    in_step=lambda a, rows, columns, distance: (
+        Tiled.in_step(a, rows, columns, distance) | (a.phase == "backward")
+    ),
+)
+_add(
+    "dilation-of-positions-in-float16",
+    "keeps positions in float16, exact up to 2,048",
+    "dilation-decoding",
+    in_step=lambda a, rows, columns, distance: (
+        distance.astype(np.float16).astype(F) % a.given.dilation == 0
+    ),
+)
+
+# Global tokens.
+
+_add(
+    "global-tokens-see-only-their-window",
+    "lets others see global tokens, and these no more than others",
+    "global-tokens",
+    of_global=lambda a, rows, columns: (
+        a.is_global("key", columns) | np.zeros((rows[1] - rows[0], 1), bool)
+    ),
+)
+_add(
+    "global-tokens-unseen",
+    "lets global tokens see everything, and others no more of them",
+    "global-tokens-both-ways",
+    of_global=lambda a, rows, columns: (
+        a.is_global("query", rows)[:, None] | np.zeros(columns[1] - columns[0], bool)
+    ),
+)
+_add(
+    "global-tokens-end-the-causal-mask",
+    "lets global tokens see what comes after them",
+    "global-tokens",
+    before_own=lambda a, distance: np.ones(distance.shape, bool),
+)
+_add(
+    "global-tokens-of-first-tile-only",
+    "visits the first tile of keys beside those of the window",
+    "global-tokens",
+    is_global=lambda a, name, span: Tiled.is_global(a, name, span) & (np.arange(*span) < a.columns),
+)
+_add(
+    "global-tokens-of-next-tile",
+    "reads who is global one tile of keys further",
+    "global-tokens-both-ways",
+    is_global=lambda a, name, span: (
+        np.roll(a.given.global_tokens[a.entry], -a.columns if name == "key" else 0)[
+            np.arange(*span)
+        ]
+        != 0
+    ),
+)
+_add(
+    "global-tokens-lost-in-backward",
+    "makes weights again without global tokens",
+    "global-tokens",
+    is_global=lambda a, name, span: Tiled.is_global(a, name, span) & (a.phase == "forward"),
+)
+_add(
+    "global-tokens-lost-in-last-tile-of-queries",
+    "leaves global tokens out in the last tile of queries, which is partial",
+    "global-tokens-both-ways",
+    of_global=lambda a, rows, columns: (
+        Tiled.of_global(a, rows, columns) & (rows[1] - rows[0] == a.rows)
+    ),
+)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
-from conformance.adapter.features import Chunk, RotaryBase, Sinks, SoftCap
+from conformance.adapter.features import Alibi, Chunk, RotaryBase, Sinks, SoftCap, Window
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
@@ -223,9 +223,29 @@ class Tiled:
             seen &= distance <= self.after()
         if self.chunk() is not None:
             seen &= self.block(0, rows)[:, None] == self.block(1, columns)
+        if self.given.dilation is not None:
+            seen &= self.in_step(rows, columns, distance)
+        if self.given.global_tokens is not None:
+            seen |= self.of_global(rows, columns) & self.before_own(distance)
         if self.given.sees.members is not None:
             seen &= self.member(0, rows)[:, None] == self.member(1, columns)
         return seen
+
+    def in_step(self, rows: tuple[int, int], columns: tuple[int, int], distance: Array) -> Array:
+        """Where the distance is a multiple of the dilation."""
+        return distance % self.given.dilation == 0
+
+    def of_global(self, rows: tuple[int, int], columns: tuple[int, int]) -> Array:
+        """Where the query or the key is a global token."""
+        return self.is_global("query", rows)[:, None] | self.is_global("key", columns)
+
+    def is_global(self, name: str, span: tuple[int, int]) -> Array:
+        at = self.aligned(span) if name == "query" else np.arange(*span)
+        return self.given.global_tokens[self.entry][at] != 0
+
+    def before_own(self, distance: Array) -> Array:
+        """Where the causal mask lets a query see a key, if there is one."""
+        return distance <= (0 if self.given.sees.causal else self.keys)
 
     def chunk(self) -> int | None:
         return self.given.sees.chunk
@@ -250,7 +270,7 @@ class Tiled:
 
     def first_tile(self, rows: tuple[int, int]) -> int:
         """The first tile of keys that a tile of queries visits."""
-        if self.given.sees.members is not None:
+        if self.given.sees.members is not None or self.given.global_tokens is not None:
             return 0
         first = rows[0] + self.alignment()
         begins = [0]
@@ -268,6 +288,8 @@ class Tiled:
         """The tile of keys after the last that a tile of queries visits."""
         last = len(self.of_keys)
         if self.after() is None or self.given.sees.members is not None:
+            return last
+        if self.given.global_tokens is not None and not self.given.sees.causal:
             return last
         end = rows[1] - 1 + self.alignment() + self.after() + 1
         return min(last, max(0, -(-end // self.columns)))
@@ -324,7 +346,22 @@ class Tiled:
         logits = self.capped(self.logits(self.load("query", rows), self.load("key", columns)))
         if self.bias is not None:
             logits = logits + self.biases(rows, columns)
+        if self.given.slopes is not None:
+            logits = logits - self.alibi_slope() * self.far(rows, columns)
         return np.where(self.visible(rows, columns), logits, -np.inf).astype(self.wide)
+
+    def alibi_slope(self) -> Any:
+        """The slope of ALiBi of the present head."""
+        return self.wide(self.given.slopes[self.head])
+
+    def far(self, rows: tuple[int, int], columns: tuple[int, int]) -> Array:
+        """The distance of each key of a tile from each query."""
+        at, there = self.alibi_positions("query", rows), self.alibi_positions("key", columns)
+        return np.abs(there - at[:, None]).astype(self.wide)
+
+    def alibi_positions(self, name: str, span: tuple[int, int]) -> Array:
+        """The positions of a tile of queries or keys, from which distances are counted."""
+        return self.aligned(span) if name == "query" else self.within(1, span)
 
     def highest(self, tile: int, column: int, before: Array, logits: Array) -> Array:
         return np.maximum(before, logits.max(axis=1))
@@ -528,7 +565,10 @@ class Kernel(Adapter):
     title = "a tiled attention in NumPy"
     fully_masked_row = "zeros"
     accuracy = "A"
-    features = (SoftCap("soft_cap"), Sinks("sinks"), RotaryBase("base"), Chunk("chunk"))
+    features = (
+        *(SoftCap("soft_cap"), Sinks("sinks"), RotaryBase("base"), Chunk("chunk"), Alibi("slopes")),
+        Window("window", dilation="dilation", global_tokens="tokens"),
+    )
 
     def __init__(self, kind: type[Tiled] = Tiled, tiles: tuple[int, int] = (64, 128)) -> None:
         self._kind = type(kind.__name__, (kind,), {"rows": tiles[0], "columns": tiles[1]})
