@@ -629,9 +629,10 @@ OF_SAMPLES = {
 @pytest.mark.parametrize("name", OF_SAMPLES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_samples_with_features_are_those_of_the_definition(name, dtype):
-    """The numbers to 1e-12; of σ the rms of each array within a factor of 1.9, elements within 4.
+    """The numbers to 1e-12; of σ the rms of each array is 0.4 to 1.5 times that of the definition.
 
-    A causal mask alone gives a factor of 1.6: errors in a row of few keys are not independent.
+    It is less where few keys are seen and accumulators dominate: the definition also counts a
+    rounding for each hidden key, whose weight of 0 an implementation adds exactly.
     """
     length, rows = 96, np.arange(96)
     sees, features = OF_SAMPLES[name]
@@ -643,7 +644,7 @@ def test_samples_with_features_are_those_of_the_definition(name, dtype):
             array = of_array if of_array == "output" else f"gradient.{of_array}"
             assert np.abs(want - expected.arrays[array][0]).max() < 1e-12
             sigma, wanted = of.sigma(variance, want), expected.noise[accuracy.name][array][0]
-            assert 1 / 1.9 < np.sqrt(np.mean(sigma**2) / np.mean(wanted**2)) < 1.9, array
+            assert 0.4 < np.sqrt(np.mean(sigma**2) / np.mean(wanted**2)) < 1.5, array
             both = (sigma > 0) & (wanted > 0)
             ratio = sigma[both] / wanted[both]
             within = np.mean((ratio < 4) & (ratio > 1 / 4))

@@ -407,18 +407,21 @@ def sampled_head(
             relative += scale**2 * queries.of_products(keys, span)
         return np.exp(each - log_total), relative
 
-    output, of_output = np.zeros_like(cotangent), np.zeros_like(cotangent)
+    output, of_output, mixed = np.zeros((3, *cotangent.shape))
     of_squares, of_ones = np.zeros((len(chosen), 1)), np.zeros((len(chosen), 1))
     for span in spans:
         weight, relative = weights(span)
-        error = weight**2 * (relative + of.probability)
+        error = weight**2 * relative
         output += weight @ value[span]
-        of_output += error @ value[span] ** 2
+        of_output += (error + weight**2 * of.probability) @ value[span] ** 2
+        mixed += error @ value[span]
         of_ones += _total(error)
         of_squares += (weight**2 @ squares[span])[:, None]
     of_terms, of_sum = terms(np.maximum(number, 1), tile, heads.dilation or 1)
     whole = sums * (of_terms + of_sum + log_total**2) + of.logits
-    of_output += of_ones * output**2 + sums * (of_terms * of_squares / size + of_sum * output**2)
+    # The error of a logit moves the output towards the value of its key, or away from it.
+    of_output = np.maximum(of_output - 2 * output * mixed + of_ones * output**2, 0)
+    of_output += sums * (of_terms * of_squares / size + of_sum * output**2)
     of_output += (whole + of.tensor) * output**2
     row = _total(cotangent * output)
     of_row = _total(cotangent**2 * of_output)
@@ -431,6 +434,8 @@ def sampled_head(
     products = sums * 5 * size / 6 + of.probability
     for span in spans:
         weight, relative = weights(span)
+        # The error of a logit moves its weight and, by the normaliser, all others of the row.
+        of_weight = relative * (1 - 2 * weight) + of_ones + of.probability
         relative += of.probability
         d_weights = cotangent @ value[span].T
         d_logits = scale * weight * (d_weights - row)
@@ -449,7 +454,8 @@ def sampled_head(
             along = (d_logits * queries.positions[:, None]).T @ query
             d_key[span], of_key[span] = keys.back(span, d_key[span], of_key[span], along)
         d_value[span] = weight.T @ cotangent
-        of_value[span] = (weight**2 * (relative + whole + sums * of_terms)).T @ cotangent**2
+        of_weight = np.maximum(of_weight, 0) + whole + sums * of_terms
+        of_value[span] = (weight**2 * of_weight).T @ cotangent**2
     of_query += of_row * seen**2 + (whole + sums * of_sum + of.tensor) * d_query**2
     if rotary is not None:
         d_query, of_query = queries.back(slice(None), d_query, of_query, along_query)
