@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from conformance.adapter.base import Adapter
-from conformance.definition.problem import Rotary
+from conformance.definition.problem import Rotary, RotaryScaling
 from conformance.long.calling import call
 from conformance.long.checking import CheckedAnswer, check, check_sampled
 from conformance.long.problem import Heads, LongProblem, Visibility, draw, generic, sampled
@@ -176,6 +176,38 @@ PROBLEMS = {
         "keys": 1100,
         "sees": Visibility(window=(100, 50), chunk=400),
         "global_tokens": np.isin(np.arange(1100), (0, 127, 1099))[None].astype(np.int64),
+    },
+    "scaling-linear": {
+        "queries": 12,
+        "keys": 70_000,
+        "sees": Visibility(causal="bottom-right"),
+        "head_size": 16,
+        "rotary": Rotary(size=16),
+        "rotary_scaling": RotaryScaling(rope_type="linear", factor=8.0),
+    },
+    "scaling-yarn": {
+        "queries": 12,
+        "keys": 70_000,
+        "sees": Visibility(causal="bottom-right"),
+        "rotary": Rotary(size=32),
+        "rotary_scaling": RotaryScaling(
+            rope_type="yarn", factor=16.0, original_max_position_embeddings=4096
+        ),
+    },
+    "scaling-llama3": {
+        "heads": 4,
+        "kv_heads": 2,
+        "queries": 1000,
+        "keys": 1000,
+        "sees": Visibility(causal="top-left"),
+        "rotary": Rotary(size=32),
+        "rotary_scaling": RotaryScaling(
+            rope_type="llama3",
+            factor=8.0,
+            original_max_position_embeddings=300,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+        ),
     },
     "few-queries": {"queries": 40, "keys": 70_000, "head_size": 16},
     "few-keys": {"queries": 70_000, "keys": 100, "head_size": 16},

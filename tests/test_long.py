@@ -43,7 +43,7 @@ from conformance.definition.expectation import expect
 from conformance.definition.features import FEATURES, OF_RULES
 from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Positions, Problem, Rotary, Shape, Weights
-from conformance.definition.rotary import exact_tables
+from conformance.definition.rotary import RotaryScaling, exact_tables
 from conformance.errors import ExitCode, Unsupported, WrongAnswer, WrongShape
 from conformance.long import ladder
 from conformance.long.calling import call
@@ -651,6 +651,52 @@ def test_samples_with_features_are_those_of_the_definition(name, dtype):
             assert within > 0.9, (accuracy.name, array, within)
 
 
+YARN = {"rope_type": "yarn", "factor": 16.0}
+SCALINGS = {
+    "linear": RotaryScaling(rope_type="linear", factor=8.0),
+    "dynamic": RotaryScaling(rope_type="dynamic", factor=4.0, original_max_position_embeddings=300),
+    "yarn": RotaryScaling(**YARN, original_max_position_embeddings=300, beta_fast=4.0),
+    "yarn-of-one-factor": RotaryScaling(
+        **YARN, original_max_position_embeddings=4096, attention_factor=1.1
+    ),
+    "llama3": RotaryScaling(
+        rope_type="llama3",
+        factor=8.0,
+        original_max_position_embeddings=200,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("far", [0, 10**6])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_scaled_rotations_are_those_of_the_definition(dtype, far, scaling):
+    """The numbers as far as a product in float64 knows them, and σ as for other rotations."""
+    length, rows = 96, np.arange(96)
+    random = np.random.default_rng(far)
+    at = [np.sort(random.integers(far, size=length)) if far else np.arange(length) for _ in "qk"]
+
+    class Placed(Visibility):
+        def positions(self, entry, queries, keys):
+            return tuple(at)
+
+    turns = {"rotary": Rotary(size=16), "rotary_scaling": SCALINGS[scaling]}
+    given = generic(dtype, length, length, rows, head_size=16, sees=Placed(), seed=2, **turns)
+    exact = as_defined(given).replace(positions=Positions(query=at[0][None], key=at[1][None]))
+    expected = expect(exact, 2)
+    for accuracy in models(dtype_of(dtype)):
+        of = Variances(dtype_of(dtype), accuracy)
+        for name, (want, variance) in sampled_head(given, 0, rows, of, length).items():
+            array = name if name == "output" else f"gradient.{name}"
+            assert np.abs(want - expected.arrays[array][0]).max() < 1e-8
+            sigma, wanted = of.sigma(variance, want), expected.noise[accuracy.name][array][0]
+            assert 1 / 1.8 < np.sqrt(np.mean(sigma**2) / np.mean(wanted**2)) < 1.9, array
+            within = np.mean((sigma / wanted < 4) & (wanted / sigma < 4))
+            assert within > 0.97, (accuracy.name, array)
+
+
 class ByKeyPosition(Tiled):
     """Adds slope · key position, which gives the same weights under a causal mask."""
 
@@ -1200,10 +1246,11 @@ def test_rotary_tables_are_passed_for_the_positions_that_are_declared():
     verdicts = {}
     for function in (with_tables, from_the_start):
         mine = Ladder(adapted(function, "mine"), [200], ["float32"], LongLimits())
-        verdicts[function] = {s.problem: s.verdict for s in mine.climb() if "rotary" in s.problem}
-    last = "last queries with rotary"
-    assert verdicts[with_tables] == {"rotary": "conforms", last: "conforms"}
-    assert verdicts[from_the_start] == {"rotary": "deviates", last: "unsupported"}
+        turning = [name for name, of in WITH_FEATURES.items() if of[0].startswith("rotary")]
+        verdicts[function] = {s.problem: s.verdict for s in mine.climb() if s.problem in turning}
+    last = [f"last queries with {kind}" for kind in ("rotary", *ladder.SCALED)]
+    assert verdicts[with_tables] == {"rotary": "conforms", **dict.fromkeys(last, "conforms")}
+    assert verdicts[from_the_start] == {"rotary": "deviates", **dict.fromkeys(last, "unsupported")}
 
 
 @attention_function(
@@ -1269,12 +1316,13 @@ def mine(query, key, value, cap=0.0):
 
 def test_a_function_that_declares_features_is_asked_of_them_at_length():
     asked = {}
+    posed = [name for name, of in WITH_FEATURES.items() if of != ("rotary scaling",)]
     for function in (with_features, without_features):
         mine = adapted(function, "mine")
         ladder = Ladder(mine, [200], ["float32"], LongLimits(), sizes=LongSizes(16, 200))
         asked[function] = {step.problem: step.verdict for step in ladder.climb()}
-    assert {asked[with_features][name] for name in WITH_FEATURES} == {"conforms"}
-    assert {asked[without_features][name] for name in WITH_FEATURES} == {"deviates"}
+    assert {asked[with_features][name] for name in posed} == {"conforms"}
+    assert {asked[without_features][name] for name in posed} == {"deviates"}
 
 
 DIES = """

@@ -660,9 +660,7 @@ def _scaled(frequencies: Array, wrong: Array, how: Scaled, hold: Exact) -> tuple
     if how.grown:
         exponents = np.arange(frequencies.shape[-1]) / frequencies.shape[-1]
         wrong = wrong + how.grown * exponents * hold.error(hold.lift(np.ones(1)), "angle")
-    left = how.share + (1 - how.share) / how.divisor
-    falls = (how.share > 0) & (how.share < 1)
-    felt = np.where(falls, (1 - 1 / how.divisor) / left, 0.0)
+    left, felt = how.share + (1 - how.share) / how.divisor, how.felt()
     of_share = hold.error(hold.lift(how.ramp), "angle") + (how.ramp * wrong if how.follows else 0.0)
     wrong = wrong + felt * of_share + hold.error(np.ones_like(frequencies), "angle")
     return frequencies * left, wrong

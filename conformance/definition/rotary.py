@@ -113,6 +113,27 @@ class Scaled:
         plain = self.base ** (-np.arange(0.0, pairs) / pairs)
         return plain * self.share + plain / self.divisor * (1 - self.share)
 
+    def felt(self) -> Array:
+        """Return by how much an error of the share, as it is, changes a frequency, `[pair]`.
+
+        The change is relative to the frequency. Where the share is 0 or 1, it is none.
+        """
+        left = self.share + (1 - self.share) / self.divisor
+        falls = (self.share > 0) & (self.share < 1)
+        return np.where(falls, (1 - 1 / self.divisor) / left, 0.0)
+
+    def variance(self) -> Array:
+        """Return the variance of the relative error of each frequency, `[pair]`.
+
+        The unit is the variance of a relative rounding error; the errors are those that the
+        definition draws. Those of the ratio of lengths, of the power, of the ramp, and of the
+        result are independent.
+        """
+        pairs = np.arange(len(self.share)) / len(self.share)
+        felt = self.felt() * self.ramp
+        before = 1 + (math.log(self.base) * pairs) ** 2 + (self.grown * pairs) ** 2
+        return before * (1 + felt * self.follows) ** 2 + felt**2 + 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
@@ -358,14 +379,22 @@ _EXACT = 31
 """How many significant bits of a frequency leave its product with a position below 2^22 exact."""
 
 
-def exact_tables(rotary: Rotary, positions: IntArray) -> tuple[Array, Array]:
+def exact_tables(
+    rotary: Rotary, positions: IntArray, how: Scaled | None = None
+) -> tuple[Array, Array]:
     """Return the cosines and sines of the angles of each token and pair, `[token pair]` each.
 
     Their errors do not grow with the position, up to 2^22, whereas a product in float64 is off by
-    1e-10 at a million tokens. Frequencies are computed to 50 digits, in turns instead of radians.
-    The product with their leading bits is exact, so its whole turns are left out exactly.
+    1e-10 at a million tokens. Frequencies are computed to 50 digits, in turns instead of radians,
+    from the base, the shares and the divisors of `how`, if they are scaled. The product with their
+    leading bits is exact, so its whole turns are left out exactly.
     """
-    leading, rest = _turns(rotary.size, float(rotary.base))
+    plain = np.ones(rotary.size // 2)
+    base, share, divisor = (rotary.base, plain, plain)
+    if how is not None:
+        base, share, divisor = how.base, how.share, how.divisor
+    parts = zip(share.tolist(), divisor.tolist(), strict=True)
+    leading, rest = _turns(rotary.size, float(base), tuple(parts))
     tokens = np.asarray(positions, np.float64)[:, None]
     turns = tokens * leading
     angles = 2 * math.pi * (turns - np.trunc(turns) + tokens * rest)
@@ -373,12 +402,16 @@ def exact_tables(rotary: Rotary, positions: IntArray) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=8)
-def _turns(size: int, base: float) -> tuple[Array, Array]:
-    """Return the turns per position of each pair, as leading bits and what they leave, `[pair]`."""
+def _turns(size: int, base: float, parts: tuple[tuple[float, float], ...]) -> tuple[Array, Array]:
+    """Return the turns per position of each pair, as leading bits and what they leave, `[pair]`.
+
+    `parts` are the share of each pair that is not scaled, and the divisor of the rest.
+    """
     leading, rest = np.empty((2, size // 2))
     with localcontext(prec=50):
-        for pair in range(size // 2):
-            turns = Decimal(base) ** (Decimal(-2 * pair) / size) / (2 * _PI)
+        for pair, (share, divisor) in enumerate(parts):
+            left = Decimal(share) + (1 - Decimal(share)) / Decimal(divisor)
+            turns = left * Decimal(base) ** (Decimal(-2 * pair) / size) / (2 * _PI)
             unit = math.ldexp(1.0, math.frexp(float(turns))[1] - _EXACT)
             leading[pair] = round(float(turns) / unit) * unit
             rest[pair] = float(turns - Decimal(leading[pair]))

@@ -35,6 +35,7 @@ from conformance.adapter.features import PARTS, RotaryEmbedding
 from conformance.adapter.native import NativeAdapter
 from conformance.definition.features import Rotary
 from conformance.definition.geometry import Geometry
+from conformance.definition.rotary import RotaryScaling
 from conformance.errors import ProcessLost, Unavailable, Unsupported
 from conformance.frameworks.base import Memory
 from conformance.long.calling import AtLength, call
@@ -90,6 +91,12 @@ STRUCTURED = {"window": ("window",), "packed": ("segments",)}
 """The features of further problems, by name: for implementations that declare them, and for those
 that take masks as structure."""
 
+SCALED = ("linear", "yarn", "llama3")
+"""The kinds of scaled rotary frequencies that are asked about."""
+
+FACTOR = 8
+"""By how much the longest text is longer than those before frequencies were scaled."""
+
 WITH_FEATURES = {
     "sinks": ("sinks",),
     "soft cap": ("soft cap",),
@@ -103,6 +110,7 @@ WITH_FEATURES = {
     "dilation": ("dilation",),
     "last queries with dilation": ("dilation",),
     "global tokens": ("global tokens",),
+    **{f"last queries with {kind}": ("rotary scaling",) for kind in SCALED},
 }
 """The features of further problems, by the name of the problem.
 
@@ -119,7 +127,7 @@ _FEW_QUERIES = {
 ROTARY_BASE = 10_000.0
 """The base of rotary frequencies, unless the implementation has a fixed one."""
 
-_DIRECT = ("rotary", "alibi", "dilation", "global tokens")
+_DIRECT = ("rotary", "rotary scaling", "alibi", "dilation", "global tokens")
 """The features with which sampled rows are computed directly."""
 
 SAMPLED = ("sampled", *(name for name, of in WITH_FEATURES.items() if {*of} & {*_DIRECT}))
@@ -569,6 +577,14 @@ class Ladder:
         (feature,) = WITH_FEATURES.get(step.problem, ("",))
         if feature == "rotary":
             return {"rotary": self._rotary()}
+        if feature == "rotary scaling":
+            kind = step.problem.split()[-1]
+            told: dict[str, Any] = {"rope_type": kind, "factor": float(FACTOR)}
+            if kind != "linear":
+                told["original_max_position_embeddings"] = max(1, step.keys // FACTOR)
+            if kind == "llama3":
+                told |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            return {"rotary": self._rotary(), "rotary_scaling": RotaryScaling.of(told)}
         if feature == "alibi":
             # The slope of the last head of usual models, or one with which the first key counts.
             steep = -8.0 if step.problem == "alibi" else 2.0 - math.ceil(math.log2(step.keys))

@@ -28,7 +28,7 @@ from conformance.definition.arithmetic import AccuracyClass, Exact, classes_of
 from conformance.definition.dtypes import Array, DType
 from conformance.definition.features import Positions, Rotary, rotated
 from conformance.definition.problem import Problem, Shape, identities
-from conformance.definition.rotary import exact_tables
+from conformance.definition.rotary import RotaryScaling, exact_tables
 from conformance.errors import Unsupported
 from conformance.long.oracle import BlockPart, Columns, Head, Rows, squared_norms
 from conformance.long.problem import Heads, Index, LongProblem
@@ -366,8 +366,9 @@ def sampled_head(
     cotangent = heads.cotangent[0, head, chosen].astype(np.float64)
     rotary, places = heads.rotary, heads.sees.positions(0, heads.query.shape[2], len(key))
     if rotary is not None:
+        length = max(int(side.max(initial=0)) for side in places) + 1
         queries, keys = (
-            _Turned(side, at, rotary, of)
+            _Turned(side, at, rotary, of, heads.rotary_scaling, length)
             for side, at in ((query, places[0][chosen]), (key, places[1]))
         )
         query, key = queries.heads, keys.heads
@@ -546,22 +547,39 @@ class _Turned:
         positions: `[token]`.
         rotary: the rotation.
         of: the variances of rounding errors.
+        scaling: how frequencies are scaled, or None. The variance of μ is then that of `Scaled`,
+            and an attention factor multiplies cosines and sines, which are rounded once more.
+        length: the last position of any token plus 1.
     """
 
-    def __init__(self, heads: Array, positions: Index, rotary: Rotary, of: Variances) -> None:
+    def __init__(
+        self,
+        heads: Array,
+        positions: Index,
+        rotary: Rotary,
+        of: Variances,
+        scaling: RotaryScaling | None,
+        length: int,
+    ) -> None:
         self.positions, self._rotary, self._of = positions, rotary, of
+        self._gain = 1.0 if scaling is None else scaling.gain
         exponents = -math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size
+        rates, shared, self._how = np.exp(exponents), 1 + exponents**2, None
+        if scaling is not None:
+            self._how = scaling.scaled(rotary.size, rotary.base, length)
+            rates, shared = self._how.frequencies(), self._how.variance()
         self._rates, self._shared, self._rotates = np.zeros((3, heads.shape[1]))
         for place in rotary.places():
-            self._rates[place] = np.exp(2 * exponents)
-            self._shared[place] = self._rates[place] * (1 + exponents**2)
+            self._rates[place] = rates**2
+            self._shared[place] = rates**2 * shared
             self._rotates[place] = 1.0
         self.heads = heads
         for span in _spans(len(heads)):
             self.heads[span] = self._turn(heads[span], span, 1)
 
     def _turn(self, vectors: Array, of: slice, sign: int) -> Array:
-        cosine, sine = exact_tables(self._rotary, self.positions[of])
+        tables = exact_tables(self._rotary, self.positions[of], self._how)
+        cosine, sine = (self._gain * table for table in tables)
         return rotated(vectors, self._rotary, cosine, sign * sine, Exact())
 
     def _across(self, squares: Array) -> Array:
@@ -580,6 +598,8 @@ class _Turned:
         across = self._across(squares)
         angles = self._of.sums * self._rates * np.square(self.positions[of, None], dtype=np.float64)
         found = self._of.logits * (squares + across) + self._of.tensor * squares + angles * across
+        if self._gain != 1:
+            found += self._of.sums * (squares + across) / 2
         return self._rotates * found
 
     def of_products(self, keys: _Turned, span: slice) -> Array:
@@ -604,7 +624,8 @@ class _Turned:
         apart = along - self.positions[of, None] * gradient
         found = self._turn(gradient, of, -1)
         shared = self._of.sums * self._shared * apart**2
-        mean = (variance + self._across(variance) + self._across(shared) + shared) / 2
+        both = variance + shared
+        mean = self._gain**2 * (both + self._across(both)) / 2
         variance = np.where(self._rotates, mean, variance)
         return found, variance + self._of_turning(found, of)
 

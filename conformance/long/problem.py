@@ -39,6 +39,7 @@ import numpy.typing as npt
 from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
 from conformance.definition.features import ABSENT, NO_WINDOW, Rotary
 from conformance.definition.problem import Causal, Segments, Window, check_shape
+from conformance.definition.rotary import RotaryScaling
 from conformance.errors import Unsupported, WrongShape
 
 Classes = npt.NDArray[np.uint8]
@@ -298,8 +299,9 @@ class Heads:
     representable in `dtype`. `cotangent` is that of the output. `sinks` `[heads]` are logits that
     enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
     no cap. `sees` says which keys each query sees. `rotary` is the rotation of queries and keys by
-    `sees.positions`; None for none. `slopes` `[heads]`, `dilation` and `global_tokens`
-    `[batch key]` are those of `Problem`; the latter two change which keys each query sees.
+    `sees.positions`, whose frequencies are scaled as `rotary_scaling` says; None for none. `slopes`
+    `[heads]`, `dilation` and `global_tokens` `[batch key]` are those of `Problem`; the latter two
+    change which keys each query sees.
     """
 
     dtype: str
@@ -312,6 +314,7 @@ class Heads:
     sinks: np.ndarray | None = None
     soft_cap: float | None = None
     rotary: Rotary | None = None
+    rotary_scaling: RotaryScaling | None = None
     slopes: np.ndarray | None = None
     dilation: int | None = None
     global_tokens: np.ndarray | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -888,4 +888,71 @@ _add(
     of_global=lambda a, rows, columns: (
         Tiled.of_global(a, rows, columns) & (rows[1] - rows[0] == a.rows)
     ),
+)
+
+# Scaled frequencies.
+
+
+def _unscaled(a: Tiled) -> Array:
+    rotary = a.given.rotary
+    return rotary.base ** (-np.arange(0.0, rotary.size, 2) / rotary.size)
+
+
+_add(
+    "scaling-lost-where-keys-are-split",
+    "rotates by frequencies that are not scaled where few queries have their keys split",
+    "scaling-linear",
+    frequencies=lambda a: _unscaled(a) if a.queries <= a.few else Tiled.frequencies(a),
+)
+_add(
+    "scaling-of-whole-positions",
+    "divides positions by the factor, and drops what is left",
+    "scaling-linear",
+    rotary_positions=lambda a, name, span: Tiled.rotary_positions(a, name, span) // 8 * 8,
+)
+_add(
+    "scaling-by-the-present-length",
+    "takes the number of keys for the length before the frequencies were scaled",
+    "scaling-yarn",
+    scaling=lambda a: replace(a.given.rotary_scaling, original_max_position_embeddings=a.keys),
+)
+_add(
+    "scaling-without-factor",
+    "leaves the attention factor out",
+    "scaling-yarn",
+    gain=lambda a, name: a.wide(1),
+)
+_add(
+    "scaling-factor-of-keys-lost",
+    "multiplies queries alone by the attention factor",
+    "scaling-yarn",
+    gain=lambda a, name: Tiled.gain(a, name) if name == "query" else a.wide(1),
+)
+_add(
+    "scaling-factor-lost-in-gradients",
+    "turns gradients back without the attention factor",
+    "scaling-yarn",
+    turned_back=lambda a, name, span, gradient: (
+        Tiled.turned_back(a, name, span, gradient) / a.gain(name)
+    ),
+)
+_add(
+    "scaling-all-or-nothing",
+    "scales a frequency in full or not at all, without those between",
+    "scaling-llama3",
+    frequencies=lambda a: np.where(
+        Tiled.frequencies(a) > _unscaled(a) / 2, _unscaled(a), _unscaled(a) / 8
+    ),
+)
+_add(
+    "scaling-of-fast-pairs",
+    "scales the pairs that turn fast, and leaves those that turn slowly",
+    "scaling-llama3",
+    frequencies=lambda a: _unscaled(a) ** 2 / 8 / Tiled.frequencies(a),
+)
+_add(
+    "scaling-in-bfloat16-at-length",
+    "rounds scaled frequencies to bfloat16",
+    "scaling-yarn",
+    frequencies=lambda a: _bfloat16(Tiled.frequencies(a)),
 )

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
-from conformance.adapter.features import Alibi, Chunk, RotaryBase, Sinks, SoftCap, Window
+from conformance.adapter.features import Alibi, Chunk, RotaryConfig, Sinks, SoftCap, Window
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Problem
+from conformance.definition.rotary import RotaryScaling
 from conformance.errors import Unsupported
 from conformance.long.problem import Heads
 
@@ -128,8 +129,17 @@ class Tiled:
         return self.aligned(span) if name == "query" else self.within(1, span)
 
     def frequencies(self) -> Array:
-        rotary = self.given.rotary
-        return rotary.base ** (-np.arange(0.0, rotary.size, 2) / rotary.size)
+        rotary, scaling = self.given.rotary, self.scaling()
+        if scaling is None:
+            return rotary.base ** (-np.arange(0.0, rotary.size, 2) / rotary.size)
+        return scaling.scaled(rotary.size, rotary.base, self.keys).frequencies()
+
+    def scaling(self) -> RotaryScaling | None:
+        return self.given.rotary_scaling
+
+    def gain(self, name: str) -> Any:
+        """The attention factor of the cosines and sines for queries or keys."""
+        return self.wide(1.0 if self.given.rotary_scaling is None else self.scaling().gain)
 
     def angles(self, positions: Array) -> Array:
         return positions.astype(self.wide)[:, None] * self.frequencies().astype(self.wide)
@@ -152,7 +162,7 @@ class Tiled:
 
     def turned(self, name: str, span: tuple[int, int], rows: Array, sign: int) -> Array:
         """A tile of queries or keys, rotated by its positions, or back if the sign is −1."""
-        cosine, sine = self.tables(name, span)
+        cosine, sine = (self.gain(name) * table for table in self.tables(name, span))
         one, other = self.places()
         found = rows.copy()
         found[:, one] = rows[:, one] * cosine - sign * rows[:, other] * sine
@@ -566,7 +576,8 @@ class Kernel(Adapter):
     fully_masked_row = "zeros"
     accuracy = "A"
     features = (
-        *(SoftCap("soft_cap"), Sinks("sinks"), RotaryBase("base"), Chunk("chunk"), Alibi("slopes")),
+        *(SoftCap("soft_cap"), Sinks("sinks"), RotaryConfig("rope"), Chunk("chunk")),
+        Alibi("slopes"),
         Window("window", dilation="dilation", global_tokens="tokens"),
     )
 
