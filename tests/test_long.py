@@ -697,6 +697,15 @@ def test_scaled_rotations_are_those_of_the_definition(dtype, far, scaling):
             assert within > 0.97, (accuracy.name, array)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_samples_that_underflow_are_noise(dtype):
+    """Most weights are less than the least normal number of float16."""
+    sees, slopes = Visibility(causal="bottom-right"), np.array([2.0**-10])
+    chosen = np.arange(16)
+    given = generic(dtype, 16, 4096, chosen, head_size=64, sees=sees, slopes=slopes)
+    assert check_sampled(given, chosen, call(Kernel(), given), 128).conforms("A")
+
+
 class ByKeyPosition(Tiled):
     """Adds slope · key position, which gives the same weights under a causal mask."""
 

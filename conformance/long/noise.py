@@ -91,6 +91,7 @@ class Variances:
             `conformance.definition.arithmetic.Kind`.
         sums: the variance for an accumulator.
         final: the variance for a result, which is rounded to the dtype.
+        underflow: the variance of a weight that underflows, or of its gradient; it is not relative.
     """
 
     def __init__(self, dtype: DType, accuracy: AccuracyClass) -> None:
@@ -101,6 +102,8 @@ class Variances:
         self.tensor, self.logits = variance(accuracy.tensors), variance(accuracy.logits)
         self.probability = variance(accuracy.probabilities)
         self.sums, self.final = variance(False), variance(True)
+        wide = min(dtype.underflow, UNDERFLOW["float32"])
+        self.underflow = (dtype.underflow if accuracy.probabilities else wide) ** 2 / 3
         # In float64, the reference has rounding errors of the same size as the implementation.
         self._factor = 2.0 if dtype.name == "float64" else 1.0
 
@@ -126,8 +129,6 @@ class LongNoise(Variances):
         dtype = problem.format
         super().__init__(dtype, accuracy)
         self.problem, self.tile, self.width = problem, tile, problem.value.shape[-1]
-        wide = min(dtype.underflow, UNDERFLOW["float32"])
-        self.underflow = (dtype.underflow if accuracy.probabilities else wide) ** 2 / 3
         # The relative variance of dP, due to its sum over the head and to its rounding.
         self._products = self.sums * (5 * self.width / 6) + self.probability
         every = [self._relative(head) for head in range(problem.sizes[1])]
@@ -393,8 +394,11 @@ def sampled_head(
         peak = now
     log_total = np.where(total > 0, peak + np.log(np.where(total > 0, total, 1.0)), 0.0)
 
-    def weights(span: slice) -> tuple[Array, Array]:
-        """Return the weights, and the relative variance of each due to logit and exponential."""
+    def weights(span: slice) -> tuple[Array, Array, Array]:
+        """Return the weights, the relative variance of each, and 1 for keys that are seen, or 0.
+
+        The variance is that of the logit and of the exponential.
+        """
         each, before = logits(span)
         before = np.where(np.isfinite(each), before, 0.0)
         spread = size / 2 * scale**2 * (query**2 @ (key[span] ** 2).T)
@@ -406,14 +410,15 @@ def sampled_head(
             relative += of.logits * ((before - after) ** 2 + after**2)
         if rotary is not None:
             relative += scale**2 * queries.of_products(keys, span)
-        return np.exp(each - log_total), relative
+        return np.exp(each - log_total), relative, np.isfinite(each).astype(np.float64)
 
     output, of_output, mixed = np.zeros((3, *cotangent.shape))
-    of_squares, of_ones = np.zeros((len(chosen), 1)), np.zeros((len(chosen), 1))
+    of_squares, of_ones, lost = np.zeros((3, len(chosen), 1))
     for span in spans:
-        weight, relative = weights(span)
+        weight, relative, seen = weights(span)
         error = weight**2 * relative
         output += weight @ value[span]
+        lost += (seen @ squares[span])[:, None]
         of_output += (error + weight**2 * of.probability) @ value[span] ** 2
         mixed += error @ value[span]
         of_ones += _total(error)
@@ -424,17 +429,19 @@ def sampled_head(
     of_output = np.maximum(of_output - 2 * output * mixed + of_ones * output**2, 0)
     of_output += sums * (of_terms * of_squares / size + of_sum * output**2)
     of_output += (whole + of.tensor) * output**2
+    # Exponentials underflow before they are divided by the normaliser.
+    of_output += of.underflow / np.maximum(total, 1) ** 2 * lost / size
     row = _total(cotangent * output)
     of_row = _total(cotangent**2 * of_output)
     of_row += sums * size / 2 * _total(cotangent**2 * output**2)
     of_row += (sums * size / 3 + of.logits) * row**2
 
-    d_query, of_query, seen, along_query = (np.zeros_like(query) for _ in range(4))
+    d_query, of_query, mean_key, along_query = (np.zeros_like(query) for _ in range(4))
     d_key, of_key = np.zeros((2, *key.shape))
     d_value, of_value = np.zeros((2, *value.shape))
     products = sums * 5 * size / 6 + of.probability
     for span in spans:
-        weight, relative = weights(span)
+        weight, relative, seen = weights(span)
         # The error of a logit moves its weight and, by the normaliser, all others of the row.
         of_weight = relative * (1 - 2 * weight) + of_ones + of.probability
         relative += of.probability
@@ -442,12 +449,13 @@ def sampled_head(
         d_logits = scale * weight * (d_weights - row)
         error = d_logits**2 * (relative + 2 * of.probability + sums * of_terms)
         error += (scale * weight) ** 2 * products * d_weights**2
+        error += scale**2 * of.underflow * seen
         d_query += d_logits @ key[span]
         of_query += error @ key[span] ** 2
         if rotary is not None:
             along_query += (d_logits * keys.positions[span]) @ key[span]
             of_query += d_logits**2 @ keys.variance(span)
-        seen += scale * weight @ key[span]
+        mean_key += scale * weight @ key[span]
         d_key[span] = d_logits.T @ query
         of_key[span] = (error + d_logits**2 * whole + (scale * weight) ** 2 * of_row).T @ query**2
         if rotary is not None:
@@ -456,8 +464,8 @@ def sampled_head(
             d_key[span], of_key[span] = keys.back(span, d_key[span], of_key[span], along)
         d_value[span] = weight.T @ cotangent
         of_weight = np.maximum(of_weight, 0) + whole + sums * of_terms
-        of_value[span] = (weight**2 * of_weight).T @ cotangent**2
-    of_query += of_row * seen**2 + (whole + sums * of_sum + of.tensor) * d_query**2
+        of_value[span] = (weight**2 * of_weight + of.underflow * seen).T @ cotangent**2
+    of_query += of_row * mean_key**2 + (whole + sums * of_sum + of.tensor) * d_query**2
     if rotary is not None:
         d_query, of_query = queries.back(slice(None), d_query, of_query, along_query)
     few = sums * len(chosen) / 3 + of.tensor
