@@ -525,7 +525,7 @@ def stored(folder, content, how):
     return path
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("number", "story"), [*enumerate(STORIES)], ids=[*STORIES])
 def test_a_file_tells_its_mistake(tmp_path, number, story):
     content, cause, about = STORIES[story]
@@ -788,7 +788,7 @@ WRONG_STRUCTURES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("cause", WRONG_STRUCTURES)
 def test_a_structure_that_is_applied_wrongly_is_told(cause):
     right, output = WRONG_STRUCTURES[cause]
@@ -930,6 +930,8 @@ def test_dropout_that_is_on_is_named_from_the_rows_that_see_few_keys(rate):
     assert "eval" in found.cause.advice
 
 
+@pytest.mark.usefixtures("sought")
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("factor", [1.0, 0.95, 1.3])
 def test_weights_of_which_some_are_lost_otherwise_are_not_taken_for_dropout(factor):
     """Some are 0, and the others are not as much larger as the share of zeros says."""
@@ -951,6 +953,7 @@ def test_weights_are_not_recovered_if_a_mistake_is_known(monkeypatch):
     assert recovered
 
 
+@pytest.mark.usefixtures("sought")
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 def test_what_an_output_nearly_is_decides_the_layout_if_nothing_explains_it(layout):
     q, k, v = drawn(heads=4, queries=12, keys=12)
@@ -991,7 +994,7 @@ def in_layout(layout, *arrays):
     return tuple(arrays) if layout == BOTH_LAYOUTS[0] else turned(*arrays)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("cause", OF_GROUPED)
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 @pytest.mark.parametrize("sizes", GROUPED)
@@ -1007,8 +1010,8 @@ def test_a_mistake_beside_grouped_heads_is_told_without_their_layout(sizes, layo
     assert [it.id for it in found.assumed] == ["reading.layout"]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.usefixtures("sought")
-@pytest.mark.sample(5)
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 @pytest.mark.parametrize("sizes", GROUPED)
 def test_queries_are_not_read_as_more_than_the_keys_of_a_causal_mask(sizes, layout):
@@ -1057,7 +1060,7 @@ def laid_in(layout, function):
     return lambda *arrays: in_layout(layout, function(*in_layout(layout, *arrays)))[0]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @pytest.mark.usefixtures("sought")
 @pytest.mark.parametrize("told", [{"causal": True}, {}], ids=["told", "open"])
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
@@ -1076,7 +1079,7 @@ def test_two_callables_have_the_layout_in_which_one_is_right(layout, told):
         assert (found.wanted.verdict, found.wanted.layout) == ("deviates", layout)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.night
 @pytest.mark.usefixtures("sought")
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 def test_a_layout_that_a_mistake_of_one_output_tells_is_that_of_the_other(layout):
@@ -2105,6 +2108,7 @@ def test_a_layer_may_lack_the_bias_of_its_output():
     assert "scale.missing" in [it.id for it in found.causes], str(found)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("forgotten", ["q", "k", "v", "qkv"])
 def test_a_bias_that_a_layer_forgets_is_told(forgotten):
     random = np.random.default_rng(4)
@@ -3380,7 +3384,7 @@ def twice_wrong():
 TWICE_WRONG = twice_wrong()
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("number", range(len(TWICE_WRONG)))
 def test_two_mistakes_at_once_are_both_named(number):
     arrays, causes = TWICE_WRONG[number]
@@ -3389,7 +3393,7 @@ def test_two_mistakes_at_once_are_both_named(number):
     assert {it.id for it in found.cause.arguments["causes"]} == {*causes.split()}, str(found)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("sizes", [(8, 64), (2, 128)])
 def test_two_mistakes_in_a_larger_dump_are_both_named(sizes):
     # They are sought in some rows of the heads that share a key/value head.
@@ -3402,7 +3406,7 @@ def test_two_mistakes_in_a_larger_dump_are_both_named(sizes):
     assert len(found.causes) == 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("third", [False, True])
 def test_two_mistakes_are_not_named_beside_something_unknown(third):
     # An error of its own in a few elements, which neither of the two explains.
@@ -3413,7 +3417,7 @@ def test_two_mistakes_are_not_named_beside_something_unknown(third):
     assert [it.id for it in found.causes] == ["mistakes.two"] * (not third), str(found)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_two_mistakes_in_half_precision(dtype):
     rounded = dtype_of(dtype).round
@@ -3528,7 +3532,7 @@ SLOPES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", SLOPES)
 def test_slopes_that_are_made_otherwise_are_told(name):
     told, used, cause = SLOPES[name]
@@ -3559,6 +3563,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("name", NORMS)
 def test_a_weight_of_a_norm_that_is_wrong_on_one_side_is_told(name, turned):
@@ -3574,6 +3579,7 @@ def test_a_weight_of_a_norm_that_is_wrong_on_one_side_is_told(name, turned):
     assert named == [(cause, {"of": side})] * bool(cause), str(found)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("of_both", [False, True])
 @pytest.mark.parametrize(("queries", "start"), [(12, 0), (5, 7), (5, 0)])
 def test_rows_that_are_written_one_place_late_are_told(queries, start, of_both):
@@ -3599,23 +3605,25 @@ def in_one_axis(x, apart=False):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("apart", [False, True])
-def test_batch_entries_whose_tokens_follow_each_other(apart):
+@pytest.mark.parametrize(
+    ("scale", "verdict"), [(None, "noise"), pytest.param(1.0, "deviates", marks=pytest.mark.night)]
+)
+def test_batch_entries_whose_tokens_follow_each_other(apart, scale, verdict):
     lengths = np.array([12, 8])
     seen = (np.arange(12) < lengths[:, None])[:, None, None]
     own = {} if apart else {"heads": 4}
-    for scale, verdict in ((None, "noise"), (1.0, "deviates")):
-        output = attention(Q, K, V, scale=scale)
-        flat = [in_one_axis(x, apart) for x in (Q, K, V, output)]
-        masked = in_one_axis(attention(Q, K, V, scale=scale, mask=seen), apart)
-        for found in (
-            diagnose(*flat, batch=2, **own),
-            diagnose(*flat[:3], output, **own),
-            diagnose(*flat[:3], masked, key_lengths=lengths, **own),
-            diagnose(*flat[:3], masked, mask=seen, mask_true="attends", **own),
-        ):
-            assert found.verdict == verdict, str(found)
-            assert [it.id for it in found.causes] == ["scale.missing"] * (scale is not None)
-            assert "tokens of 2 batch entries, one entry after the other" in str(found)
+    output = attention(Q, K, V, scale=scale)
+    flat = [in_one_axis(x, apart) for x in (Q, K, V, output)]
+    masked = in_one_axis(attention(Q, K, V, scale=scale, mask=seen), apart)
+    for found in (
+        diagnose(*flat, batch=2, **own),
+        diagnose(*flat[:3], output, **own),
+        diagnose(*flat[:3], masked, key_lengths=lengths, **own),
+        diagnose(*flat[:3], masked, mask=seen, mask_true="attends", **own),
+    ):
+        assert found.verdict == verdict, str(found)
+        assert [it.id for it in found.causes] == ["scale.missing"] * (scale is not None)
+        assert "tokens of 2 batch entries, one entry after the other" in str(found)
     with pytest.raises(
         BadArrays, match="not those of 5 batch entries of one length; correct batch="
     ):
@@ -3633,6 +3641,7 @@ OTHER_NAMES = (
 )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["npz", "folder", "safetensors"])
 @pytest.mark.parametrize("names", OTHER_NAMES)
 def test_arrays_of_a_model_have_names_of_their_own(tmp_path, capsys, names, kind):

@@ -111,16 +111,23 @@ def test_a_reproduction_says_what_is_wrong_without_words_of_this_suite(path):
 
 
 def library(path):
-    """What the process of a script imports: the library, and the backend that Keras is given."""
+    """What scripts of one process share: the library, Keras' backend, and whether they compile.
+
+    What torch compiles takes ten times as long as all of its other scripts together.
+    """
     backend = re.search(r'KERAS_BACKEND"\W+(\w+)', path.read_text("utf-8"))
-    return path.stem.split("_")[0], backend[1] if backend else ""
+    compiled = "compiled" if "flex" in path.stem else ""
+    return path.stem.split("_")[0], backend[1] if backend else compiled
 
 
 LIBRARIES = sorted({library(path) for path in REPRODUCTIONS})
 
 
-@pytest.mark.sample(18)
-@pytest.mark.parametrize("wanted", LIBRARIES, ids=lambda wanted: "-".join(filter(None, wanted)))
+@pytest.mark.parametrize(
+    "wanted",
+    [pytest.param(own, marks=[pytest.mark.night] * (own != ("torch", ""))) for own in LIBRARIES],
+    ids=lambda wanted: "-".join(filter(None, wanted)),
+)
 def test_reproductions_of_the_docs_run_without_this_suite(wanted):
     for package in NEEDS.get(wanted[0], wanted[:1]):
         if importlib.util.find_spec(package) is None:
