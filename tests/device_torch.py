@@ -194,7 +194,7 @@ SOME = [
 @pytest.mark.parametrize(
     ("name", "modes", "cases"),
     [
-        ("ours", "train", SOME[:6]),
+        ("ours", "train", SOME[:3]),
         ("torch-mha", "train eval", SOME[:4]),
     ],
 )
@@ -205,7 +205,7 @@ def test_verdicts_are_those_of_the_cpu(name, modes, cases):
 @pytest.mark.parametrize(
     ("name", "modes", "cases"),
     [
-        ("ours", "train", SOME[6:]),
+        ("ours", "train", SOME[3:]),
         ("torch-mha", "train eval", SOME[4:8]),
         ("torch-sdpa", "", SOME[:8]),
         ("torch-sdpa-math", "", SOME[:3]),
@@ -294,7 +294,7 @@ def cached(query, key, value, past=None, values=None, causal=False):
     return honest(query, key, value, mask.tril(keys - queries) if causal else mask)
 
 
-def test_packed_sequences_and_caches_conform():
+def test_packed_sequences_and_caches_conform_at_night():
     for adapter, case in (
         (packed, "feature/lengths/self"),
         (cached, "causal/bottom-right/cross"),

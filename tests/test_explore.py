@@ -55,7 +55,7 @@ def sizes(small):
     return shape.batch, shape.query_length, shape.key_length, shape.heads, shape.head_size
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("adapter", [miniatures.Correct(), deviants.Narrow()])
 def test_nothing_is_found_in_what_is_right(adapter):
     assert found(adapter, examples=80) is None

@@ -235,6 +235,7 @@ def test_experiments_use_sizes_that_were_declared(name, experiment):
     assert len(answered) > len(result.entries) / 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("tiles", [(1, 1), (2, 2), (1, 64), (3, 3)])
 def test_every_case_can_be_posed_on_small_tiles(tiles):
     declared = Geometry(head_sizes=(4,), tiles=tiles)
@@ -327,6 +328,7 @@ def sizes_found(adapter, cases):
     return found, verdicts
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("when", "cases"),
     [

@@ -669,6 +669,7 @@ def test_a_variable_that_no_code_of_python_reads_is_noticed(way, project, capsys
     assert examined(OTHER="1", **variables) == ["deviates"]
 
 
+@pytest.mark.night
 def test_sitecustomize_itself_is_noticed(project, capsys):
     folder = project(before="import sys; factor = sys.factor")
     for factor, verdict, again in (
@@ -696,7 +697,7 @@ def test_a_package_that_is_edited_in_place_is_noticed(project, capsys):
     assert examined(PYTHONPATH=path) == ["deviates"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("asked", ["version", "entry_points"])
 def test_what_is_installed_is_noticed_if_it_is_asked(asked, project, capsys):
     code = {
@@ -941,6 +942,7 @@ def test_what_is_as_it_was_is_not_asked_again(way, project, capsys):
         assert "anew" not in printed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("within", [True, False], ids=["in the project", "elsewhere"])
 def test_the_suite_may_be_installed_like_any_package(within, project, capsys, tmp_path_factory):
     """Not only as it is here, where its files lie outside site-packages."""

@@ -965,7 +965,7 @@ ONE_CONVENTION = {
 """What is declared, what is required, and what is lacking."""
 
 
-@pytest.mark.parametrize("level", ["core", "full"])
+@pytest.mark.parametrize("level", ["core", pytest.param("full", marks=pytest.mark.night)])
 @pytest.mark.parametrize("name", ONE_CONVENTION)
 def test_one_convention_is_enough_for_what_is_required(name, level):
     declared, required, lacks = ONE_CONVENTION[name]

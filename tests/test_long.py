@@ -274,6 +274,7 @@ def test_a_rule_is_one_of_a_long_problem_or_is_named_as_lacking():
             assert entry.name in lacking
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)
 @pytest.mark.parametrize(("queries", "keys"), [(300, 512), (512, 300), (1, 400), (400, 1), (0, 9)])
 def test_lengths_that_differ(causal, queries, keys):
@@ -481,6 +482,7 @@ def sigmas(problem, tile):
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("causal", "features"),
@@ -561,6 +563,7 @@ class AnglesInTurns(Tiled):
         return (turns % 1 * 2 * np.pi).astype(self.wide)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", [Tiled, TablesOfFloat64, AnglesInTurns])
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if "rotary" in PROBLEMS[name]])
 def test_angles_may_be_products_in_float32_or_better(name, kind):
@@ -572,6 +575,7 @@ def test_angles_may_be_products_in_float32_or_better(name, kind):
         assert 0.2 < largest < 0.8 if kind is Tiled else largest < 0.02
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("pairs", ["halves", "interleaved"])
 @pytest.mark.parametrize("far", [0, 10**3, 10**6])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -792,6 +796,7 @@ def test_the_original_retrieves_bit_for_bit(dtype, queries, keys, causal):
     assert missed(given, call(Kernel(), given.heads)) == {}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "queries", "keys"),
     [

@@ -330,6 +330,7 @@ def test_amplified_noise_knows_features(dtype, far, monkeypatch):
             assert 0.75 < ratio < 1.33, (accuracy, name)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", LARGE_CASES)
 def test_no_correct_algorithm_is_a_false_alarm_in_large_problems(case, dtype):
@@ -373,6 +374,7 @@ def test_a_running_normaliser_of_each_key_is_class_a_in_half_precision_only(dtyp
         assert reached[KeyByKey] == ("A" if dtype in HALF else "")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("case", "prepared"),
     [

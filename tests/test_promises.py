@@ -54,7 +54,7 @@ def test_promises_that_are_kept_conform():
     assert {entry.subject.id for entry in seen} == subjects | masks
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_last_bit_breaks_a_promise(name):
     broken = BROKEN[name]

@@ -60,7 +60,7 @@ def layer_of(name, cache, attention="sdpa", **more):
     return StatefulLayer.from_huggingface(model, make, **declared)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
 @pytest.mark.parametrize("name", MODELS)
@@ -372,6 +372,7 @@ def test_a_layer_inside_a_model_is_checked_under_autocast():
     assert verdicts["steps"] == "conforms"
 
 
+@pytest.mark.night
 def test_a_part_that_is_compiled_is_checked():
     model = model_of("Llama")
     half, _ = PLANTED["single tokens take a path of fewer bits"]
