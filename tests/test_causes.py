@@ -427,6 +427,7 @@ def inside(kind, rounding):
     return Kernel()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("how", "rounding"), [("rounded", nearest_tf32), ("cut", cut_tf32)])
 @pytest.mark.parametrize("wanted", ["plain/no-mask/cross", "plain/no-mask/long"])
 @pytest.mark.parametrize("algorithm", [Divided, Online, ScaledQuery], ids=lambda one: one.__name__)

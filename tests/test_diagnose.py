@@ -1094,6 +1094,7 @@ def test_a_layout_that_a_mistake_of_one_output_tells_is_that_of_the_other(layout
             conformance.assert_within_noise(explained, *heads, wanted=spoilt, **options)
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("sought")
 def test_a_layout_that_neither_of_two_outputs_decides_has_to_be_told():
     spoilt = spoilt_in_all_elements(Q, K, V)
@@ -1217,6 +1218,7 @@ def rounded_attention(q, k, v, scale=8**-0.5):
     return in_bfloat16(in_bfloat16(powers / powers.sum(axis=-1, keepdims=True)) @ v)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("size", [1, 6, 30])
 def test_a_computation_in_bfloat16_is_named_whatever_its_logits(size):
     told = {"causal": True, "dtype": "float32", "layout": "batch heads length head"}
@@ -1228,6 +1230,7 @@ def test_a_computation_in_bfloat16_is_named_whatever_its_logits(size):
     assert "beside this mistake, the output is only as accurate as bfloat16" in str(found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("epsilon", [1e-2, 3e-3])
 def test_an_error_along_that_of_a_known_mistake_is_no_rounding(epsilon):
     q, k, v = drawn(kv_heads=2, queries=20, seed=3)
@@ -1770,6 +1773,7 @@ def test_the_log_sum_exp_of_a_long_output_is_judged():
     assert found.verdict == "noise", str(found)
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("short_is_long")
 def test_the_largest_logit_of_a_long_output_is_judged():
     q, k, v = drawn(queries=40)
@@ -2232,7 +2236,7 @@ def checkpoint_of(transformers, kind):
 KINDS = ("bert", "gpt2", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_of_a_checkpoint_is_told_from_its_files(tmp_path, capsys, kind):
     transformers = pytest.importorskip("transformers")
@@ -2568,6 +2572,7 @@ def gpt2(**told):
     return transformers.GPT2LMHeadModel(config).eval()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("order", ["sides", "heads", "heads of weights by sides"])
 def test_packed_projections_are_compared(order):
     torch = pytest.importorskip("torch")
@@ -3012,6 +3017,7 @@ def attends(query, key, value, seen, scale):
     return (powers / powers.sum(axis=-1, keepdims=True) @ value).astype(np.float32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("beyond", [1, -1])
 def test_a_mistake_in_a_causal_mask_that_is_not_told_is_named(beyond):
     random = np.random.default_rng(7)
@@ -3061,6 +3067,7 @@ def test_advice_is_to_be_followed_on_the_command_line(tmp_path, capsys):
         capsys.readouterr()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [1e-5, 1e-4])
 def test_an_exponential_that_is_slightly_off_is_no_causal_mask(size):
     q, k, v = drawn(queries=48, size=16)

@@ -151,7 +151,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("page", "command", "wanted"), COMMANDS, ids=[f"{p.stem}-{c[:60]}" for p, c, _ in COMMANDS]
 )

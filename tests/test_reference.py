@@ -165,7 +165,7 @@ def truth(problem):
     return found
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", IN_FIFTY_DIGITS)
 def test_everything_is_that_of_fifty_digits(name, score):
@@ -260,7 +260,7 @@ def by_jax(problem):
         return {name: np.asarray(array) for name, array in found.items() if name in wanted}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", IN_JAX)
 def test_everything_is_that_of_jax(name, score):
@@ -278,7 +278,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_features_in_pairs_are_those_of_loops_torch_and_jax(pair):
     problem = make(modern=pair, attn_bias=(1, 4, 3, 5), **WIDE)

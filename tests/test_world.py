@@ -125,6 +125,7 @@ def test_what_mutants_replace_is_there():
 # What ends
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "verdict", "detail"),
     [
