@@ -277,6 +277,7 @@ def through(layer, ways=WITHIN):
     return done, {result.case.partition("/")[2]: result.verdict for result in done.results}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_an_attention_inside_a_model_conforms(name):
     """A model makes positions, masks and caches, which the attention itself cannot."""
