@@ -618,6 +618,13 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
         for part, own in enumerate(every):
             of_part: About = {"heads": total, "first": part * shape.heads}
             yield _asked(maker, "alibi.slopes-of-more-heads", of_part, slopes=own)
+        if shape.heads % parts == 0:
+            fewer = shape.heads // parts
+            again = np.tile(alibi_slopes(fewer), parts)
+            yield _asked(maker, "alibi.slopes-of-fewer-heads", {"heads": fewer}, slopes=again)
+    if shape.group > 1:
+        of_shared = np.repeat(alibi_slopes(shape.kv_heads), shape.group)
+        yield _asked(maker, "alibi.slopes-made-for-key-heads", slopes=of_shared)
     yield _asked(maker, "alibi.slopes-sorted", slopes=-np.sort(-slopes))
     yield _asked(maker, "alibi.heads-reversed", slopes=slopes[::-1])
     yield _asked(maker, "alibi.of-first-head", slopes=0 * slopes + slopes[0])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from conformance.causes.hypothesis import About, Hypothesis, Maker
+from conformance.causes.location import indices
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, DType
 from conformance.definition.problem import Shape
@@ -211,6 +212,18 @@ def _heads(maker: Maker) -> Iterator[Hypothesis]:
         yield maker.weighed(f"heads.{which}-left-out", output=output * ~chosen)
         yield maker.weighed(f"heads.{which}-only", output=output * chosen)
     yield maker.weighed("heads.averaged", output=output / shape.heads)
+    for head in range(shape.heads) if shape.heads > 1 else ():
+        of_one = _of_head(head)
+        part: About = {"head": indices("head", [head], shape.heads)}
+        yield maker.staged("heads.output-of-one", part, merge=of_one(Stages.merge))
+        if head in (0, shape.heads - 1):
+            yield maker.staged("heads.weights-of-one", part, mix=of_one(Stages.mix))
+    if shape.heads > 1:
+
+        def averaged(a: Stages, weights: Array, values: Array) -> Array:
+            return Stages.mix(a, 0 * weights + weights.mean(axis=1, keepdims=True), values)
+
+        yield maker.staged("heads.weights-averaged", mix=averaged)
     for name, cause in (
         ("query", "heads.queries-of-first"),
         ("key", "heads.keys-of-first"),
@@ -219,6 +232,15 @@ def _heads(maker: Maker) -> Iterator[Hypothesis]:
         # In weights and biases, the heads are the second-to-last axis.
         firsts = {n: _first_of(own[n], axis=-2) for n in of_inputs if n.startswith(name)}
         yield maker.weighed(cause, **firsts)
+
+
+def _of_head(head: int) -> Callable[[Change], Change]:
+    """Return what makes a stage use one head of its first argument in place of every head."""
+
+    def changed(stage: Change) -> Change:
+        return lambda a, heads, *more: stage(a, 0 * heads + heads[:, head : head + 1], *more)
+
+    return changed
 
 
 AXES = ("batch", "heads", "length", "head")

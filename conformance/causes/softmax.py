@@ -22,6 +22,9 @@ from conformance.records.findings import NOTHING, Phrase
 LARGEST = 80.0
 """The largest logit whose exponential is in the range of float32, roughly."""
 
+LARGEST_WEIGHTS = (1, 2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 256)
+"""How many of the largest weights a sparse attention may keep."""
+
 MOST_TILES = 12
 """The largest number of tiles that are tested one by one; each test computes attention once."""
 
@@ -37,7 +40,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         # If everything is blocked, most libraries return NaN, and careful ones return 0.
         for empty in (np.nan, 0.0) if maker.problem.allowed is not None else (np.nan,):
             yield maker.staged(cause, softmax=over(axis, empty))
-    yield maker.staged("softmax.sigmoid", softmax=lambda a, x: 1 / (1 + np.exp(-x)))
+    yield maker.staged("softmax.sigmoid", softmax=lambda a, x: _sigmoid(x))
+    yield maker.staged("softmax.sigmoid-normalised", softmax=_normalised(_sigmoid))
+    yield maker.staged("softmax.relu", softmax=lambda a, x: _relu(x))
+    yield maker.staged("softmax.relu-normalised", softmax=_normalised(_relu))
     yield maker.staged("softmax.missing", softmax=lambda a, x: np.where(np.isfinite(x), x, 0.0))
     for hidden in (True, False) if maker.problem.allowed is not None else (False,):
         yield maker.staged("softmax.twice", softmax=_twice(hidden=hidden))
@@ -49,6 +55,43 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     yield from _exponential(maker)
     yield from _maximum(maker)
     yield from _tiles(maker)
+
+
+def _sigmoid(logits: Array) -> Array:
+    return 1 / (1 + np.exp(-logits))
+
+
+def _relu(logits: Array) -> Array:
+    return np.maximum(logits, 0.0)
+
+
+def _normalised(function: Callable[[Array], Array]) -> Change:
+    """Return a stage that divides a function of the logits by its sum over the keys.
+
+    The weights are 0 where that sum is 0.
+    """
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        values = function(logits)
+        total = values.sum(axis=-1, keepdims=True)
+        return values / np.where(total > 0, total, 1.0)
+
+    return softmax
+
+
+def _largest(count: int, *, normalised: bool) -> Change:
+    """Return a stage that keeps the largest weights of each row, and divides them by their sum.
+
+    They are not divided, so that their sum is below 1, unless `normalised`.
+    """
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        least = np.partition(logits, -count, axis=-1)[..., -count, None]
+        if normalised:
+            return Stages.softmax(a, np.where(logits >= least, logits, -np.inf))
+        return np.where(logits >= least, Stages.softmax(a, logits), 0.0)
+
+    return softmax
 
 
 def _twice(*, hidden: bool) -> Change:
@@ -172,6 +215,14 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
             return np.where(weights < least, 0.0, weights)
 
         yield maker.staged("softmax.small-weights-dropped", {"digits": digits}, softmax=large)
+    for count in LARGEST_WEIGHTS:
+        if count < maker.problem.shape.key_length:
+            for cause, normalised in (
+                ("softmax.largest-only", True),
+                ("softmax.largest-only-not-divided", False),
+            ):
+                kept = _largest(count, normalised=normalised)
+                yield maker.staged(cause, {"count": count}, softmax=kept)
     for cap in (5, 10, 15, 20, 30, 50, 100):
 
         def soft(a: Stages, scores: Array, cap: float = cap) -> Array:
