@@ -325,17 +325,22 @@ def kept(ex: Examination) -> Finding | None:
 @requirement(
     "call.takes-one-array-twice",
     "Query and key that are one array, beside another value, or key and value that are a view of "
-    "the query's first tokens, give the same answer as separate arrays.",
+    "the query's first tokens, give the same answer as separate arrays. So do query, key and value "
+    "of a function that are one array, whose gradient is the sum of those of all three.",
     why="Code that takes `query is key` for self-attention, or compares addresses, projects the "
     "wrong array: DETR passes (x, x, v).",
     cases=("plain/no-mask/self",),
+    revision=2,
 )
 def shared(ex: Examination) -> Finding | None:
     """Pass one array as query and key with another as value, and then the first tokens of the query
-    as key and value. The check is skipped if calls are compiled, where each argument is an array of
-    its own, and for functions, whose heads the suite projects."""
-    if ex.adapter.compiles or ex.adapter.projections_supplied:
+    as key and value. A function gets one array of heads, without projections, as query, key and
+    value, and the gradient of this array is compared, too. The check is skipped if calls are
+    compiled, where each argument is an array of its own."""
+    if ex.adapter.compiles:
         return None
+    if ex.adapter.projections_supplied:
+        return _shared_heads(ex)
     problem, length = ex.problem, ex.problem.shape.key_length // 2
     if ex.adapter.geometry is not None:
         length -= length % ex.adapter.geometry.multiples[1]
@@ -354,6 +359,25 @@ def shared(ex: Examination) -> Finding | None:
         if finding.verdict != "conforms":
             break
     return finding
+
+
+def _shared_heads(ex: Examination) -> Finding:
+    """Return the finding on whether one array of heads as all three inputs is as good as three."""
+    heads = ex.kernel_problem
+    if heads.shape.group > 1 or heads.query.shape != heads.value.shape:
+        raise Unsupported("its queries, keys and values have different shapes")
+    apart = heads.replace(key=heads.query, value=heads.query)
+    together = apart.replace(shape=dataclasses.replace(heads.shape, sharing="self"))
+    one, other = (ex.ask(problem, projected=True) for problem in (together, apart))
+    ones, others = {"output": one.output}, {"output": other.output}
+    if {"query", "key", "value"} <= other.gradients.keys():
+        name = "gradient.query"
+        ones[name] = one.gradients["query"]
+        others[name] = sum(other.gradients[each] for each in ("query", "key", "value"))
+    expected = ex.expected("query, key and value in one array", lambda: together)
+    said = "{array} is another if query, key and value are one array"
+    compared = all_between(ones, others, expected.sigma, expected.underflow)
+    return judge(shared.id, compared, said=said)
 
 
 @requirement(

@@ -933,6 +933,24 @@ _add(
 )
 
 
+def _added_if_one_array(a: Attention, *given: Any) -> tuple[Array, Array, Array]:
+    d_q, d_k, d_v = Attention.d_attention(a, *given)
+    inputs = a.given.inputs
+    if inputs["key"] is inputs["value"] and np.array_equal(a.k, a.v):
+        d_k = d_v = d_k + d_v
+    return d_q, d_k, d_v
+
+
+_add(
+    "gradient-of-shared-heads-twice",
+    "returns the sum of the gradients of keys and values for both if these are one array of heads",
+    SHARED,
+    d_attention=_added_if_one_array,
+    case="plain/no-mask/self",
+    accuracy="A",
+)
+
+
 def _keys_by_identity(a: Attention, name: str) -> Array:
     if name != "key":
         return Attention.heads(a, name)
