@@ -266,14 +266,12 @@ def _reader(array: Any, sizes: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def _compiled(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-    import torch
     from torch._inductor.exc import InvalidCxxCompiler
 
-    with torch._dynamo.utils.disable_cache_limit():
-        try:
-            return _program()(query, key, value, **options)
-        except InvalidCxxCompiler as error:
-            raise Unavailable(f"torch.compile needs a C++ compiler: {error}") from error
+    try:
+        return _program()(query, key, value, **options)
+    except InvalidCxxCompiler as error:
+        raise Unavailable(f"torch.compile needs a C++ compiler: {error}") from error
 
 
 @cache

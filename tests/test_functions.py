@@ -7,7 +7,8 @@ import math
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -236,6 +237,31 @@ def test_gradients_of_a_compiled_function_are_asked_for_twice():
     assert config.donated_buffer == before
     for name, array in once.items():
         np.testing.assert_array_equal(array, twice[name])
+
+
+def test_a_compiled_function_is_compiled_for_every_problem():
+    """By default, torch compiles it for eight kinds of arguments, and then calls it as it is."""
+    torch, dynamo = (pytest.importorskip(name) for name in ("torch", "torch._dynamo"))
+
+    @partial(torch.compile, backend="eager", dynamic=False)
+    def one_if_compiled(x):
+        return torch.ones_like(x) * torch.compiler.is_compiling()
+
+    seen = []
+
+    @attention_function("torch")
+    def compiled(query, key, value):
+        seen.append(one_if_compiled(value.detach()).min().item())
+        return torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), dim=-1) @ value
+
+    limit = dynamo.config.recompile_limit
+    for case in find_cases("plain/no-mask/*"):
+        for dtype in ("float32", "float64", "bfloat16"):
+            with suppress(Unsupported):
+                compiled.run(case.problem(dtype), Call())
+    assert len(seen) > 2 * limit
+    assert set(seen) == {1.0}
+    assert dynamo.config.recompile_limit == limit
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bool", "int32"])

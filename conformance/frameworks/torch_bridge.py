@@ -75,6 +75,21 @@ def _unless_mixed(get: Callable[[], Any]) -> Any:
         return "mixed"
 
 
+@contextmanager
+def _always_compiled() -> Iterator[None]:
+    """Let `torch.compile` compile as often as it is asked to, if it has been used.
+
+    It compiles a function for eight kinds of arguments, and calls it uncompiled for all others: a
+    mode that compiles would be examined in its first problems only.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None or not hasattr(utils, "disable_cache_limit"):
+        yield
+        return
+    with utils.disable_cache_limit():
+        yield
+
+
 def _matmul_precision() -> str:
     """Return the precision of float32 products: in general, on CUDA and in oneDNN."""
     general = _unless_mixed(torch.get_float32_matmul_precision)
@@ -259,11 +274,12 @@ class Torch(Framework):
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
         if device == "cpu":
-            yield
+            with _always_compiled():
+                yield
             return
         _check_dtype(dtype)
         wait = _of_accelerator("synchronize")
-        with self._state.watching(wait, _of_accelerator("empty_cache")):
+        with _always_compiled(), self._state.watching(wait, _of_accelerator("empty_cache")):
             try:
                 yield
             finally:
