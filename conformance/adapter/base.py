@@ -520,6 +520,14 @@ class Adapter(ABC):
         """
         raise Unsupported("its answers are not kept as native arrays")
 
+    def interrupted(self, problem: Problem, later: Problem, call: Call) -> Answer:
+        """Return the answer to a problem if `later` is run before its backward pass.
+
+        The two problems are as in `reread`. Raise `Unsupported` if the backward pass is not a call
+        of its own, which is the default.
+        """
+        raise Unsupported("its backward pass is not a call of its own")
+
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Run a problem twice on the same arrays; return both answers and what changed."""
         before = _numbers(problem)

@@ -45,7 +45,7 @@ from conformance.frameworks.base import (
     package_versions,
 )
 
-_WEIGHT, _MASK = "weights.", "mask."
+_WEIGHT, _MASK, _LATER = "weights.", "mask.", "later."
 
 
 def output_and_weights(result: Any) -> tuple[Any, Any]:
@@ -281,6 +281,25 @@ class NativeAdapter(Adapter):
             )
             self._native(call, next_one)
             return first, self._answer(problem, ready, result)
+
+    def interrupted(self, problem: Problem, later: Problem, call: Call) -> Answer:
+        self.check(later)
+        if not self.bridge.records_graphs:
+            raise Unsupported(f"derivatives of {self.bridge.name} are functions, not graphs")
+        with self._session(problem, call):
+            ready, next_one = self._prepare(problem, call), self._prepare(later, call)
+            # The later call records a graph, too, if its arrays are differentiated as well.
+            of_later = {_LATER + name: array for name, array in next_one.variables.items()}
+
+            def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:
+                result = ready.function({n: variables[n] for n in ready.variables}, constants)
+                next_one.function(_named(variables, _LATER), next_one.constants)
+                return result
+
+            both = replace(ready, function=function, variables=ready.variables | of_later)
+            result = self._native(call, both)
+            gradients = {n: a for n, a in result.gradients.items() if n in ready.variables}
+            return self._answer(problem, ready, replace(result, gradients=gradients))
 
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:

@@ -204,6 +204,9 @@ class Candidate(Function):
     def reread(self, problem: Problem, later: Problem, call: Call) -> tuple[Answer, Answer]:
         raise Unsupported("its answers are copies from another process")
 
+    def interrupted(self, problem: Problem, later: Problem, call: Call) -> Answer:
+        raise Unsupported("its calls in another process include the backward pass")
+
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         return super().side_effects(problem, replace(call, projected=True))
 

@@ -296,15 +296,18 @@ def rewritten(ex: Examination) -> Finding | None:
 
 @requirement(
     "call.leaves-earlier-answers-alone",
-    "A call does not change what earlier calls returned.",
-    why="An output in a workspace that is used again changes under whoever still holds it.",
-    cases=("plain/no-mask/cross", "mask/key-padding/separate"),
-    revision=2,
+    "A call does not change what earlier calls returned, nor the gradients that are still to come.",
+    why="An output in a workspace that is used again changes under whoever still holds it. Where "
+    "there are two layers, both are called before the backward pass of the first.",
+    cases=("plain/no-mask/cross", "plain/no-mask/self", "mask/key-padding/separate"),
+    revision=3,
 )
 def kept(ex: Examination) -> Finding | None:
     """Call the implementation, and again with other numbers of the same shapes. Output, weights and
-    gradients of the first call must then hold the same numbers as before the second. The same is
-    asked without gradients; a function is then given heads that are projected already."""
+    gradients of the first call must then hold the same numbers as before the second. The gradients
+    must also be the same if the second call comes between the first call and its backward pass. The
+    output is asked for without gradients, too; a function is then given heads that are projected
+    already."""
     if ex.adapter.compiles:
         return None
     later = _other(ex)
@@ -313,6 +316,12 @@ def kept(ex: Examination) -> Finding | None:
     finding = _equal(kept.id, ex, after, before, said)
     if finding.verdict == "deviates":
         return finding
+    with suppress(Unsupported):
+        if ex.answer.gradients:
+            said = "{array} is another if the next call comes before the backward pass"
+            finding = _equal(kept.id, ex, ex.ask_interrupted(later), ex.answer, said)
+            if finding.verdict == "deviates":
+                return finding
     earlier, now = (answer.arrays() for answer in ex.reread_in_inference(later))
     changed = tuple(
         f"without gradients, {name} of an earlier call is changed by the next"

@@ -375,6 +375,12 @@ class Examination:
             before, after = self.adapter.reread(self.problem, later, Call(self.mode, self.device))
         return self._checked(before, self.problem), self._checked(after, self.problem)
 
+    def ask_interrupted(self, later: Problem) -> Answer:
+        """Return the answer to the case if the problem `later` is run before its backward pass."""
+        with _theirs():
+            answer = self.adapter.interrupted(self.problem, later, Call(self.mode, self.device))
+        return self._checked(answer, self.problem)
+
     def reread_in_inference(self, later: Problem) -> tuple[Answer, Answer]:
         """Do the same as `ask_reread` without gradients, and leave the answers as they are.
 

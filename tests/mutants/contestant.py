@@ -44,6 +44,7 @@ class Emulated(NumPy):
     """NumPy with bfloat16, as float32 that holds nothing else."""
 
     differentiable = True
+    records_graphs = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         """float64, the suite's own numbers, as `dtype`; the rest as it is."""
@@ -85,7 +86,7 @@ class Contestant(NativeAdapter):
         self.causal_flag = CausalFlag("causal", alignment=alignment)
         self._kind = kind
         self._memory: dict[str, Any] = {}
-        self._called: Attention | None = None
+        self._called: list[Attention] = []
         self._wanted: Iterable[str] = ()
 
     @property
@@ -120,21 +121,21 @@ class Contestant(NativeAdapter):
                 self._memory,
                 frozenset(self._wanted),
             )
-            self._called = self._kind(given)
-            return self._called.forward()
+            self._called.append(self._kind(given))
+            return self._called[-1].forward()
 
         return natives, invoke, None
 
     def _native(self, call: Call, ready: Prepared) -> Evaluated:
         variables, constants = ready.split(call.wanted)
         self._wanted = variables if call.mode.gradients else ()
+        self._called.clear()
         with np.errstate(all="ignore"):
             output, weights = ready.function(variables, constants)
             gradients: Natives = {}
             if self._wanted:
-                assert self._called is not None
                 for _ in range(call.backwards):
-                    every = self._called.backward(ready.cotangent, ready.weights_cotangent)
+                    every = self._called[0].backward(ready.cotangent, ready.weights_cotangent)
                 gradients = {name: every[name] for name in variables if name in every}
         return Evaluated(output, weights, gradients)
 

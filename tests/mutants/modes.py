@@ -978,6 +978,23 @@ _add(
     heads=_keys_by_identity,
     case="plain/no-mask/cross",
 )
+
+
+def _weights_put_away(a: Attention, logits: Array) -> Array:
+    a.given.memory["weights"] = Attention.softmax(a, logits)
+    return a.given.memory["weights"]
+
+
+_add(
+    "weights-of-the-latest-call-in-backward",
+    "keeps the weights for the backward pass in one place for all calls",
+    KEPT,
+    softmax=_weights_put_away,
+    weights_again=lambda a: (
+        Attention.weights_again(a) if a.weights is None else a.hold(a.given.memory["weights"])
+    ),
+    case="plain/no-mask/cross",
+)
 _add(
     "output-in-a-workspace",
     "returns the output in memory that the next call overwrites",
