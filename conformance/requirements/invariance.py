@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.arguments import Spelling
+from conformance.adapter.handing import Cache
 from conformance.cases.patterns import other_mask
 from conformance.definition.attention import merge
 from conformance.definition.comparison import Comparison, between, compare
@@ -430,12 +432,14 @@ def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> di
         "feature/cache-*",
         "feature/gpt-oss/*",
     ),
+    revision=2,
 )
 def steps(ex: Examination) -> Finding | None:
     """Pass the queries in several steps, as in decoding with a KV cache. The first step has one
     query, and each further step has the next two, or the one that is left; the keys of a step are
-    those up to the position of its last query. The outputs must equal those of a single pass, and
-    the gradients must add up to its gradients, both up to rounding noise."""
+    those up to the position of its last query. If a cache is declared, earlier keys are passed in
+    it. The outputs must equal those of a single pass, and the gradients must add up to its
+    gradients, both up to rounding noise."""
     problem = ex.problem
     if any(entry.whole for entry in problem.entries) or not ex.varies_arguments:
         return None
@@ -446,7 +450,8 @@ def steps(ex: Examination) -> Finding | None:
     for queries, keys in _chunks(problem):
         part = part_of(problem, slice(None), queries, keys)
         rows = _rows_of_tokens(problem, queries, keys)
-        for name, array in ex.ask(part).arrays().items():
+        answer = ex.ask(part, spelling=_beside_cache(ex, part))
+        for name, array in answer.arrays().items():
             if name in rows:
                 found[name][:, rows[name]] += array
             elif name == "gradient.attn_bias":
@@ -458,6 +463,14 @@ def steps(ex: Examination) -> Finding | None:
                 found[name] += array
     said = "{array} in steps beside a cache is not that of the whole pass"
     return _judged(ex, steps.id, whole, found, noise, said)
+
+
+def _beside_cache(ex: Examination, problem: Problem) -> Spelling | None:
+    """Return the encoding of a problem that passes its first keys in a cache; None without one."""
+    if not any(isinstance(one, Cache) for one in ex.adapter.features):
+        return None
+    every = ex.adapter.masks.spellings(problem)
+    return next((it for it in every if it.handing and it.handing.held is not None), None)
 
 
 @requirement(

@@ -1,6 +1,6 @@
 """Mutants of attentions that take tokens packed, in pages or beside a cache, and those they are of.
 
-The five attentions are in torch, one sequence at a time, so gradients need nothing of their own.
+The six attentions are in torch, one sequence at a time, so gradients need nothing of their own.
 Each method is one step that a mutant replaces. The mutants are what kernels of serving get wrong:
 where sequences begin, which page is next, what lies behind the last token, where new keys go.
 """
@@ -25,17 +25,18 @@ from conformance import (
     Packed,
     Pages,
     RotaryBase,
+    Sinks,
     Window,
 )
 from mutants.features import FeatureMutant
-from mutants.mutant import INPUTS, KEPT, LAYOUT, MODES, OUTPUT, SPELLINGS, UNCHANGED
+from mutants.mutant import INPUTS, KEPT, LAYOUT, MODES, OUTPUT, SPELLINGS, STEPS, UNCHANGED
 
 Tensor = Any
 MASK = MaskArgument("mask", "batch heads query key", true="attends")
 
 
 class Handed(Function):
-    """What all five have in common: one sequence, `[heads length head]`."""
+    """What all six have in common: one sequence, `[heads length head]`."""
 
     framework = "torch"
     grouped = True
@@ -85,8 +86,11 @@ class Handed(Function):
         ahead = self.ahead(query.shape[1], key.shape[1]) if ahead is None else ahead
         seen = self.sees(ahead, causal, window) & mask
         logits = (query @ key.mT) * query.shape[-1] ** -0.5
-        weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
+        weights = self.softmax(logits.masked_fill(~seen, -math.inf))
         return weights.nan_to_num(0.0) @ value
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
 
 
 class Varlen(Handed):
@@ -330,12 +334,64 @@ class Ring(Handed):
         return torch.stack(contexts)
 
 
+class Rolling(Ring):
+    """The same, if it is given a ring; it rotates new tokens, and has sinks."""
+
+    features = (
+        Cache("k_ring", "v_ring", lengths="past", ring=True),
+        Window("window", alignment="bottom-right"),
+        RotaryBase("base", alignment="bottom-right"),
+        Sinks("sinks"),
+    )
+
+    def rotates_by(self, position: Tensor, places: int) -> Tensor:
+        """The position by which a new key is rotated before it is stored."""
+        return position
+
+    def whole(self, query: Tensor, key: Tensor, value: Tensor, masks: dict[str, Any]) -> Tensor:
+        import torch
+
+        ring, new = masks.get("k_ring"), query.shape[2]
+        more = key.shape[2] - new
+        self.sinks, base = masks.pop("sinks", None), masks.pop("base", None)
+        if base is not None:
+            past = torch.tensor([more] * len(query)) if ring is None else masks["past"].long()
+            at = past[:, None] + torch.arange(new)
+            of_keys = (at - more)[:, :1] + torch.arange(key.shape[2]) if ring is None else at
+            if ring is not None:
+                of_keys = self.rotates_by(of_keys, ring.shape[2])
+            query, key = self.turned(query, at, base), self.turned(key, of_keys, base)
+        if ring is not None:
+            return super().whole(query, key, value, masks)
+        each = zip(query, key, value, strict=True)
+        return torch.stack([self.one(*sequence, **masks) for sequence in each])
+
+    def turned(self, heads: Tensor, at: Tensor, base: float) -> Tensor:
+        """Heads `[batch heads length head]`, rotated by halves."""
+        import torch
+
+        size = heads.shape[-1]
+        angles = at[:, None, :, None] * base ** (-torch.arange(0, size, 2) / size)
+        cos, sin = (x.to(heads.dtype) for x in (angles.cos(), angles.sin()))
+        one, other = heads.chunk(2, -1)
+        return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        import torch
+
+        if self.sinks is None:
+            return super().softmax(logits)
+        sinks = self.sinks[:, None, None].expand(*logits.shape[:-1], 1)
+        return torch.cat((logits, sinks), -1).softmax(-1)[..., :-1]
+
+
 SOUND: dict[type[Handed], tuple[str, ...]] = {
     Varlen: ("plain/no-mask/cross", "feature/segments/self", "feature/lengths/cross"),
     Paged: ("feature/key-lengths/cross", "feature/key-lengths-causal/gqa"),
     Cached: ("causal/beside-a-cache/gqa", "causal/bottom-right/cross"),
     Buffered: ("feature/cache-rotary/gqa", "feature/cache-norm/gqa", "causal/bottom-right/cross"),
     Ring: ("feature/window-causal/gqa",),
+    Rolling: ("feature/gpt-oss/gqa", "feature/window-causal/gqa"),
 }
 """The attentions without a defect, and cases in which each is handed tokens in its own way."""
 
@@ -980,4 +1036,11 @@ _add(
     ahead_of=lambda a, positions, past, new: Ring.ahead_of(a, positions, past, new)[:1].repeat(
         new, 1
     ),
+)
+_add = _chapter("ring", Rolling)
+_add(
+    "ring-keys-rotated-by-place",
+    "rotates a new key by the place where it is stored",
+    STEPS,
+    rotates_by=lambda a, position, places: position % places,
 )

@@ -32,7 +32,7 @@ The chapters from [chunk](#chunk) to [layouts](#layouts) are mutants of an
 trees, windows, soft caps, sinks, ALiBi, rotary positions, also on several axes, query/key norms,
 lengths, packed sequences and a cache. They are left alone as soon as they are noticed.
 
-The chapters from [packed](#packed) to [ring](#ring) are mutants of five attentions that take tokens
+The chapters from [packed](#packed) to [ring](#ring) are mutants of six attentions that take tokens
 [packed, in pages or beside a cache](../tests/mutants/handed.py): what kernels of serving get wrong.
 
 The chapter [log-sum-exp](#log-sum-exp) has mutants of an attention that
@@ -301,6 +301,12 @@ gradients: `call.leaves-earlier-answers-alone` |
 what features add: `call.memory-layout-does-not-matter` with features |
 | packed-strides-ignored, buffer-strides-ignored | slices as packed tokens and as buffers: the \
 suite laid them out before it moved tokens, which made them contiguous |
+| gradient-of-shared-heads-twice | one array of heads as query, key and value of a function: \
+`call.takes-one-array-twice` |
+| weights-of-the-latest-call-in-backward | a call between another one and its backward pass: \
+`call.leaves-earlier-answers-alone` |
+| ring-keys-rotated-by-place | a ring that is full beside rotary positions: steps of \
+`feature/gpt-oss` with a cache that need not be used |
 
 What is kept in bfloat16 between eight tiles at most (contexts, their merge, gradients, row terms) \
 changes no more than the promised class A allows. [At length](long.md) it is noticed.
