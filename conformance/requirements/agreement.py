@@ -382,7 +382,8 @@ def _shared_heads(ex: Examination) -> Finding:
     if {"query", "key", "value"} <= other.gradients.keys():
         name = "gradient.query"
         ones[name] = one.gradients["query"]
-        others[name] = sum(other.gradients[each] for each in ("query", "key", "value"))
+        every = [other.gradients[each] for each in ("query", "key", "value")]
+        others[name] = np.sum(every, axis=0)
     expected = ex.expected("query, key and value in one array", lambda: together)
     said = "{array} is another if query, key and value are one array"
     compared = all_between(ones, others, expected.sigma, expected.underflow)
