@@ -3676,6 +3676,35 @@ def test_rows_that_are_written_one_place_late_are_told(queries, start, of_both):
     assert named == [("cache.written-one-late", keys["of"])], str(found)
 
 
+ROWS = {
+    "from 7 on, the one before": ([*range(7), *[6] * 5], "cache.rows-repeat-one", {"first": 7}),
+    "from 9 on, the one before": ([*range(9), 8, 8, 8], "", None),
+    "the last three, the three before": ([*range(9), 6, 7, 8], "cache.rows-repeat-those-before", 3),
+    "the last five, the five before": (
+        [*range(7), *range(2, 7)],
+        "cache.rows-repeat-those-before",
+        5,
+    ),
+    "the last three, two of those before": ([*range(9), 6, 7, 7], "", None),
+    "three in the middle": ([*range(6), 3, 4, 5, 9, 10, 11], "", None),
+}
+
+
+@pytest.mark.parametrize("of_both", [False, True])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_repeat_others_are_told(name, of_both, one_mistake):
+    rows, cause, which = ROWS[name]
+    output = attention(LQ, LK[:, :, rows] if of_both else LK, LV[:, :, rows])
+    found = diagnose(LQ, LK, LV, output, layout="batch heads length head")
+    assert found.verdict == "deviates"
+    assert [it.id for it in found.causes] == [cause] * bool(cause), str(found)
+    if cause:
+        arguments = found.causes[0].arguments
+        assert arguments["of"] == (["key", "value"] if of_both else ["value"])
+        told = arguments["keys"].arguments if "keys" in arguments else arguments["count"]
+        assert told == which
+
+
 # Tokens of all batch entries in one axis, and names
 
 

@@ -234,6 +234,12 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
                 return array[:, at]
 
             yield maker.staged(cause, {"of": [*of]}, input=changed(of, moved))
+        for cause, about, at in _repeated(keys, queries):
+
+            def repeated(array: Array, at: IntArray = at) -> Array:
+                return array[:, at]
+
+            yield maker.staged(cause, {"of": [*of], **about}, input=changed(of, repeated))
         for start in dict.fromkeys((0, first)):
 
             def shifted(array: Array, start: int = start) -> Array:
@@ -249,6 +255,22 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
                 return np.roll(array, step, axis=0)
 
             yield maker.staged("cache.of-next-entry", {"of": [*of]}, input=changed(of, rolled))
+
+
+def _repeated(keys: int, queries: int) -> Iterator[tuple[str, About, IntArray]]:
+    """Yield the ways in which several rows of a cache repeat others.
+
+    Each is the id of a cause, arguments of its phrase, and the index of what is in each row.
+    """
+    index = np.arange(keys)
+    for first in sorted({keys - queries, keys // 2, *range(64, keys, 64)}):
+        if 0 < first < keys - 1:
+            about: About = {"keys": Phrase("where.key.from", {"first": first})}
+            yield "cache.rows-repeat-one", about, np.minimum(index, first - 1)
+    for count in sorted({queries, 2, 3, 4, 5, 8, 16, 32, 64}):
+        if 2 <= count <= keys // 2:
+            last = np.where(index >= keys - count, index - count, index)
+            yield "cache.rows-repeat-those-before", {"count": count}, last
 
 
 # What follows from the output
