@@ -3705,6 +3705,39 @@ def test_rows_that_repeat_others_are_told(name, of_both, one_mistake):
         assert told == which
 
 
+def with_row(array, row, by):
+    changed = array.copy()
+    changed[:, :, row] = by
+    return changed
+
+
+@pytest.mark.parametrize("causal", [None, 7])
+@pytest.mark.parametrize("of_both", [False, True])
+@pytest.mark.parametrize(("row", "by"), [(4, 2), (5, 9), (0, 10)])
+def test_a_row_that_holds_another_is_told(row, by, of_both, causal, one_mistake):
+    k = with_row(LK, row, LK[:, :, by]) if of_both else LK
+    output = attention(LQ, k, with_row(LV, row, LV[:, :, by]), causal=causal)
+    told = {"layout": "batch heads length head", "causal": causal and "bottom-right"}
+    found = diagnose(LQ, LK, LV, output, **told)
+    of_rows = ["key", "value"] if of_both else ["value"]
+    wanted = Phrase("cache.row-of-another", {"of": of_rows, "row": row, "by": by})
+    assert [Phrase(it.id, it.arguments) for it in found.causes] == [wanted], str(found)
+
+
+@pytest.mark.parametrize("case", ["a mean", "two rows", "one head", "half of it"])
+def test_a_row_that_holds_something_else_is_not_told(case, one_mistake):
+    v = with_row(LV, 4, (LV[:, :, 2] + LV[:, :, 3]) / 2)
+    if case == "two rows":
+        v = with_row(with_row(LV, 4, LV[:, :, 2]), 8, LV[:, :, 1])
+    if case == "one head":
+        v = np.where(np.arange(4)[:, None, None] == 1, with_row(LV, 4, LV[:, :, 2]), LV)
+    if case == "half of it":
+        v = with_row(LV, 4, np.where(np.arange(8) < 4, LV[:, :, 2], LV[:, :, 4]))
+    found = diagnose(LQ, LK, LV, attention(LQ, LK, v), layout="batch heads length head")
+    assert found.verdict == "deviates"
+    assert not found.causes, str(found)
+
+
 # Tokens of all batch entries in one axis, and names
 
 

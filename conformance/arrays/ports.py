@@ -263,7 +263,7 @@ def _repeated(keys: int, queries: int) -> Iterator[tuple[str, About, IntArray]]:
     Each is the id of a cause, arguments of its phrase, and the index of what is in each row.
     """
     index = np.arange(keys)
-    for first in sorted({keys - queries, keys // 2, *range(64, keys, 64)}):
+    for first in sorted({keys - queries, keys // 2, *range(64, min(keys, MOST_KEYS), 64)}):
         if 0 < first < keys - 1:
             about: About = {"keys": Phrase("where.key.from", {"first": first})}
             yield "cache.rows-repeat-one", about, np.minimum(index, first - 1)
@@ -276,17 +276,18 @@ def _repeated(keys: int, queries: int) -> Iterator[tuple[str, About, IntArray]]:
 # What follows from the output
 
 
-def of_output(right: Stages, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield causes that are read off the output: another order, a factor, dropout.
+def of_output(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield causes that are read off the output: another order, a factor, a row, dropout.
 
-    `right` is the correct computation. Each is worked out only when the caller asks for it, since
-    the last recovers weights row by row.
+    Each is worked out only when the caller asks for it, since the last recovers weights row by row.
     """
-    if cause := permuted(right.problem, evidence):
+    if cause := permuted(maker.problem, evidence):
         yield cause
-    if cause := factors(right.problem, evidence):
+    if cause := factors(maker.problem, evidence):
         yield cause
-    if cause := dropped(right, evidence):
+    if cause := overwritten(maker, evidence):
+        yield cause
+    if cause := dropped(maker.right, evidence):
         yield cause
 
 
@@ -389,6 +390,54 @@ def dropped(right: Stages, evidence: Evidence) -> Phrase:
     if not even.all() or abs(1 - kept.size / shares.size - rate) > 4 * spread:
         return NOTHING
     return Phrase("softmax.dropout-on", {"rate": significant(rate), "count": len(rows)})
+
+
+TINY = np.finfo(np.float64).tiny
+
+MOST_KEYS = 512
+"""The most keys among which one that holds another is looked for, for each of all pairs."""
+
+FEW_ROWS = 8
+"""The number of rows, those with the largest errors, that tell which key holds which."""
+
+
+def overwritten(maker: Maker, evidence: Evidence) -> Phrase:
+    """Return the cause that one row of keys and values, or of values, holds another row.
+
+    If o is a row of the output, and r is what it lacks of the right one without key j, times the
+    sum of the other weights, then r is parallel to v − o, whatever the weight of the value v that
+    stands at j.
+    """
+    right, shape, keys = maker.right, maker.problem.shape, maker.problem.shape.key_length
+    if not np.isfinite(evidence.got).all() or not right.problem.heads_alone:
+        return NOTHING
+    if not 2 < keys <= MOST_KEYS:
+        return NOTHING
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    got, want = (it.reshape(sizes).swapaxes(1, 2) for it in (evidence.got, evidence.want))
+    errors = np.abs(got - want).max(axis=-1)
+    left = np.zeros((keys, keys))
+    for flat in np.argsort(-errors, axis=None)[:FEW_ROWS]:
+        at = np.unravel_index(flat, errors.shape)
+        weights, values = right.weights[at], right.values[at[:2]]
+        lacks = got[at] * (1 - weights)[:, None] - want[at] + weights[:, None] * values
+        towards = values - got[at]
+        along = (lacks @ towards.T) ** 2 / np.maximum((towards**2).sum(axis=-1), TINY)
+        left += ((lacks**2).sum(axis=-1)[:, None] - along) / max(errors[at] ** 2, TINY)
+    np.fill_diagonal(left, np.inf)
+    row, by = (int(it) for it in np.unravel_index(int(left.argmin()), left.shape))
+    index = np.where(np.arange(keys) == row, by, np.arange(keys))
+    for of in (("key", "value"), ("value",)):
+
+        def held(a: Stages, name: str, of: tuple[str, ...] = of) -> Array:
+            array: Array = getattr(a.problem, name)
+            return array[:, index] if name in of else array
+
+        about: About = {"of": [*of], "row": row, "by": by}
+        found = maker.staged("cache.row-of-another", about, input=held)
+        if evidence.explained(found.make().output):
+            return found.cause
+    return NOTHING
 
 
 def _order(nearest: np.ndarray) -> dict[str, list[Part]]:
