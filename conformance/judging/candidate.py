@@ -196,6 +196,8 @@ class Candidate(Function):
     def run(self, problem: Problem, call: Call) -> Answer:
         if not problem.heads_alone:
             raise Unsupported("a candidate is given heads only")
+        if problem.shape.sharing != "separate":
+            raise Unsupported("its inputs are three arrays in another process")
         return super().run(problem, replace(call, projected=True))
 
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
