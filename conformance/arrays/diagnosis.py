@@ -520,6 +520,8 @@ class Judged:
     def __init__(self, reading: Reading, given: Given, screen: tiles.Screen | None = None) -> None:
         self.given = given
         self.whole: Reading | None = None
+        # Whether other rows have been tried before.
+        self._again = screen is not None
         self.chosen: Chosen | None = None
         if tiles.is_long(reading):
             self.whole = reading
@@ -603,7 +605,7 @@ class Judged:
     @cached_property
     def _search(self) -> Search:
         where = None if self.whole is None else self._where
-        longer = None if self.whole is None else self.whole.problem
+        longer = None if self.whole is None or self._again else self.whole.problem
         if longer is not None and math.prod(longer.shape.logits) > MOST_LOGITS:
             longer = None
         return Search(

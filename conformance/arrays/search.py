@@ -360,13 +360,25 @@ class Search:
         """Return the mistakes that join queries, of which some rows alone show nothing."""
         if self._longer is None or self.chosen is None:
             return []
+        rows, part = self.chosen[0], Part(self, self._worst_part)
         known: list[tuple[float, Phrase]] = []
-        for hypothesis in self.every(Maker(self._longer)):
-            if hypothesis.cause.id.startswith(ports.ACROSS_ROWS):
-                predicted = self._predicted(hypothesis, rows=self.chosen[0])
+        possible: set[tuple[Phrase, int]] = set()
+        of_part = Maker(ports.part(self._longer, *self._worst_part))
+        for number, hypothesis in _numbered(self._joining(of_part)):
+            if not hypothesis.cause.id.startswith(ports.ACROSS):
+                predicted = self._predicted(hypothesis, part, rows)
+                if self._explains(part.evidence, predicted, hypothesis):
+                    possible.add((hypothesis.cause, number))
+        for number, hypothesis in _numbered(self._joining(Maker(self._longer))):
+            cause = hypothesis.cause
+            if cause.id.startswith(ports.ACROSS) or (cause, number) in possible:
+                predicted = self._predicted(hypothesis, rows=rows)
                 if self._explains(self.output, predicted, hypothesis):
-                    known.append((self.output.misfit(predicted), hypothesis.cause))
+                    known.append((self.output.misfit(predicted), cause))
         return known
+
+    def _joining(self, maker: Maker) -> Iterator[Hypothesis]:
+        return (it for it in self.every(maker) if it.cause.id.startswith(ports.ACROSS_ROWS))
 
     def pairs(self) -> list[Phrase]:
         """Return the causes that are two mistakes together, one of which is common.
@@ -542,7 +554,7 @@ class Search:
     ) -> Array:
         """Return the output with a mistake, of the whole or of a part; NaN where it is open.
 
-        `rows` are those of the whole's queries which are predicted, if the hypothesis is of more.
+        `rows` are those of the queries which are predicted, if the hypothesis is of more.
 
         It is open only for queries that see no key with the mistake; without it, too, it is what
         was returned. Everywhere else, a prediction of NaN or ∞ is one: a number is not what the
