@@ -797,7 +797,7 @@ _add(
 )
 _add(
     "dilation-of-last-queries-from-the-start",
-    "counts distances as if the last queries were the first",
+    "dilates distances as if the last queries were the first",
     "dilation-decoding",
     in_step=lambda a, rows, columns, distance: (
         (a.within(1, columns) - np.arange(*rows)[:, None]) % a.given.dilation == 0
@@ -827,7 +827,7 @@ _add(
 )
 _add(
     "dilation-of-positions-in-float16",
-    "keeps positions in float16, exact up to 2,048",
+    "dilates positions in float16, exact up to 2,048",
     "dilation-decoding",
     in_step=lambda a, rows, columns, distance: (
         distance.astype(np.float16).astype(F) % a.given.dilation == 0
