@@ -289,11 +289,14 @@ class NativeAdapter(Adapter):
         with self._session(problem, call):
             ready, next_one = self._prepare(problem, call), self._prepare(later, call)
             # The later call records a graph, too, if its arrays are differentiated as well.
-            of_later = {_LATER + name: array for name, array in next_one.variables.items()}
+            # Both calls have the weights of one layer, which are no two variables.
+            own = {id(array): name for name, array in ready.variables.items()}
+            names = {n: own.get(id(it), _LATER + n) for n, it in next_one.variables.items()}
+            of_later = {names[n]: array for n, array in next_one.variables.items()}
 
             def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:
                 result = ready.function({n: variables[n] for n in ready.variables}, constants)
-                next_one.function(_named(variables, _LATER), next_one.constants)
+                next_one.function({n: variables[names[n]] for n in names}, next_one.constants)
                 return result
 
             both = replace(ready, function=function, variables=ready.variables | of_later)
