@@ -214,7 +214,7 @@ def test_a_process_of_its_own_finds_the_same(supervisor):
     assert Session().inquire(asked)[0].findings == apart.findings
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -234,6 +234,7 @@ def test_an_end_costs_one_question(supervisor, name, value, told):
     assert verdict(found) == "deviates"
 
 
+@pytest.mark.night
 def test_time_in_which_a_process_waits_for_a_processor_does_not_count(supervisor, monkeypatch):
     monkeypatch.setattr(isolation, "_activity", lambda *_, **__: (0.0, False))
     seen = card(supervisor("Hesitates").inquire(inquiry(faulty.Hesitates())))

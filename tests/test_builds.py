@@ -198,6 +198,7 @@ def test_what_the_action_is_given_is_never_a_command(runner):
     assert not (runner.folder / "c").exists()
 
 
+@pytest.mark.night
 def test_the_job_for_gitlab(runner):
     own = {"MHA_ARGUMENTS": NARROW, "MHA_INSTALL": "mha-conformance[torch] einops"}
     script, after = runner.gitlab(MHA_IMPLEMENTATION="mine.py:right", **own)

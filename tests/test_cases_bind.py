@@ -405,7 +405,7 @@ def blind_to_key_order(problem: Problem) -> bool:
     return problem.shape.sharing == "memory" and not laid_out
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("case", [*CASES, *TILED], ids=lambda case: case.id)
 def test_every_input_binds(case):
     loose = [

@@ -452,6 +452,7 @@ def test_products_in_tf32_inside_a_kernel_are_told(factor, how, rounding):
     assert found.cause == Phrase("precision.tf32", about)
 
 
+@pytest.mark.night
 def test_an_output_that_is_normalised_at_every_key_is_told():
     """Its errors are those of one factor for each row, which a wrong factor for all rows is not."""
 

@@ -260,7 +260,7 @@ def test_where_much_is_unsupported_the_reasons_are_told_and_what_to_declare():
     assert "its adapter declares as fixed: docs/adapters.md" in told
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stops", [["-x"], ["--maxfail=1"], ["-x", "-n", "2"]], ids=" ".join)
 def test_a_run_that_stops_at_a_failure_has_failures(stops):
     done = mha("run", mini("Inverted"), *NARROW, *stops, expect=ExitCode.DEVIATES)

@@ -796,6 +796,7 @@ def test_a_structure_that_is_applied_wrongly_is_told(cause):
     assert cause in [it.id for it in found.causes], str(found)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("short_is_long")
 @pytest.mark.parametrize(
     "cause",
@@ -954,6 +955,7 @@ OTHER_WEIGHTS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OTHER_WEIGHTS)
 def test_weights_that_are_others_are_told(name, one_mistake):
     """An empty name stands for what is not known, which is not taken for what is."""
@@ -963,6 +965,7 @@ def test_weights_that_are_others_are_told(name, one_mistake):
     assert [(it.id, it.arguments) for it in found.causes] == [(cause, about)] * bool(cause)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("heads", [[2, 2, 2, 2], [2, 2, 2, 0], [1, 1, 3, 3]])
 def test_the_output_of_one_head_for_all_is_told(heads, one_mistake):
     output = attention(GQ, GK, GV)[:, heads]
@@ -1001,6 +1004,7 @@ def test_weights_of_which_some_are_lost_otherwise_are_not_taken_for_dropout(fact
     assert not found.causes, str(found)
 
 
+@pytest.mark.night
 def test_weights_are_not_recovered_if_a_mistake_is_known(monkeypatch):
     """Recovering them solves hundreds of systems, one for each row."""
     recovered = []
@@ -1011,6 +1015,7 @@ def test_weights_are_not_recovered_if_a_mistake_is_known(monkeypatch):
     assert recovered
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("sought")
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 def test_what_an_output_nearly_is_decides_the_layout_if_nothing_explains_it(layout):
@@ -1052,7 +1057,7 @@ def in_layout(layout, *arrays):
     return tuple(arrays) if layout == BOTH_LAYOUTS[0] else turned(*arrays)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(35)
 @pytest.mark.parametrize("cause", OF_GROUPED)
 @pytest.mark.parametrize("layout", BOTH_LAYOUTS)
 @pytest.mark.parametrize("sizes", GROUPED)
@@ -1353,6 +1358,7 @@ def test_a_reading_that_is_exact_comes_before_one_that_fits_roughly():
     assert "as accurate as" not in str(found)
 
 
+@pytest.mark.night
 def test_a_mistake_is_named_at_the_precision_of_the_computation():
     group = (GQ, *(np.tile(x, (1, 2, 1, 1)) for x in (GK, GV)))
     for q, k, v, output, cause, accuracy in (
@@ -1619,6 +1625,7 @@ def test_a_long_output_that_is_right_is_noise(name):
     assert "arrays.in-tiles" in [it.id for it in found.notes]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("short_is_long")
 @pytest.mark.parametrize("cause", ["softmax.over-queries", "heads.split-by-reshape"])
 def test_a_long_output_tells_a_mistake_that_joins_queries(cause, monkeypatch):
@@ -1654,6 +1661,7 @@ def test_a_long_output_tells_its_mistake():
         assert found.differences[0].wrong >= output.size / 2
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("one_mistake")
 @pytest.mark.usefixtures("short_is_long")
 def test_the_gradients_of_a_long_output_are_judged(monkeypatch):
@@ -1705,7 +1713,7 @@ def seen_by(offset, queries, keys):
     return np.tri(queries, keys, offset) > 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("short_is_long")
 @pytest.mark.parametrize(
     ("keys", "seen", "told", "cause"),
@@ -1804,6 +1812,7 @@ def test_a_mistake_that_explains_the_short_rows_only_has_no_name(monkeypatch):
         assert bool(found.causes) == named, str(found)
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("short_is_long")
 def test_the_log_sum_exp_of_a_long_output_is_judged():
     q, k, v = drawn(queries=40)
@@ -1964,6 +1973,7 @@ SCALED_LLAMA = {
 }
 
 
+@pytest.mark.night
 def test_frequencies_that_a_configuration_scales(capsys):
     """They are named where they are not scaled, or scaled as if all were alike."""
     scaling = RotaryScaling.of(SCALED_LLAMA["rope_parameters"])
@@ -2366,7 +2376,7 @@ def of_keras():
     return weights, right, numbers(layer(X, X))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("of", "made", "separator"),
     [("flax-linen", of_flax, "/"), ("flax-linen", of_flax, "."), ("keras-jax-mha", of_keras, "/")],
@@ -3032,6 +3042,7 @@ def test_few_rows_show_every_mistake_that_does_not_join_queries():
     assert not [it for it in ports.ACROSS_ROWS if not any(one.startswith(it) for one in joining)]
 
 
+@pytest.mark.night
 def test_a_mistake_that_explains_some_elements_is_placed_in_the_whole():
     """The part that is examined first is one of the second batch entry."""
     q, k, v = drawn(heads=4, queries=70, keys=80)
@@ -3319,6 +3330,7 @@ def test_sections_that_do_not_fit_are_an_error_of_one_line(changes, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.night
 def test_the_rotation_of_another_kind_of_layer_is_named():
     """Gemma 3 turns by another base where it has a window, and scales only the other."""
     config = {
@@ -3600,7 +3612,7 @@ SLOPES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", SLOPES)
 def test_slopes_that_are_made_otherwise_are_told(name, one_mistake):
     told, used, cause = SLOPES[name]
@@ -3690,6 +3702,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("of_both", [False, True])
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_that_repeat_others_are_told(name, of_both, one_mistake):
@@ -3711,6 +3724,7 @@ def with_row(array, row, by):
     return changed
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("causal", [None, 7])
 @pytest.mark.parametrize("of_both", [False, True])
 @pytest.mark.parametrize(("row", "by"), [(4, 2), (5, 9), (0, 10)])
@@ -3724,6 +3738,7 @@ def test_a_row_that_holds_another_is_told(row, by, of_both, causal, one_mistake)
     assert [Phrase(it.id, it.arguments) for it in found.causes] == [wanted], str(found)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", ["a mean", "two rows", "one head", "half of it"])
 def test_a_row_that_holds_something_else_is_not_told(case, one_mistake):
     v = with_row(LV, 4, (LV[:, :, 2] + LV[:, :, 3]) / 2)
@@ -3746,7 +3761,7 @@ def in_one_axis(x, apart=False):
     return tokens if apart else tokens.reshape(len(tokens), -1)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
     ("scale", "verdict"), [(None, "noise"), pytest.param(1.0, "deviates", marks=pytest.mark.night)]

@@ -167,6 +167,7 @@ def test_problems_are_mostly_small_and_cross_tiles():
     assert max(keys) <= 640
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "adapter",
     [
@@ -312,6 +313,7 @@ def test_a_boundary_at_a_tile_is_met_exactly():
     assert sizes(small)[1] == 1
 
 
+@pytest.mark.night
 def test_the_mode_and_the_dtype_that_were_asked_for_stay():
     class Everywhere(deviants.Long):
         modes = (Mode("exact"), Mode("rough"))
@@ -363,6 +365,7 @@ def test_both_files_are_written_and_the_gate_runs_the_case_again(tmp_path, capsy
     assert main([*again[:1], right, *again[2:]]) == ExitCode.OK
 
 
+@pytest.mark.night
 def test_every_mode_is_explored_and_a_second_time_nothing_is_new(tmp_path, capsys):
     spec = f"{HERE / 'mutants/deviants.py'}:Scaled"
     folder = tmp_path / "explored"

@@ -310,7 +310,7 @@ if {now}:
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
 @pytest.mark.parametrize(
     ("name", "by", "now"),
@@ -379,7 +379,7 @@ IMPORTS = {
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [("-n", 2), ()], ids=["xdist", "alone"])
 def test_a_file_that_does_not_import(tmp_path, workers):
     for name, (text, _, _) in IMPORTS.items():
         text = text.replace(
@@ -485,7 +485,7 @@ def test_who_is_not_isolated_pays_nothing(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
 def test_isolated_or_not_the_record_is_the_same(tmp_path, workers):
     names = [faulty(name) for name in ("Fine", "Slow")]

@@ -457,7 +457,7 @@ for mask in (blocked, keras.ops.convert_to_tensor(blocked)):
 """
 
 
-@pytest.mark.sample(3)
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("backend", "told"),
     [

@@ -225,6 +225,7 @@ def test_who_dies_is_not_excused(tmp_path):
     assert "not verified, 1 item: crashed" in told
 
 
+@pytest.mark.night
 def test_several_processes_judge_as_one_does(known):
     done = mha("gate", mini("Inverted"), *QUICK, "-n", "2", cwd=known, expect=ExitCode.OK)
     assert "holds" in done.stdout
@@ -351,7 +352,7 @@ SAME = "{'runs': 'equal bits'}"
 STRICT = "{'bfloat16': 'A'}"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("accuracy", "inside", "same", "told"),
     [

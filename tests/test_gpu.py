@@ -189,6 +189,7 @@ def test_who_interrupts_gets_the_table_and_the_code(tmp_path, monkeypatch, capfd
     assert "not reached: core: Correct" in capfd.readouterr().out
 
 
+@pytest.mark.night
 def test_at_the_end_of_the_time_the_rest_is_said_to_be_not_reached(tmp_path, capfd):
     jobs = [job(tmp_path, name, "import time; time.sleep(3600)") for name in ("one", "two")]
     line = gpu.JobLine(jobs, ends=time.monotonic() + gpu.GRACE + gpu.LEAST + 1, most=1)

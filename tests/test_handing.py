@@ -169,6 +169,7 @@ def test_cached_keys_are_turned_as_the_others(name):
     np.testing.assert_allclose(turns_of(problem), wanted, atol=1e-12)
 
 
+@pytest.mark.night
 def test_jax_moves_tokens_too():
     jax = pytest.importorskip("jax")
 

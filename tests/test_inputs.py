@@ -218,6 +218,7 @@ def test_a_folder_with_the_record_is_asked_again_once(project, capsys):
         assert ("as measured" in capsys.readouterr().out) is again
 
 
+@pytest.mark.night
 def test_files_beside_a_hidden_checkout_are_no_caches(project, monkeypatch):
     folder = project()
     checkout = folder / ".worktrees" / "mine"
@@ -284,7 +285,7 @@ STARTED = {
 USUAL = {"TZ": "UTC", "LC_ALL": "C.UTF-8"}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.night
 @pytest.mark.parametrize("way", STARTED)
 def test_what_python_is_started_with_is_noticed(way, project, capsys):
     """No code reads it: the compiler, the interpreter or the C library does, before or in C."""
@@ -612,6 +613,7 @@ def test_a_module_that_is_there_before_it_is_observed(project, capsys):
         assert ("as measured" in capsys.readouterr().out) is again
 
 
+@pytest.mark.night
 def test_a_library_that_its_own_loads_late_is_noticed(project, capsys):
     folder = project(before=KERNEL, inside="factor = 1.0 + kernel.set() / 4")
     late = "int value(void) {{ return {}; }}"
@@ -652,7 +654,7 @@ SET = {
 """What reads variables beside the code, the C code if there is any, and the variables."""
 
 
-@pytest.mark.sample(3)
+@pytest.mark.night
 @pytest.mark.parametrize("way", SET)
 def test_a_variable_that_no_code_of_python_reads_is_noticed(way, project, capsys):
     code, kernel, variables = SET[way]
@@ -942,7 +944,7 @@ def test_what_is_as_it_was_is_not_asked_again(way, project, capsys):
         assert "anew" not in printed
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("within", [True, False], ids=["in the project", "elsewhere"])
 def test_the_suite_may_be_installed_like_any_package(within, project, capsys, tmp_path_factory):
     """Not only as it is here, where its files lie outside site-packages."""

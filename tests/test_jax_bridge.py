@@ -18,6 +18,7 @@ from conformance.frameworks import jax_bridge
 from conformance.frameworks.base import Request
 
 
+@pytest.mark.night
 def test_programs_are_dropped_before_there_is_no_room_to_compile(monkeypatch):
     bridge = jax_bridge.Jax()
 

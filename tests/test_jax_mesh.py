@@ -100,7 +100,7 @@ def test_each_device_has_a_part_of_the_result(name):
         assert parts == [int(size), 1 if divided == "keys" else int(size)], mode
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("name", NEEDS)
 def test_where_jax_has_started_it_is_said_what_to_do(name):
     told = asked(LATE, name)

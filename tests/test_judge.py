@@ -302,7 +302,7 @@ attention = declared(right)
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize(
     "geometry", ["head_sizes=(4,), groups=(1,)", "head_sizes=(2,), tiles=(2, 2), groups=(1,)"]
 )
@@ -347,6 +347,7 @@ def test_a_verdict_says_how_much_is_supported(boxes):
     assert ": right, 1.000" in _told(whole)
 
 
+@pytest.mark.night
 def test_what_is_required_must_be_supported(boxes):
     task = Task(chapters=("plain",), dtypes=("float32",), gradients=False, require=("mask",))
     assert judged(boxes, honest(), task=task).verdict == "right"
@@ -585,7 +586,9 @@ def built(folder):
     return repr(base64.b64encode((folder / "own.so").read_bytes()))
 
 
-@pytest.mark.parametrize("own", ["tiles", "c", pytest.param("compiled", marks=pytest.mark.night)])
+@pytest.mark.parametrize(
+    "own", ["c", *(pytest.param(own, marks=pytest.mark.night) for own in ("tiles", "compiled"))]
+)
 def test_own_work_is_no_cheat(boxes, tmp_path, own):
     source = {
         "tiles": lambda: TORCH + TILED,
@@ -758,12 +761,14 @@ def timed(boxes, spends, **limits):
         return candidates.judge_source("candidate.py", source, "attention")
 
 
+@pytest.mark.night
 def test_what_is_done_once_may_take_longer_than_a_problem(boxes):
     first = "if calls[0] == 1: spend(1)"
     assert timed(boxes, first, item=0.5, once=10).verdict == "right"
     assert timed(boxes, first, item=0.5, once=0).verdict == "wrong"
 
 
+@pytest.mark.night
 def test_what_is_done_once_is_not_done_at_every_call(boxes):
     verdict = timed(boxes, "spend(1)", item=0.5, once=1)
     assert verdict.verdict != "right"
@@ -803,6 +808,7 @@ def test_processes_that_a_candidate_starts_are_on_its_clock(boxes, program, verd
     assert timed(boxes, spends, item=1, once=2, processes=4096).verdict == verdict
 
 
+@pytest.mark.night
 def test_all_of_a_candidate_has_a_limit_too(boxes):
     verdict = timed(boxes, "spend(0.5)", seconds=1)
     assert verdict.verdict == "wrong"
@@ -849,6 +855,7 @@ def test_where_processes_are_hidden_elapsed_time_counts(monkeypatch):
     assert clock.seconds == clock.own == 2.0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("stopped", "found"), [(True, sandbox.SANDBOX_LOST), (False, "")])
 def test_a_slow_sandbox_is_not_a_stopped_one(monkeypatch, stopped, found):
     with Sandbox("bubblewrap", CandidateLimits(), ("numpy",)) as box:
@@ -861,6 +868,7 @@ def test_a_slow_sandbox_is_not_a_stopped_one(monkeypatch, stopped, found):
         worker.close()
 
 
+@pytest.mark.night
 def test_a_hang_in_the_repetition_costs_the_score(boxes):
     hangs = """
 import time
@@ -965,6 +973,7 @@ ONE_CONVENTION = {
 """What is declared, what is required, and what is lacking."""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("level", ["core", pytest.param("full", marks=pytest.mark.night)])
 @pytest.mark.parametrize("name", ONE_CONVENTION)
 def test_one_convention_is_enough_for_what_is_required(name, level):

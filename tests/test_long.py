@@ -283,6 +283,7 @@ def test_lengths_that_differ(causal, queries, keys):
     assert_equal(drawn(queries=queries, keys=keys, sees=replace(sees, window=(None, None))), 128)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)
 @pytest.mark.parametrize("members", MEMBERS.values(), ids=MEMBERS)
 def test_the_oracle_equals_the_definition_in_chunks(causal, members):
@@ -563,7 +564,7 @@ class AnglesInTurns(Tiled):
         return (turns % 1 * 2 * np.pi).astype(self.wide)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", [Tiled, TablesOfFloat64, AnglesInTurns])
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if "rotary" in PROBLEMS[name]])
 def test_angles_may_be_products_in_float32_or_better(name, kind):
@@ -630,6 +631,7 @@ OF_SAMPLES = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", OF_SAMPLES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_samples_with_features_are_those_of_the_definition(name, dtype):
@@ -673,6 +675,7 @@ SCALINGS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("far", [0, 10**6])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -741,7 +744,7 @@ def test_angles_of_a_million_tokens_are_exact():
         assert lost > 1e-12
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_noticed(mutant):
     found = compared(mutant.case, mutant.kernel)
@@ -796,7 +799,7 @@ def test_the_original_retrieves_bit_for_bit(dtype, queries, keys, causal):
     assert missed(given, call(Kernel(), given.heads)) == {}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "queries", "keys"),
     [
@@ -1351,6 +1354,7 @@ def dies(query, key, value):
 """
 
 
+@pytest.mark.night
 def test_the_record_says_where_the_process_ended(tmp_path):
     (tmp_path / "dies.py").write_text(DIES)
     asked = ["long", str(tmp_path / "dies.py:dies"), "--lengths", "64:2000", "--dtype", "float32"]

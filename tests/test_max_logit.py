@@ -137,7 +137,7 @@ def flex(monkeypatch):
     return adapter, mode
 
 
-@pytest.mark.sample(3)
+@pytest.mark.night
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_flex_attention_returns_what_its_adapter_declares(flex, dtype):
     adapter, mode = flex

@@ -77,6 +77,7 @@ def attention(parameters="mask=None", mask="mask", heads_first=True):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("true", OF_TRUE)
 @pytest.mark.parametrize("heads_first", [True, False])
 def test_a_function_that_is_there_is_wrapped(tmp_path, capsys, true, heads_first):

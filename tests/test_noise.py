@@ -881,7 +881,7 @@ def test_tf32_has_ten_explicit_bits():
     assert abs(float(nearest_tf32(values)[5]) / 1e38 - 1) < 2.0**-11
 
 
-@pytest.mark.sample(6)
+@pytest.mark.night
 @pytest.mark.parametrize("rounding", READINGS)
 @pytest.mark.parametrize("kind", [Divided, Online, ScaledQuery], ids=lambda kind: kind.__name__)
 def test_products_in_tf32_conform_where_tf32_is_declared(kind, rounding):

@@ -278,7 +278,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_features_in_pairs_are_those_of_loops_torch_and_jax(pair):
     problem = make(modern=pair, attn_bias=(1, 4, 3, 5), **WIDE)

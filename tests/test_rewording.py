@@ -171,6 +171,7 @@ def test_a_report_has_the_same_structure(reword, name):
     assert pages(sentences_replaced(own)) == before
 
 
+@pytest.mark.night
 def test_published_pages_have_the_same_structure(reword, tmp_path):
     for name in ("jax", "x-transformers"):
         (tmp_path / "records").mkdir(exist_ok=True)

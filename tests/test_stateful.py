@@ -438,6 +438,7 @@ def walker(tmp_path):
         each.close()
 
 
+@pytest.mark.night
 def test_a_process_that_is_lost_when_ways_are_taken_again_costs_the_bits(walker):
     ways = ["chunks-17", "after-rollback"]
     results = list(walker("Again").results("float32", ways, str))
@@ -445,7 +446,7 @@ def test_a_process_that_is_lost_when_ways_are_taken_again_costs_the_bits(walker)
     assert [result.verdict for result in results] == ["conforms", "crashed", "crashed"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("ways", "verdicts"),
     [
@@ -495,7 +496,7 @@ def test_a_layer_that_never_answers_is_left(tmp_path, capsys):
     assert "whole" in printed
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -479,6 +479,7 @@ def test_the_command_checks_an_attention_inside_a_model_of_transformers(file, ca
     assert "  left-padding         conforms" in printed
 
 
+@pytest.mark.night
 def test_a_record_of_a_part_says_how_to_run_it_again(file, capsys):
     record, baseline = file.with_name("mine.json"), file.with_name("known.toml")
     baseline.write_text("")
@@ -491,7 +492,7 @@ def test_a_record_of_a_part_says_how_to_run_it_again(file, capsys):
     assert cli.main(again.split()[1:]) == ExitCode.DEVIATES
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     ("name", "module", "told"),
     [

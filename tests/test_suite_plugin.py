@@ -157,6 +157,7 @@ def test_a_reason_is_whole_however_long_the_line_before_it(tmp_path):
     assert re.search(item.format("additive", r"UNSUPPORTED \(no additive score\) \["), words)
 
 
+@pytest.mark.night
 def test_who_deviates_only_after_other_calls_is_told_so(tmp_path):
     (tmp_path / "tired.py").write_text(TIRED, encoding="utf-8")
     arguments = [*FLOAT32, "--case", "mask/one-allowed-key", "--no-isolate"]
@@ -209,7 +210,7 @@ def test_a_message_lists_every_discrepancy():
 # One record, however the items were run
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("survey", [False, True])
 def test_with_xdist_the_record_is_the_same(tmp_path, survey):
     names = ("Correct", "Inverted", "Raises")
@@ -333,7 +334,7 @@ def test_wrong_usage(tmp_path, arguments, told, workers):
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("baseline", [(), ("--conformance-baseline", "known.toml")])
 def test_a_session_that_another_plugin_ends_early_is_incomplete(tmp_path, baseline):
     """Whatever exit code it asks for: items that were not run are not verified."""

@@ -68,6 +68,7 @@ def test_an_option_that_names_one_file_is_given_once(here, command, option):  # 
 # Nothing was run
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("option", ["--collect-only", "--version", "--markers", "--fixtures"])
 @pytest.mark.parametrize("command", ["run", "gate"])
 def test_options_by_which_pytest_runs_nothing(tmp_path, command, option):
@@ -111,6 +112,7 @@ def test_plugins_need_not_load_by_themselves(tmp_path):
     assert "2 conforms" in done.stdout
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("code", [0, 3])
 @pytest.mark.parametrize("command", ["run", "gate"])
 def test_an_implementation_that_leaves_the_process_is_an_error(
@@ -521,7 +523,7 @@ def test_a_declaration_of_nothing_is_one_line(tmp_path, implementation, attribut
     assert "there must be a" in one_line(done)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.night
 @pytest.mark.parametrize("isolate", ["--isolate", "--no-isolate"])
 def test_a_full_disk_leaves_what_was_measured(tmp_path, isolate):
     """A file that may not grow is a disk that is full."""

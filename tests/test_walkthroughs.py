@@ -10,7 +10,8 @@ import pages
 import pytest
 import records
 
-TUTORIALS = sorted((pages.DOCS / "tutorials").glob("*.md"))
+TUTORIALS = sorted((pages.DOCS / "tutorials").glob("*.md"), reverse=True)
+"""The porter's first: it takes a third of the time of the others."""
 NEEDS = {"porter": ("torch", "flax"), "maintainer": ("flax",)}
 
 
