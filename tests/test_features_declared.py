@@ -276,7 +276,7 @@ def test_lengths_may_be_the_last_index():
     assert spelling.arguments["k"].dtype == np.int64
     assert spelling.arguments["q"].tolist() == [2, 3]
     empty = problem.replace(key_lengths=np.array([4, 0]))
-    with pytest.raises(Unsupported, match="no such lengths: k, q cannot"):
+    with pytest.raises(Unsupported, match="no such key lengths: k cannot"):
         MaskTable(features=features).spell(empty)
 
 

@@ -25,7 +25,9 @@ from mutants.tiled import Kernel, Tiled
 
 from conformance import (
     Alibi,
+    CausalFlag,
     Chunk,
+    Lengths,
     MaskArgument,
     RotaryBase,
     RotaryTables,
@@ -270,6 +272,7 @@ def test_a_rule_is_one_of_a_long_problem_or_is_named_as_lacking():
     held |= {item.name for item in fields(Heads)}
     lacking = Ladder(Featureful(positions=True), [64], ["float32"], LongLimits()).lacks
     for entry in FEATURES:
+        assert entry.name != "lengths" or "query lengths" in lacking
         if entry.step == OF_RULES and not held & set(entry.absent):
             assert entry.name in lacking
 
@@ -296,6 +299,14 @@ def test_the_oracle_equals_the_definition_in_chunks(causal, members):
         assert_equal(drawn(sees=sees, heads=4, kv_heads=2, batch=1), 32)
         if members is None:
             assert_equal(drawn(queries=90, sees=sees, batch=1), 32)
+
+
+@pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)
+def test_the_oracle_equals_the_definition_at_the_edges_of_tiles(causal):
+    """Lengths of 0, of one key, of whole blocks of 32, and of one key more and less."""
+    sees = Visibility(causal=causal, key_lengths=(96, 0, 97, 1, 95, 130))
+    for features in ({}, *SINKS_AND_CAPS):
+        assert_equal(drawn(batch=6, queries=140, keys=130, sees=sees, **features), 32)
 
 
 def test_members_that_do_not_fit_and_negative_sizes_are_refused():
@@ -923,6 +934,8 @@ def test_the_command_examines_a_kernel_of_ones_own(capsys, tmp_path):
         "last queries with features",
         "chunk",
         "last queries with chunk",
+        "key lengths",
+        "last queries with key lengths",
     ):
         assert len(re.findall(f"  {asked} +conforms", out)) == 2, out
     assert "deviates" not in out
@@ -1196,6 +1209,7 @@ def turned(heads, begin, base):
         RotaryBase("base", pairs="interleaved", alignment="bottom-right"),
         *(Alibi("slopes", alignment="bottom-right"), Chunk("chunk", alignment="bottom-right")),
         Window("window", "left right", -1, "bottom-right", dilation="step", global_tokens="tokens"),
+        Lengths("lengths"),
     ),
 )
 def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0.0, **others):
@@ -1215,6 +1229,8 @@ def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0, base=0
         tokens = others["tokens"][:, None, None] != 0
         near = near | tokens | tokens.swapaxes(2, 3)[:, :, ahead:]
     mask = mask & near
+    if "lengths" in others:
+        mask = mask & (at < others["lengths"][:, None, None, None])
     if base:
         query, key = (turned(*side, base) for side in ((query, ahead), (key, 0)))
     logits = query @ key.swapaxes(-1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
@@ -1293,6 +1309,88 @@ def wide_window(query, key, value, window=(-1, -1), **rules):
     return with_rules(query, key, value, window=(before + (before >= 0), after), **rules)
 
 
+@attention_function(
+    "numpy",
+    causal_flag=CausalFlag("causal", "bottom-right"),
+    fully_masked_row="zeros",
+    features=(Lengths("lengths"),),
+)
+def with_lengths(query, key, value, causal=False, lengths=None, last=None):
+    """Aligns the queries with the last key within a length, or with `last` if it is given."""
+    used = np.array([key.shape[2]]) if lengths is None else lengths
+    at = np.arange(key.shape[2])
+    seen = np.ones((1, 1, query.shape[2], 1), np.bool_) & (at < used[:, None, None, None])
+    if causal:
+        end = used if last is None else last
+        seen &= at <= (np.arange(query.shape[2]) + end[:, None] - query.shape[2])[:, None, :, None]
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(with_features(query, key, value, seen), nan=0.0)
+
+
+def aligned_with_the_array(query, key, value, causal=False, lengths=None):
+    return with_lengths(query, key, value, causal, lengths, np.array([key.shape[2]]))
+
+
+def zero_is_all(query, key, value, causal=False, lengths=None):
+    lengths = lengths if lengths is None else np.where(lengths, lengths, key.shape[2])
+    return with_lengths(query, key, value, causal, lengths)
+
+
+def whole_tiles(query, key, value, causal=False, lengths=None):
+    lengths = lengths if lengths is None else -(-lengths // 128) * 128
+    return with_lengths(query, key, value, causal, lengths)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (with_lengths, ""),
+        (aligned_with_the_array, "last queries with key lengths"),
+        (zero_is_all, "key lengths"),
+        (whole_tiles, "key lengths"),
+    ],
+)
+def test_functions_that_declare_lengths_are_asked_of_them(monkeypatch, function, wrong):
+    """By their arguments alone; one that declares no row of zeros gets no length of 0."""
+    monkeypatch.setattr("conformance.long.calling.DENSE", 2**10)
+    found = {}
+    for zeros in ("zeros", None):
+        declare = attention_function(
+            "numpy",
+            causal_flag=with_lengths.causal_flag,
+            features=with_lengths.features,
+            fully_masked_row=zeros,
+        )
+        mine = Ladder(adapted(declare(function), "mine"), [700], ["float32"], LongLimits())
+        found[zeros] = {s.problem: s for s in mine.climb() if s.problem.endswith("lengths")}
+    for name, step in found["zeros"].items():
+        hidden = name == wrong or (wrong == "key lengths" and function is whole_tiles)
+        assert step.verdict == ("deviates" if hidden or function is zero_is_all else "conforms")
+    if function is zero_is_all:
+        assert {step.verdict for step in found[None].values()} == {"conforms"}
+
+
+@pytest.mark.parametrize("name", ["Varlen", "Paged", "Buffered"])
+def test_kernels_of_serving_are_handed_tokens_at_length(name):
+    """Packed, in pages and in a cache that is longer; with lengths of keys, and without."""
+    pytest.importorskip("torch")
+    handed = pytest.importorskip("mutants.handed")
+    mutants = {mutant.name: mutant for mutant in handed.MUTANTS}
+    right = getattr(handed, name)
+    for adapter, verdict in ((right(), "conforms"), (mutants[WRONG[name]].adapter(), "deviates")):
+        mine = Ladder(adapter, [300], ["float32"], LongLimits())
+        asked = {step.problem: step for step in mine.climb()}
+        step = asked["last queries with key lengths"]
+        assert step.verdict == verdict, (step.why, step.detail)
+
+
+WRONG = {
+    "Varlen": "packed-aligned-top-left",
+    "Paged": "pages-lengths-of-entry-before",
+    "Buffered": "buffer-lengths-of-entry-before",
+}
+
+
 def test_functions_that_declare_windows_and_segments_are_asked_of_them(monkeypatch):
     """By their arguments alone: a mask as an array is not allowed here."""
     monkeypatch.setattr("conformance.long.calling.DENSE", 2**10)
@@ -1311,10 +1409,19 @@ def test_what_is_declared_and_not_asked_at_length_is_named(capsys, tmp_path):
     every = Ladder(Featureful(positions=True), [64], ["float32"], LongLimits())
     problems = {**ladder.STRUCTURED, **WITH_FEATURES}
     posed = {part for parts in problems.values() for part in parts}
-    assert {entry.name for entry in FEATURES} == {*every.lacks, *posed} - {"rotary scaling"}
+    parts = {
+        *(
+            part.replace("_", " ")
+            for entry in FEATURES
+            for part in entry.absent
+            if "lengths" in part
+        ),
+        *(entry.name for entry in FEATURES if entry.name != "lengths"),
+    }
+    assert parts == {*every.lacks, *posed} - {"rotary scaling"}
     (tmp_path / "mine.py").write_text(LACKING)
     out = told(capsys, f"{tmp_path}/mine.py:mine", "--lengths", "64", "--dtype", "float32").out
-    assert "not asked at length: lengths, query/key norm\n" in out
+    assert "not asked at length: query lengths, query/key norm\n" in out
 
 
 LACKING = """
@@ -1339,6 +1446,8 @@ def test_a_function_that_declares_features_is_asked_of_them_at_length():
         ladder = Ladder(mine, [200], ["float32"], LongLimits(), sizes=LongSizes(16, 200))
         asked[function] = {step.problem: step.verdict for step in ladder.climb()}
     assert {asked[with_features][name] for name in posed} == {"conforms"}
+    # A causal mask that ends at the lengths hides everything beyond them.
+    posed.remove("last queries with key lengths")
     assert {asked[without_features][name] for name in posed} == {"deviates"}
 
 

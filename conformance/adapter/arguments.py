@@ -549,7 +549,6 @@ class MaskTable:
         Return "" if each of them can be encoded when it is regarded alone.
         """
         for part in parts_of(problem):
-            name = "lengths" if part.endswith("lengths") else part
             declared = [one for one in self.features if part in one.says]
             if part == "alibi":
                 maskable = any(argument.number == "added" for argument in self.by_name.values())
@@ -565,8 +564,8 @@ class MaskTable:
             aligned = [getattr(one, "alignment", problem.causal) for one in declared]
             if not any(Said().agrees(problem, part, alignment) for alignment in aligned):
                 where = " or ".join(alignment or "equal lengths only" for alignment in aligned)
-                return f"no {name} with this alignment: {listed or 'it'} is declared for {where}"
-            return f"no such {name}: {listed or 'a fixed value'} cannot express it"
+                return f"no {part} with this alignment: {listed or 'it'} is declared for {where}"
+            return f"no such {part}: {listed or 'a fixed value'} cannot express it"
         return ""
 
 

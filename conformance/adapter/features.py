@@ -732,7 +732,16 @@ class Lengths(Feature):
     counts: Literal["length", "last index"] = "length"
     aligns: bool = True
     needs_causal: bool = False
-    says: ClassVar[tuple[str, ...]] = ("key lengths", "query lengths")
+
+    @property
+    def says(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The part for which it is declared: the lengths of keys, or of queries."""
+        return ("key lengths",) if self.of == "keys" else ("query lengths",)
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Both, because a mask can express the other one."""
+        return ("key lengths", "query lengths")
 
     def __post_init__(self) -> None:
         check_choices(
@@ -747,8 +756,7 @@ class Lengths(Feature):
         if lengths is None or (self.counts == "last index" and not lengths.all()):
             return
         values = lengths - (self.counts == "last index")
-        part = "key lengths" if self.of == "keys" else "query lengths"
-        done = said.saying(part, **{self.name: values.astype(self.dtype)})
+        done = said.saying(*self.says, **{self.name: values.astype(self.dtype)})
         done = replace(done, needs_flag=done.needs_flag or self.needs_causal)
         counted: dict[str, Any] = {self.of: lengths} if self.aligns else {}
         yield replace(done, **counted)

@@ -3,7 +3,8 @@
 An implementation may take masks as structure (see `AtLength`). Others get the arguments that they
 declare, as in other problems. A mask that no flag or feature can express becomes an array, which
 must be small or have a single row. The inputs are created once, as `[batch heads length head]`, and
-results are read in slices, so that no second copy of them is needed.
+results are read in slices, so that no second copy of them is needed, unless tokens are passed
+packed, in pages or beside a cache.
 
 A layer gets projections that pass the heads on unchanged. Products with 0 and 1 are exact in every
 precision, so the layer returns the attention of these heads. If it takes only one input for query,
@@ -144,11 +145,20 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
         raise Unsupported(f"{adapter.framework} has no {heads.dtype}")
     Adapter.check(adapter, problem)
     spelling = adapter.masks.handed(adapter.masks.spell(problem), problem)
-    if spelling.handing is not None:
-        raise Unsupported("heads in pages, in a cache or in a packed batch, at length")
+    if problem.key_lengths is not None:
+        # A function may take masks as well, but it is serving that has lengths.
+        every = adapter.masks.spellings(problem)
+        spelling = next((one for one in every if one.handing is not None), spelling)
     adapter.prepare()
-    swapped = adapter.layout != "batch heads length head"
-    call = replace(call, spelling=spelling, given=_Wide(heads, swapped), wanted=_WANTED)
+    swapped, moved = adapter.layout != "batch heads length head", spelling.handing
+    call = replace(call, spelling=spelling, wanted=_WANTED)
+    if moved is None:
+        call = replace(call, given=_Wide(heads, swapped))
+    else:
+        turned = 0 if heads.rotary is None else heads.key.size * heads.key.shape[3]
+        if moved.prepared and turned > DENSE:
+            raise Unsupported(f"{heads.key.shape[2]:,} keys that are rotated before the call")
+        problem = problem.replace(**_joined(heads))
     with adapter.requested(problem, call) as whole:
         # Weights, if it returns any, are an array of all pairs, which is not kept.
         request = replace(
@@ -253,15 +263,12 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
         Unsupported: `shared` is set, but there are several heads, or queries, keys and values
             differ in length or head size.
     """
-    batch, count, queries, size = heads.query.shape
+    count, queries, size = heads.query.shape[1:]
     kv_heads, keys, value_size = heads.value.shape[1:]
     if shared and not (count == kv_heads == 1 and queries == keys and size == value_size):
         raise Unsupported("queries and keys of different lengths in self-attention")
 
-    def joined(array: np.ndarray) -> Array:
-        return array.swapaxes(1, 2).reshape(batch, array.shape[2], -1).astype(np.float64)
-
-    inputs = {name: joined(getattr(heads, name)) for name in (*_INPUTS, "cotangent")}
+    inputs = _joined(heads)
     if shared:
         whole = np.concatenate([inputs[name] for name in _INPUTS], axis=2)
         inputs |= dict.fromkeys(_INPUTS, whole)
@@ -283,6 +290,12 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
         for name, value in heads.features.items()
     }
     return _problem(heads, shape, weights, inputs, **features)
+
+
+def _joined(heads: Heads) -> dict[str, Array]:
+    """Return the inputs and the cotangent `[batch length (heads head)]`, by name."""
+    arrays = {name: getattr(heads, name).swapaxes(1, 2) for name in (*_INPUTS, "cotangent")}
+    return {n: a.reshape(*a.shape[:2], -1).astype(np.float64) for n, a in arrays.items()}
 
 
 def _shape(heads: Heads, *, shared: bool = False, bias: bool = False) -> Shape:

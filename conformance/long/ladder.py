@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ import numpy as np
 import psutil
 
 from conformance.adapter.base import Adapter, Mode
-from conformance.adapter.features import PARTS, RotaryEmbedding
+from conformance.adapter.features import PARTS, Lengths, RotaryEmbedding
+from conformance.adapter.handing import Handing
 from conformance.adapter.native import NativeAdapter
 from conformance.definition.features import Rotary
 from conformance.definition.geometry import Geometry
@@ -110,6 +111,8 @@ WITH_FEATURES = {
     "dilation": ("dilation",),
     "last queries with dilation": ("dilation",),
     "global tokens": ("global tokens",),
+    "key lengths": ("key lengths",),
+    "last queries with key lengths": ("key lengths",),
     **{f"last queries with {kind}": ("rotary scaling",) for kind in SCALED},
 }
 """The features of further problems, by the name of the problem.
@@ -135,6 +138,9 @@ SAMPLED = ("sampled", *(name for name, of in WITH_FEATURES.items() if {*of} & {*
 
 REACH = 1000
 """The positions of a window, and of a chunk: no multiple of a tile."""
+
+ENTRIES = 4
+"""The batch entries of problems with lengths of keys."""
 
 DILATION = 4
 """The dilation."""
@@ -181,20 +187,21 @@ def lengths(first: int, last: int) -> list[int]:
     return [*(first * 4**step for step in range(count)), last]
 
 
-def needed(queries: int, keys: int, head_size: int, dtype: str) -> int:
+def needed(queries: int, keys: int, head_size: int, dtype: str, batch: int = 1) -> int:
     """Return an estimate of the bytes that a problem takes, including the implementation's arrays.
 
     Any further memory that an implementation needs, such as for all logits, is measured in calls.
     """
-    return 2**28 + _ARRAYS_AT_ONCE * (queries + keys) // 2 * (head_size + 4) * _wide(dtype)
+    tokens = batch * (queries + keys)
+    return 2**28 + _ARRAYS_AT_ONCE * tokens // 2 * (head_size + 4) * _wide(dtype)
 
 
-def needed_on_device(queries: int, keys: int, head_size: int, dtype: str) -> int:
+def needed_on_device(queries: int, keys: int, head_size: int, dtype: str, batch: int = 1) -> int:
     """Return an estimate of the bytes that a problem takes on a device with its own memory.
 
     As in `needed`, any further memory is measured in calls.
     """
-    return _ARRAYS_ON_DEVICE * (queries + keys) // 2 * head_size * _stored(dtype)
+    return _ARRAYS_ON_DEVICE * batch * (queries + keys) // 2 * head_size * _stored(dtype)
 
 
 def needed_beyond(keys: int, head_size: int, dtype: str) -> int:
@@ -271,7 +278,7 @@ class _Room:
         """Return an estimate of the bytes that a problem takes."""
         if step.problem == BEYOND:
             return needed_beyond(step.keys, head_size, step.dtype)
-        found = needed(step.queries, step.keys, head_size, step.dtype)
+        found = needed(step.queries, step.keys, head_size, step.dtype, _batch(step))
         # Keys, values and their gradients with variances are held in float64 at once.
         direct = 6 * 8 * step.keys * head_size if step.problem in SAMPLED else 0
         return found + direct
@@ -316,7 +323,7 @@ class _RoomOnDevice(_Room):
     def needed(self, step: Step, head_size: int) -> int:
         if step.problem == BEYOND:
             return needed_beyond_on_device(step.keys, head_size, step.dtype)
-        return needed_on_device(step.queries, step.keys, head_size, step.dtype)
+        return needed_on_device(step.queries, step.keys, head_size, step.dtype, _batch(step))
 
     def largest(self, head_size: int, dtype: str) -> int:
         return self.free // needed_on_device(1, 1, head_size, dtype)
@@ -386,7 +393,13 @@ class _Cost:
 
 def _work(step: Step) -> float:
     """Return the work of a problem in arbitrary units, roughly proportional to its time."""
-    return float(step.queries) * step.keys + 300.0 * (step.queries + step.keys)
+    each = float(step.queries) * step.keys + 300.0 * (step.queries + step.keys)
+    return _batch(step) * each
+
+
+def _batch(step: Step) -> int:
+    """Return the number of batch entries of a problem."""
+    return ENTRIES if "key lengths" in WITH_FEATURES.get(step.problem, ()) else 1
 
 
 class Ladder:
@@ -427,7 +440,12 @@ class Ladder:
         self._started = 0.0
         self._rooms = _rooms(adapter, device, limits.memory)
         self._lost = ""
-        self._declared = {part for feature in adapter.features for part in feature.says}
+        # Where tokens are passed in pages, say, it is with their lengths.
+        self._declared = {
+            part
+            for feature in adapter.features
+            for part in (feature.covers if isinstance(feature, Handing) else feature.says)
+        }
         declared_only = {**STRUCTURED, **WITH_FEATURES}
         names = [*PROBLEMS]
         for name, parts in declared_only.items():
@@ -435,11 +453,7 @@ class Ladder:
             if structured or self._declared & {*parts}:
                 names.append(name)
         posed = {part for parts in declared_only.values() for part in parts}
-        lacking = (part for part in PARTS if part in self._declared - posed)
-        # Declarations of lengths do not say which of the two they are for.
-        self.lacks = tuple(
-            dict.fromkeys("lengths" if part.endswith("lengths") else part for part in lacking)
-        )
+        self.lacks = tuple(part for part in PARTS if part in self._declared - posed)
         self._plan: list[tuple[Step, Mode]] = []
         for length in steps:
             for dtype in dtypes:
@@ -501,7 +515,7 @@ class Ladder:
             if own > room.free:
                 have = f"{room.free / 2**30:.1f} GiB"
                 most = f"hold {room.largest(head, step.dtype):,} tokens"
-                usual = step.problem not in (BEYOND, *SAMPLED)
+                usual = step.problem not in (BEYOND, *SAMPLED) and _batch(step) == 1
                 have = f"{have} {most}" if usual else f"there are {have}"
                 return f"needs {own / 2**30:.1f} GiB{room.where}; {have}"
             extra = 0.0 if by_elements else self._cost(step).foreseen_extra(step, place)
@@ -572,6 +586,25 @@ class Ladder:
                 return Rotary(size=size, base=base, pairs=declared.pairs)
         raise Unsupported(f"no rotation of heads of size {self._sizes.head_size}")
 
+    def _sees(self, step: Step, mode: Mode) -> Visibility:
+        """Return the mask of a problem, with lengths of keys if it has any."""
+        sees = _sees(step)
+        if _batch(step) == 1:
+            return sees
+        if step.problem == "key lengths" and not any(
+            isinstance(one, Lengths) and one.needs_causal for one in self._adapter.features
+        ):
+            # Kernels for serving align a causal mask with the end of each length.
+            sees = EVERYTHING
+        tile = self._sizes.tile or 2 ** int(math.log2(max(2, step.keys)) - 1)
+        whole = max(1, step.keys // 2 // tile) * tile
+        found = [whole + 1, step.keys, 0, whole]
+        if self._adapter.masked_row(mode) not in ("zeros", "output bias"):
+            # What a query gets that sees no key is not defined.
+            few = step.queries if sees.causal == "bottom-right" else 1
+            found = [max(few, length) for length in found]
+        return replace(sees, key_lengths=tuple(min(length, step.keys) for length in found))
+
     def _features(self, step: Step) -> dict[str, Any]:
         """Return the features of a problem of samples, as fields of `Heads`."""
         (feature,) = WITH_FEATURES.get(step.problem, ("",))
@@ -641,7 +674,7 @@ class Ladder:
                     step.keys,
                     chosen,
                     head_size=head,
-                    sees=_sees(step),
+                    sees=self._sees(step, mode),
                     **self._features(step),
                 )
                 answered = call(self._adapter, drawn, self._device, mode)
@@ -652,8 +685,9 @@ class Ladder:
                     step.dtype,
                     step.queries,
                     step.keys,
+                    batch=_batch(step),
                     head_size=head,
-                    sees=_sees(step),
+                    sees=self._sees(step, mode),
                     sinks="sinks" in features,
                     soft_cap=CAP if "soft cap" in features else None,
                 )

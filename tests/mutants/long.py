@@ -216,6 +216,108 @@ _add(
     aligned=lambda a, span: a.positions(span) + a.alignment(),
 )
 
+# Lengths of keys.
+
+_add(
+    "lengths-of-full-tiles-lost-at-length",
+    "takes the remainder of a length for what its last tile holds: 0 if it is full",
+    "lengths",
+    visible=lambda a, rows, columns: (
+        Tiled.visible(a, rows, columns)
+        & (
+            (columns[0] // a.columns != a.filled() - 1)
+            | (np.arange(*columns) % a.columns < a.length() % a.columns)
+        )
+    ),
+)
+_add(
+    "lengths-one-key-in-a-tile-lost",
+    "counts one tile less where the last holds a single key",
+    "lengths-causal",
+    filled=lambda a: -(-(a.length() - 1) // a.columns),
+)
+_add(
+    "lengths-of-full-tiles-lost-where-keys-are-split",
+    "visits one tile too few where few queries see a length that is a multiple of tiles",
+    "lengths-decoding",
+    filled=lambda a: Tiled.filled(a) - (a.queries <= a.few and a.length() % a.columns == 0),
+)
+_add(
+    "lengths-of-0-show-the-first-key",
+    "reads at least one key",
+    "lengths",
+    length=lambda a: max(1, Tiled.length(a)),
+)
+_add(
+    "lengths-of-0-are-none",
+    "takes a length of 0 for none, so that all keys are seen",
+    "lengths-causal",
+    length=lambda a: Tiled.length(a) or a.keys,
+)
+_add(
+    "lengths-in-16-bits",
+    "keeps the lengths of keys in 16 bits",
+    "lengths-far",
+    length=lambda a: Tiled.length(a) % 2**16,
+)
+_add(
+    "lengths-in-float16",
+    "keeps the lengths of keys in float16, exact up to 2,048",
+    "lengths-decoding",
+    length=lambda a: int(np.float16(Tiled.length(a))),
+)
+_add(
+    "lengths-lost-in-backward-at-length",
+    "makes weights again as if no key were padding",
+    "lengths",
+    length=lambda a: a.keys if a.phase == "backward" else Tiled.length(a),
+)
+_add(
+    "lengths-lost-where-keys-are-split",
+    "sees padding where few queries have their keys split",
+    "lengths-decoding",
+    filled=lambda a: len(a.of_keys),
+    visible=lambda a, rows, columns: (
+        np.arange(*columns) <= a.aligned(rows)[:, None] + (a.split > 0) * a.keys
+    ),
+)
+_add(
+    "lengths-of-next-entry-at-length",
+    "uses the length of the next entry",
+    "lengths-bfloat16",
+    length=lambda a: a.given.sees.key_lengths[(a.entry + 1) % a.batch],
+)
+_add(
+    "lengths-of-the-longest-at-length",
+    "uses the greatest length of a batch for all its entries",
+    "lengths-causal",
+    length=lambda a: max(a.given.sees.key_lengths),
+)
+_add(
+    "lengths-not-in-alignment-at-length",
+    "aligns the last queries with the end of the cache instead of the length",
+    "lengths-decoding",
+    alignment=lambda a: a.keys - a.queries,
+)
+_add(
+    "lengths-one-short-at-length",
+    "leaves the last key within a length out",
+    "lengths-bfloat16",
+    length=lambda a: Tiled.length(a) - 1,
+)
+_add(
+    "lengths-split-as-the-first-entry",
+    "splits keys into as many parts as the first entry fills, and leaves the others out",
+    "lengths-far",
+    parts=lambda a, columns: (
+        [
+            [c for c in columns if c // -(-a.given.sees.key_lengths[0] // a.columns // 6) == split]
+            for split in range(6)
+        ]
+        + [[]]
+    ),
+)
+
 # Indices and positions.
 
 for _bits in (15, 16):

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter.base import Adapter, Call
-from conformance.adapter.features import Alibi, Chunk, RotaryConfig, Sinks, SoftCap, Window
+from conformance.adapter.features import (
+    Alibi,
+    Chunk,
+    Lengths,
+    RotaryConfig,
+    Sinks,
+    SoftCap,
+    Window,
+)
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Problem
 from conformance.definition.rotary import RotaryScaling
@@ -215,6 +223,10 @@ class Tiled:
         lengths = self.given.sees.key_lengths
         return self.keys if lengths is None else lengths[self.entry]
 
+    def filled(self) -> int:
+        """How many tiles of keys hold a key within the length."""
+        return min(len(self.of_keys), -(-self.length() // self.columns))
+
     def before(self) -> int | None:
         return self.given.sees.window[0]
 
@@ -296,7 +308,7 @@ class Tiled:
 
     def last_tile(self, rows: tuple[int, int]) -> int:
         """The tile of keys after the last that a tile of queries visits."""
-        last = len(self.of_keys)
+        last = self.filled()
         if self.after() is None or self.given.sees.members is not None:
             return last
         if self.given.global_tokens is not None and not self.given.sees.causal:
@@ -577,7 +589,7 @@ class Kernel(Adapter):
     accuracy = "A"
     features = (
         *(SoftCap("soft_cap"), Sinks("sinks"), RotaryConfig("rope"), Chunk("chunk")),
-        Alibi("slopes"),
+        *(Alibi("slopes"), Lengths("lengths")),
         Window("window", dilation="dilation", global_tokens="tokens"),
     )
 
