@@ -8,12 +8,19 @@ from functools import cache
 import numpy as np
 
 from conformance.adapter.base import Adapter
-from conformance.definition.problem import Rotary, RotaryScaling
+from conformance.definition.problem import Norm, Rotary, RotaryScaling
 from conformance.long.calling import call
 from conformance.long.checking import CheckedAnswer, check, check_sampled
 from conformance.long.problem import Heads, LongProblem, Visibility, draw, generic, sampled
 
 _PACKED = (300, 1, 0, 500, 64, 135)
+
+
+def norm(size: int) -> Norm:
+    """A norm with gains and an epsilon that bfloat16 can represent."""
+    gains = 1.25 + np.resize([0.5, -0.25, 0.375, -0.5, 0.0], (2, size))
+    return Norm(query=gains[0], key=gains[1][::-1], epsilon=0.25)
+
 
 PROBLEMS = {
     "full": {"queries": 2048, "keys": 2048},
@@ -242,16 +249,49 @@ PROBLEMS = {
             high_freq_factor=4.0,
         ),
     },
+    "norm": {
+        "heads": 4,
+        "kv_heads": 2,
+        "queries": 900,
+        "keys": 1000,
+        "norm": norm(32),
+    },
+    "norm-bfloat16": {
+        "dtype": "bfloat16",
+        "queries": 900,
+        "keys": 1000,
+        "sees": Visibility(causal="bottom-right"),
+        "norm": norm(32),
+    },
+    "norm-decoding": {
+        "queries": 12,
+        "keys": 70_000,
+        "sees": Visibility(causal="bottom-right"),
+        "head_size": 16,
+        "norm": norm(16),
+        "rotary": Rotary(size=16),
+    },
+    "norm-tiles-bfloat16": {
+        "dtype": "bfloat16",
+        "queries": 40,
+        "keys": 2**14,
+        "head_size": 16,
+        "norm": norm(16),
+    },
     "few-queries": {"queries": 40, "keys": 70_000, "head_size": 16},
     "few-keys": {"queries": 70_000, "keys": 100, "head_size": 16},
     "few-queries-bfloat16": {"dtype": "bfloat16", "queries": 40, "keys": 2**15, "head_size": 16},
     "few-keys-bfloat16": {"dtype": "bfloat16", "queries": 2**14, "keys": 40, "head_size": 16},
 }
 
-DIRECT = {"rotary", "slopes", "dilation", "global_tokens"}
+DIRECT = {"norm", "rotary", "slopes", "dilation", "global_tokens"}
 """The features with which sampled rows are computed directly."""
 
-TILES = {"few-queries-bfloat16": (64, 16), "few-keys-bfloat16": (16, 64)}
+TILES = {
+    "few-queries-bfloat16": (64, 16),
+    "few-keys-bfloat16": (16, 64),
+    "norm-tiles-bfloat16": (64, 16),
+}
 """Queries and keys of a tile, where thousands of tiles are wanted; 64 and 128 elsewhere."""
 
 

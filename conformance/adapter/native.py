@@ -45,7 +45,7 @@ from conformance.frameworks.base import (
     package_versions,
 )
 
-_WEIGHT, _MASK, _LATER = "weights.", "mask.", "later."
+_WEIGHT, MASK, _LATER = "weights.", "mask.", "later."
 
 
 def output_and_weights(result: Any) -> tuple[Any, Any]:
@@ -89,7 +89,7 @@ class Prepared:
         """Return the arrays whose gradients are wanted (see `Call.wanted`), and the others."""
         if wanted is None:
             return self.variables, self.constants
-        named = {_MASK + name: kind for name, kind in self.spelling.gradients().items()}
+        named = {MASK + name: kind for name, kind in self.spelling.gradients().items()}
         named |= {n: "weights" for n in self.variables if n.startswith(_WEIGHT)}
         named |= {_WEIGHT + n: self.spelling.gradients()[n] for n in self.spelling.parameters}
         kinds = {n: named.get(n, n) for n in self.variables}
@@ -336,7 +336,7 @@ class NativeAdapter(Adapter):
         for name, value in spelling.arrays().items():
             native = self._lying(self._array(value, problem, call), call, name)
             differentiated = name in spelling.gradients()
-            (variables if differentiated else constants)[_MASK + name] = native
+            (variables if differentiated else constants)[MASK + name] = native
         parameters, invoke, program = self._bind(problem, call.spelled(spelling))
         variables |= {_WEIGHT + name: array for name, array in parameters.items()}
 
@@ -345,7 +345,7 @@ class NativeAdapter(Adapter):
             query = given["query"]
             key = given.get("key", query)
             value = given.get("value", key)
-            masks = _named(given, _MASK) | plain
+            masks = _named(given, MASK) | plain
             result = invoke(_named(given, _WEIGHT), query, key, value, masks)
             result = output_and_weights(result)
             for what, array in zip(("output", "weights"), result, strict=True):
@@ -435,11 +435,11 @@ class NativeAdapter(Adapter):
         natives = _named(arrays, _WEIGHT)
         if natives:
             gradients |= {_WEIGHT + k: v for k, v in self._canonical(problem, natives).items()}
-        if ready.spelling.bias is not None and _MASK + ready.spelling.bias[0] in arrays:
-            gradient = arrays[_MASK + ready.spelling.bias[0]]
+        if ready.spelling.bias is not None and MASK + ready.spelling.bias[0] in arrays:
+            gradient = arrays[MASK + ready.spelling.bias[0]]
             gradients["attn_bias"] = ready.spelling.bias_gradient(gradient, problem)
         for name, variable in ready.spelling.variables.items():
-            kind = _WEIGHT if variable.argument in ready.spelling.parameters else _MASK
+            kind = _WEIGHT if variable.argument in ready.spelling.parameters else MASK
             if kind + variable.argument in arrays:
                 gradients[name] = variable.factor * arrays[kind + variable.argument]
         dtypes = {name: bridge.dtype(native) for name, native in returned.items()}

@@ -732,24 +732,14 @@ class _NormEntry(FeatureEntry):
     def on_heads(
         self, problem: Problem, side: str, heads: Array, given: Any, hold: Exact
     ) -> tuple[Array, Any]:
-        """Return heads x · g / √(mean(x²) + ε); the backward pass needs the quotients and roots."""
         assert problem.norm is not None
-        squares = hold.contract("...bhqd,...bhqd->...bhq", heads, heads, "logits")
-        mean = hold(squares / heads.shape[-1], "logits")
-        root = hold(np.sqrt(mean + problem.norm.epsilon), "logits")[..., None]
-        normed = hold(heads / root, "tensor")
-        return hold(normed * getattr(problem.norm, side), "tensor"), (normed, root)
+        return normed(heads, getattr(problem.norm, side), problem.norm.epsilon, hold)
 
     def back_to_heads(
         self, problem: Problem, side: str, gradient: Array, kept: Any, hold: Exact
     ) -> tuple[Array, dict[str, Array]]:
-        normed, root = kept
-        d_gain = hold.contract("...bhqd,...bhqd->...d", gradient, normed, "tensor")
-        d_normed = hold(gradient * getattr(problem.norm, side), "tensor")
-        along = hold.contract("...bhqd,...bhqd->...bhq", d_normed, normed, "logits")
-        mean = hold(along / problem.shape.head_size, "logits")[..., None]
-        across = hold(d_normed - hold(normed * mean, "logits"), "logits")
-        return hold(across / root, "tensor"), {f"norm.{side}": d_gain}
+        found, d_gain = before_norm(gradient, getattr(problem.norm, side), kept, hold)
+        return found, {f"norm.{side}": d_gain}
 
     def code(self, problem: Problem) -> list[str]:
         assert problem.norm is not None
@@ -758,6 +748,36 @@ class _NormEntry(FeatureEntry):
             root = f"np.sqrt(({x} * {x}).mean(-1, keepdims=True) + {problem.norm.epsilon!r})"
             text.append(f'    {x} = {x} / {root} * n["{gain}"]  # the RMS norm')
         return text
+
+
+def normed(
+    heads: Array, gain: Array, epsilon: float, hold: Exact
+) -> tuple[Array, tuple[Array, Array]]:
+    """Return heads x · g / √(mean(x²) + ε), and what `before_norm` needs: quotients and roots.
+
+    Heads are `[... batch heads length head]`, and the roots have a last axis of size 1.
+    """
+    squares = hold.contract("...bhqd,...bhqd->...bhq", heads, heads, "logits")
+    mean = hold(squares / heads.shape[-1], "logits")
+    root = hold(np.sqrt(mean + epsilon), "logits")[..., None]
+    quotients = hold(heads / root, "tensor")
+    return hold(quotients * gain, "tensor"), (quotients, root)
+
+
+def before_norm(
+    gradient: Array, gain: Array, kept: tuple[Array, Array], hold: Exact
+) -> tuple[Array, Array]:
+    """Return the gradient of the heads before `normed`, and that of the gain `[... head]`.
+
+    `gradient` is that after the norm, and `kept` the second result of `normed`.
+    """
+    quotients, root = kept
+    d_gain = hold.contract("...bhqd,...bhqd->...d", gradient, quotients, "tensor")
+    d_quotients = hold(gradient * gain, "tensor")
+    along = hold.contract("...bhqd,...bhqd->...bhq", d_quotients, quotients, "logits")
+    mean = hold(along / gradient.shape[-1], "logits")[..., None]
+    across = hold(d_quotients - hold(quotients * mean, "logits"), "logits")
+    return hold(across / root, "tensor"), d_gain
 
 
 class _LengthsEntry(FeatureEntry):

@@ -25,6 +25,7 @@ import numpy as np
 
 from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.function import Function
+from conformance.adapter.native import MASK
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.features import ARRAYS, FEATURES
 from conformance.definition.problem import Problem, Shape, Weights, check_shape
@@ -41,12 +42,10 @@ SHORT = 10.0
 """A first call that takes at most this many seconds is repeated, to find its compile time."""
 
 _INPUTS = ("query", "key", "value")
-_WANTED = frozenset(_INPUTS)
+TRAINED = {name: entry.arrays[name][0] for entry in FEATURES for name in entry.trained}
+"""The arrays of features of which an implementation may return gradients, each with its axis."""
 
-TRAINED_OF_HEADS = tuple(
-    name for entry in FEATURES for name in entry.trained if entry.arrays[name] == ("heads",)
-)
-"""The arrays of features, `[heads]`, of which an implementation may return gradients."""
+_WANTED = frozenset((*_INPUTS, *TRAINED))
 
 
 @runtime_checkable
@@ -57,8 +56,8 @@ class AtLength(Protocol):
         """Return the "output" and any gradients of "query", "key" and "value", as NumPy arrays.
 
         The axes are `[batch heads length head]`. The dictionary may also hold "log_total"
-        `[batch heads query]`, the logarithm of each normaliser, and the gradients of arrays of
-        features.
+        `[batch heads query]`, the logarithm of each normaliser, and the gradients of the arrays of
+        features in `TRAINED`, which have one axis.
         """
         ...
 
@@ -82,8 +81,9 @@ class Answered:
     """The results of an implementation, and the seconds that the call took.
 
     `arrays` holds "output" and any gradients, as "query", "key" and "value". It may also hold
-    "log_total" and arrays of features, with one number in each row. `first` is the additional time,
-    in seconds, that only the first call of a shape takes, such as for compiling.
+    "log_total", with one number in each row, and arrays of features, each as a single row. `first`
+    is the additional time, in seconds, that only the first call of a shape takes, such as for
+    compiling.
     """
 
     arrays: Mapping[str, Slices]
@@ -113,8 +113,7 @@ def call(
         arrays = adapter.at_length(heads)
         seconds = time.perf_counter() - started
         shapes = {name: np.shape(array) for name, array in arrays.items()}
-        every = {n: np.reshape(a, (1, -1, 1)) if np.ndim(a) == 1 else a for n, a in arrays.items()}
-        slices = {name: _of_numpy(array) for name, array in every.items()}
+        slices = {name: _of_numpy(array) for name, array in arrays.items()}
         return Answered(_checked(heads, slices, shapes), seconds)
     options = Call(mode=mode or adapter.modes[0], device=device, projected=True)
     if isinstance(adapter, Function):
@@ -171,6 +170,9 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
         def evaluate() -> Natives:
             result = bridge.evaluate(request)
             returned = {"output": result.output, **result.gradients}
+            for argument, name in spelling.gradients().items():
+                if MASK + argument in returned:
+                    returned[name] = returned.pop(MASK + argument)
             for array in returned.values():
                 if not bridge.is_array(array):
                     raise WrongAnswer(f"returned {type(array).__name__}, no array of {bridge.name}")
@@ -184,15 +186,18 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
         compiles = bridge.compiles or request.optimised
         returned, seconds, first = _timed(evaluate, compiles=compiles)
 
-    def slices(array: Any) -> Slices:
+    def slices(name: str, array: Any) -> Slices:
+        if name in TRAINED:
+            return _of_numpy(spelling.variables[name].factor * bridge.numpy(array))
         if swapped:
             return lambda entry, head, rows: bridge.numpy(array[entry, rows, head])
         return lambda entry, head, rows: bridge.numpy(array[entry, head, rows])
 
     shapes = {name: tuple(array.shape) for name, array in returned.items()}
     if swapped:
-        shapes = {name: (s[0], s[2], s[1], *s[3:]) for name, s in shapes.items()}
-    arrays = {name: slices(array) for name, array in returned.items()}
+        heads_first = {n: (s[0], s[2], s[1], *s[3:]) for n, s in shapes.items() if len(s) > 2}
+        shapes |= heads_first
+    arrays = {name: slices(name, array) for name, array in returned.items()}
     return Answered(_checked(heads, arrays, shapes), seconds, first)
 
 
@@ -232,7 +237,7 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
     answer, seconds, first = _timed(lambda: adapter.run(problem, call), compiles=compiles)
     count, size = heads.query.shape[1], heads.query.shape[3]
     arrays = {"output": answer.output}
-    arrays |= {name: answer.gradients[name] for name in _INPUTS if name in answer.gradients}
+    arrays |= {name: answer.gradients[name] for name in _WANTED if name in answer.gradients}
     if shared:
         # One input, and so one gradient, holds query, key and value side by side.
         whole = arrays.get("query")
@@ -240,6 +245,9 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
         if whole is not None:
             parts = (whole[..., at : at + size] for at in (0, size, 2 * size))
             arrays |= dict(zip(_INPUTS, parts, strict=True))
+        # Of arrays of heads, too, the first belongs to the attention that is looked at.
+        of_heads = [name for name in arrays if TRAINED.get(name) == "heads"]
+        arrays |= {name: arrays[name][:1] for name in of_heads}
     split = {
         name: array.reshape(*array.shape[:2], count, -1).swapaxes(1, 2)
         if array.ndim == 3 and array.shape[2] % count == 0
@@ -330,6 +338,9 @@ def _problem(
 
 
 def _of_numpy(array: np.ndarray) -> Slices:
+    if np.ndim(array) == 1:
+        array = array[None, None, None]
+
     def read(entry: int, head: int, rows: slice) -> Array:
         part = np.asarray(array[entry, head, rows], np.float64)
         return part[:, None] if part.ndim == 1 else part
@@ -341,13 +352,14 @@ def _checked(
     heads: Heads, arrays: Mapping[str, Slices], shapes: Mapping[str, tuple[int, ...]]
 ) -> Mapping[str, Slices]:
     """Return the arrays; raise `WrongAnswer` or `WrongShape` if their names or shapes are wrong."""
+    sizes = {"heads": heads.query.shape[1], "head_size": heads.query.shape[3]}
     wanted = {
         "output": heads.cotangent.shape,
         "query": heads.query.shape,
         "key": heads.key.shape,
         "value": heads.value.shape,
         "log_total": heads.query.shape[:3],
-        **dict.fromkeys(TRAINED_OF_HEADS, heads.query.shape[1:2]),
+        **{n: (sizes[axis],) for n, axis in TRAINED.items()},
     }
     if "output" not in arrays or arrays.keys() - wanted.keys():
         raise WrongAnswer(f"returned {', '.join(arrays)}; wanted output and gradients")

@@ -247,7 +247,7 @@ def check(
                     found.join(task.result())
     by_name = {noise.name: noise for noise in of_classes}
     for (name, sink), sums in found.sinks.items() if "sinks" in arrays else ():
-        got = arrays["sinks"](0, sink, slice(0, 1))
+        got = arrays["sinks"](0, 0, slice(0, 1))[:, [sink]]
         tally = found.of(name, "sinks")
         tally.add((0, sink, 0), got, *by_name[name].sinks(sums), problem.format.underflow)
     return CheckedAnswer(found.tallies, time.perf_counter() - started)
@@ -361,10 +361,11 @@ def _columns(
 def check_sampled(
     heads: Heads, chosen: np.ndarray, answered: Answered, tile: int = UNKNOWN
 ) -> CheckedAnswer:
-    """Compare the chosen rows of the output, and all of dQ, dK and dV, with expected values.
+    """Compare the chosen rows of the output, and all gradients, with expected values.
 
     The inputs are those of `generic`, with a cotangent of 0 except in the chosen rows, so dQ is
-    exactly 0 elsewhere. Gradients that were not returned are left out. `tile` is as in `check`.
+    exactly 0 elsewhere. The gradients are dQ, dK, dV and those of the gains of a norm. Those that
+    were not returned are left out. `tile` is as in `check`.
     """
     started = time.perf_counter()
     dtype, arrays = dtype_of(heads.dtype), answered.arrays
@@ -374,14 +375,14 @@ def check_sampled(
     tallies: dict[str, dict[str, Tally]] = {}
     for of in (Variances(dtype, accuracy) for accuracy in models(dtype)):
         tallies[of.name] = of_array = {name: Tally(name, len(chosen)) for name in arrays}
+        gains: dict[str, tuple[Array, Array]] = {}
         for kv_head in range(kv_heads):
             sums: dict[str, tuple[Array, Array]] = {}
             for head in range(kv_head * group, (kv_head + 1) * group):
                 found = sampled_head(heads, head, chosen, of, tile)
-                for name in ("key", "value"):
-                    both = sums.setdefault(name, found[name])
-                    if both is not found[name]:
-                        sums[name] = both[0] + found[name][0], both[1] + found[name][1]
+                for name in found.keys() - {"output", "query"}:
+                    joined = sums if name in ("key", "value") else gains
+                    joined[name] = _sum(joined.get(name), found[name])
                 for name in [name for name in ("output", "query") if name in arrays]:
                     want, variance = found[name]
                     got = arrays[name](0, head, slice(0, queries))
@@ -400,7 +401,16 @@ def check_sampled(
                         variance = variance + of.tensor * want**2
                     got, sigma = arrays[name](0, kv_head, span), of.sigma(variance, want)
                     of_array[name].add((0, kv_head, span.start), got, want, sigma, underflow)
+        for name in [name for name in gains if name in arrays]:
+            want, variance = gains[name]
+            got, sigma = arrays[name](0, 0, slice(0, 1)), of.sigma(variance, want)
+            of_array[name].add((0, 0, 0), got, want, sigma, underflow)
     return CheckedAnswer(tallies, time.perf_counter() - started)
+
+
+def _sum(before: tuple[Array, Array] | None, more: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return the sum of two arrays and that of their variances."""
+    return more if before is None else (before[0] + more[0], before[1] + more[1])
 
 
 def missed(given: Retrieval, answered: Answered) -> dict[str, int]:

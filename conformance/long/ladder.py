@@ -31,10 +31,11 @@ import numpy as np
 import psutil
 
 from conformance.adapter.base import Adapter, Mode
-from conformance.adapter.features import PARTS, Lengths, RotaryEmbedding
+from conformance.adapter.features import PARTS, HeadNorm, Lengths, RotaryEmbedding
 from conformance.adapter.handing import Handing
 from conformance.adapter.native import NativeAdapter
-from conformance.definition.features import Rotary
+from conformance.definition.dtypes import dtype_of
+from conformance.definition.features import Norm, Rotary
 from conformance.definition.geometry import Geometry
 from conformance.definition.rotary import RotaryScaling
 from conformance.errors import ProcessLost, Unavailable, Unsupported
@@ -111,6 +112,8 @@ WITH_FEATURES = {
     "dilation": ("dilation",),
     "last queries with dilation": ("dilation",),
     "global tokens": ("global tokens",),
+    "norm": ("query/key norm",),
+    "last queries with norm": ("query/key norm",),
     "key lengths": ("key lengths",),
     "last queries with key lengths": ("key lengths",),
     **{f"last queries with {kind}": ("rotary scaling",) for kind in SCALED},
@@ -130,7 +133,7 @@ _FEW_QUERIES = {
 ROTARY_BASE = 10_000.0
 """The base of rotary frequencies, unless the implementation has a fixed one."""
 
-_DIRECT = ("rotary", "rotary scaling", "alibi", "dilation", "global tokens")
+_DIRECT = ("rotary", "rotary scaling", "alibi", "dilation", "global tokens", "query/key norm")
 """The features with which sampled rows are computed directly."""
 
 SAMPLED = ("sampled", *(name for name, of in WITH_FEATURES.items() if {*of} & {*_DIRECT}))
@@ -141,6 +144,11 @@ REACH = 1000
 
 ENTRIES = 4
 """The batch entries of problems with lengths of keys."""
+
+EPSILON = 0.25
+"""The number that norms add to mean squares, unless the implementation has a fixed one.
+
+Beside mean squares of about 1, it is not negligible."""
 
 DILATION = 4
 """The dilation."""
@@ -586,6 +594,14 @@ class Ladder:
                 return Rotary(size=size, base=base, pairs=declared.pairs)
         raise Unsupported(f"no rotation of heads of size {self._sizes.head_size}")
 
+    def _norm(self, dtype: str) -> Norm:
+        """Return a norm with random gains, and the fixed epsilon of the implementation if any."""
+        fixed = (one.numbers for one in self._adapter.features if isinstance(one, HeadNorm))
+        epsilon = next(fixed).get("norm_epsilon", EPSILON)
+        gains = 1.25 + 0.375 * np.random.default_rng(0).standard_normal((2, self._sizes.head_size))
+        query, key = dtype_of(dtype).round(gains)
+        return Norm(query=query, key=key, epsilon=epsilon)
+
     def _sees(self, step: Step, mode: Mode) -> Visibility:
         """Return the mask of a problem, with lengths of keys if it has any."""
         sees = _sees(step)
@@ -610,6 +626,10 @@ class Ladder:
         (feature,) = WITH_FEATURES.get(step.problem, ("",))
         if feature == "rotary":
             return {"rotary": self._rotary()}
+        if feature == "query/key norm":
+            turns = step.problem != "norm" and "rotary" in self._declared
+            rotary = {"rotary": self._rotary()} if turns else {}
+            return {"norm": self._norm(step.dtype), **rotary}
         if feature == "rotary scaling":
             kind = step.problem.split()[-1]
             told: dict[str, Any] = {"rope_type": kind, "factor": float(FACTOR)}

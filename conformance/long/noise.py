@@ -26,7 +26,13 @@ import numpy.typing as npt
 
 from conformance.definition.arithmetic import AccuracyClass, Exact, classes_of
 from conformance.definition.dtypes import Array, DType
-from conformance.definition.features import Positions, Rotary, rotated
+from conformance.definition.features import (
+    Positions,
+    Rotary,
+    before_norm,
+    normed,
+    rotated,
+)
 from conformance.definition.problem import Problem, Shape, identities
 from conformance.definition.rotary import RotaryScaling, exact_tables
 from conformance.errors import Unsupported
@@ -352,7 +358,7 @@ def sampled_head(
     Only the first batch entry is considered.
 
     The model is that of `LongNoise`, except that every error is independent, as no two logits are
-    equal; `_Turned` adds that of a rotation. The cost is O(rows · length · head size).
+    equal; `_Prepared` adds that of norm and rotation. The cost is O(rows · length · head size).
 
     Args:
         heads: the inputs, as from `generic`, with a cotangent of 0 except in the chosen rows.
@@ -360,18 +366,21 @@ def sampled_head(
         chosen: the rows of "output" and "query" to return; "key" and "value" are complete.
         of: the variances of rounding errors.
         tile: how many keys a tile has, or `UNKNOWN`.
+
+    Returns:
+        Arrays `[row size]`, by name. What this head adds to the gradients of the gains of a norm,
+        "norm.query" and "norm.key", is `[1 head]`.
     """
     kv_head = head * heads.key.shape[1] // heads.query.shape[1]
     key, value = (array[0, kv_head].astype(np.float64) for array in (heads.key, heads.value))
     query = heads.query[0, head, chosen].astype(np.float64)
     cotangent = heads.cotangent[0, head, chosen].astype(np.float64)
-    rotary, places = heads.rotary, heads.sees.positions(0, heads.query.shape[2], len(key))
-    if rotary is not None:
+    places = heads.sees.positions(0, heads.query.shape[2], len(key))
+    is_prepared = heads.rotary is not None or heads.norm is not None
+    if is_prepared:
         length = max(int(side.max(initial=0)) for side in places) + 1
-        queries, keys = (
-            _Turned(side, at, rotary, of, heads.rotary_scaling, length)
-            for side, at in ((query, places[0][chosen]), (key, places[1]))
-        )
+        queries = _Prepared(heads, "query", query, places[0][chosen], of, length)
+        keys = _Prepared(heads, "key", key, places[1], of, length)
         query, key = queries.heads, keys.heads
     sees = _Sample(heads, head, chosen)
     size, scale, sums = query.shape[1], heads.scale, of.sums
@@ -408,7 +417,7 @@ def sampled_head(
             # Slope times distance and the difference are rounded, too.
             after = np.where(np.isfinite(each), each, 0.0)
             relative += of.logits * ((before - after) ** 2 + after**2)
-        if rotary is not None:
+        if is_prepared:
             relative += scale**2 * queries.of_products(keys, span)
         return np.exp(each - log_total), relative, np.isfinite(each).astype(np.float64)
 
@@ -439,7 +448,7 @@ def sampled_head(
     d_query, of_query, mean_key, along_query = (np.zeros_like(query) for _ in range(4))
     d_key, of_key = np.zeros((2, *key.shape))
     d_value, of_value = np.zeros((2, *value.shape))
-    products = sums * 5 * size / 6 + of.probability
+    products, few = sums * 5 * size / 6 + of.probability, sums * len(chosen) / 3 + of.tensor
     for span in spans:
         weight, relative, seen = weights(span)
         # The error of a logit moves its weight and, by the normaliser, all others of the row.
@@ -452,13 +461,14 @@ def sampled_head(
         error += scale**2 * of.underflow * seen
         d_query += d_logits @ key[span]
         of_query += error @ key[span] ** 2
-        if rotary is not None:
+        if is_prepared:
             along_query += (d_logits * keys.positions[span]) @ key[span]
             of_query += d_logits**2 @ keys.variance(span)
         mean_key += scale * weight @ key[span]
         d_key[span] = d_logits.T @ query
         of_key[span] = (error + d_logits**2 * whole + (scale * weight) ** 2 * of_row).T @ query**2
-        if rotary is not None:
+        of_key[span] += few * d_key[span] ** 2
+        if is_prepared:
             of_key[span] += (d_logits**2).T @ queries.variance()
             along = (d_logits * queries.positions[:, None]).T @ query
             d_key[span], of_key[span] = keys.back(span, d_key[span], of_key[span], along)
@@ -466,15 +476,13 @@ def sampled_head(
         of_weight = np.maximum(of_weight, 0) + whole + sums * of_terms
         of_value[span] = (weight**2 * of_weight + of.underflow * seen).T @ cotangent**2
     of_query += of_row * mean_key**2 + (whole + sums * of_sum + of.tensor) * d_query**2
-    if rotary is not None:
-        d_query, of_query = queries.back(slice(None), d_query, of_query, along_query)
-    few = sums * len(chosen) / 3 + of.tensor
-    return {
-        "output": (output, of_output),
-        "query": (d_query, of_query),
-        "key": (d_key, of_key + few * d_key**2),
-        "value": (d_value, of_value + few * d_value**2),
-    }
+    found = {"output": (output, of_output), "query": (d_query, of_query)}
+    if is_prepared:
+        found["query"] = queries.back(slice(None), d_query, of_query, along_query)
+    found |= {"key": (d_key, of_key), "value": (d_value, of_value + few * d_value**2)}
+    if heads.norm is not None:
+        found |= {"norm.query": queries.of_gain(tile), "norm.key": keys.of_gain(tile)}
+    return found
 
 
 class _Sample:
@@ -538,6 +546,135 @@ class _Sample:
             positions=at,
             **changes,
         )
+
+
+class _Prepared:
+    """Queries or keys after norm and rotation, and the variance of what both add to their errors.
+
+    Args:
+        given: the inputs, with a norm, a rotation or both.
+        side: "query" or "key".
+        heads: the queries or keys `[token head]`.
+        positions, of, length: as for `_Turned`.
+    """
+
+    def __init__(
+        self, given: Heads, side: str, heads: Array, positions: Index, of: Variances, length: int
+    ) -> None:
+        self.positions, self._normed, self._turned = positions, None, None
+        if given.norm is not None:
+            self._normed = _Normed(heads, getattr(given.norm, side), given.norm.epsilon, of)
+            heads = self._normed.heads
+        if given.rotary is not None:
+            scaling = given.rotary_scaling
+            self._turned = _Turned(heads.copy(), positions, given.rotary, of, scaling, length)
+            heads = self._turned.heads
+        self.heads = heads
+
+    def variance(self, of: slice = slice(None)) -> Array:
+        """Return the variance of the tokens `of`, without what all positions share."""
+        if self._normed is None:
+            assert self._turned is not None
+            return self._turned.variance(of)
+        found = self._normed.variance(of)
+        return found if self._turned is None else self._turned.of_turned(found, of)
+
+    def of_products(self, keys: _Prepared, span: slice) -> Array:
+        """Return the variance of the products of these queries with some keys, `[query key]`."""
+        found = self.variance() @ keys.heads[span].T ** 2 + self.heads**2 @ keys.variance(span).T
+        if self._turned is not None and keys._turned is not None:
+            found += self._turned.of_shared(keys._turned, span)
+        return found
+
+    def back(
+        self, of: slice, gradient: Array, variance: Array, along: Array
+    ) -> tuple[Array, Array]:
+        """Return the gradient of the tokens `of` before both, and its variance.
+
+        The arguments are those of `_Turned.back`.
+        """
+        if self._turned is not None:
+            gradient, variance = self._turned.back(of, gradient, variance, along)
+        if self._normed is not None:
+            gradient, variance = self._normed.back(of, gradient, variance)
+        return gradient, variance
+
+    def of_gain(self, tile: int) -> tuple[Array, Array]:
+        """Return the gradient of the norm's gain and its variance, after all calls of `back`."""
+        assert self._normed is not None
+        return self._normed.of_gain(tile)
+
+
+class _Normed:
+    """Queries or keys after their norm, and the variance of what it adds to their errors.
+
+    The model is that of the definition, with n = x/ρ and y = n g. The error of the root ρ, which
+    all components of a token share, is that of the sum of squares, by the share of the mean square
+    in ρ², and those of storing the mean and the root. n and y are rounded. In the backward pass,
+    with A = mean(g dy n), an error of ρ moves dx ρ = g dy − n A by 2 n A − dx ρ.
+
+    Args:
+        heads: the queries or keys before the norm, `[token head]`.
+        gain: `[head]`.
+        epsilon: the number that is added to the mean square.
+        of: the variances of rounding errors.
+    """
+
+    def __init__(self, heads: Array, gain: Array, epsilon: float, of: Variances) -> None:
+        self._gain, self._of = gain, of
+        found, self._kept = normed(heads[None, None], gain, epsilon, Exact())
+        self.heads, (self._quotients, self._root) = found[0, 0], (a[0, 0] for a in self._kept)
+        squares = heads**2
+        total = _total(squares)
+        relative = self._of_sum(squares) / np.where(total > 0, total, 1.0) ** 2 + of.logits
+        share = np.mean(self._quotients**2, axis=1, keepdims=True)
+        self._of_root = share**2 * relative / 4 + of.logits
+        self._of_gains = np.zeros((4, heads.shape[1]))
+
+    def _of_sum(self, terms: Array) -> Array:
+        """Return the variance of the sums of terms over the head, stored like a logit."""
+        size, total = terms.shape[1], _total(terms)
+        spread = size / 2 * _total(terms**2) + max(size / 3 - 0.5, 0.0) * total**2
+        return self._of.sums * spread + self._of.logits * total**2
+
+    def variance(self, of: slice) -> Array:
+        """Return the variance of the normed tokens `of`, `[token head]`."""
+        return self.heads[of] ** 2 * (self._of_root[of] + 2 * self._of.tensor)
+
+    def back(self, of: slice, gradient: Array, variance: Array) -> tuple[Array, Array]:
+        """Return the gradient of the tokens `of` before the norm, and its variance."""
+        quotients, root, rounding = self._quotients[of], self._root[of], self._of
+        kept = quotients[None, None], root[None, None]
+        found, d_gain = before_norm(gradient[None, None], self._gain, kept, Exact())
+        squares, size = quotients**2, gradient.shape[1]
+        of_root, terms_of_gain = self._of_root[of], (gradient * quotients) ** 2
+        self._of_gains[0] += d_gain
+        self._of_gains[1] += terms_of_gain.sum(axis=0)
+        self._of_gains[2] += (squares * variance + terms_of_gain * (of_root + rounding.tensor)).sum(
+            axis=0
+        )
+        self._of_gains[3] += gradient.any(axis=1).sum()
+        inner = gradient * self._gain
+        variance = variance * self._gain**2 + rounding.tensor * inner**2
+        products = inner * quotients
+        mean = np.mean(products, axis=1, keepdims=True)
+        along = quotients * mean
+        across = inner - along
+        of_mean = self._of_sum(products) + _total(squares * variance)
+        of_mean = (of_mean + rounding.tensor * _total(products**2)) / size**2
+        of_mean += rounding.logits * mean**2
+        moved = variance * (1 - 2 * squares / size) + squares * of_mean
+        moved += (rounding.tensor + rounding.logits) * along**2 + rounding.logits * across**2
+        moved += of_root * (2 * along - across) ** 2
+        moved = np.maximum(moved, 0) / root**2 + rounding.tensor * found[0, 0] ** 2
+        return found[0, 0], moved
+
+    def of_gain(self, tile: int) -> tuple[Array, Array]:
+        """Return the gradient of the gain and its variance, `[1 head]`; see `_Prepared.of_gain`."""
+        gradient, squares, variance, count = self._of_gains
+        of_squares, of_square = terms(count, tile)
+        variance = variance + self._of.sums * (of_squares * squares + of_square * gradient**2)
+        return gradient[None], (variance + self._of.tensor * gradient**2)[None]
 
 
 class _Turned:
@@ -610,13 +747,15 @@ class _Turned:
             found += self._of.sums * (squares + across) / 2
         return self._rotates * found
 
-    def of_products(self, keys: _Turned, span: slice) -> Array:
-        """Return the variance of the products of these queries with some keys, `[query key]`."""
-        squares, query = keys.heads[span] ** 2, self.heads**2
+    def of_turned(self, variance: Array, of: slice) -> Array:
+        """Return the variance of the rotated tokens `of` if that before the rotation is given."""
+        return self._mean(variance) + self.variance(of)
+
+    def of_shared(self, keys: _Turned, span: slice) -> Array:
+        """Return what μ adds to the variance of products with some keys, `[query key]`."""
         apart = np.subtract(self.positions[:, None], keys.positions[span], dtype=np.float64)
-        shared = (query * self._shared) @ self._across(squares).T
-        alone = self.variance() @ squares.T + query @ keys.variance(span).T
-        return alone + self._of.sums * shared * apart**2
+        shared = (self.heads**2 * self._shared) @ self._across(keys.heads[span] ** 2).T
+        return self._of.sums * shared * apart**2
 
     def back(
         self, of: slice, gradient: Array, variance: Array, along: Array
@@ -632,10 +771,13 @@ class _Turned:
         apart = along - self.positions[of, None] * gradient
         found = self._turn(gradient, of, -1)
         shared = self._of.sums * self._shared * apart**2
-        both = variance + shared
-        mean = self._gain**2 * (both + self._across(both)) / 2
-        variance = np.where(self._rotates, mean, variance)
-        return found, variance + self._of_turning(found, of)
+        before = self._mean(variance + self._rotates * shared)
+        return found, before + self._of_turning(found, of)
+
+    def _mean(self, variance: Array) -> Array:
+        """Return variances `[token head]` with the mean of each pair, as a rotation leaves them."""
+        mean = self._gain**2 * (variance + self._across(variance)) / 2
+        return np.where(self._rotates, mean, variance)
 
 
 def _spans(length: int) -> list[slice]:

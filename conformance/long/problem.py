@@ -11,8 +11,8 @@ to solve without being easy to get wrong. There are three kinds:
   weight of a sink is of the same order as that of all common keys together.
 - `generic` returns queries, keys and values from N(0, 1). The cotangent is 0 except in sampled
   rows, so that the gradients of every key and value are sums over these rows alone. Only these
-  problems may have a rotation or ALiBi, with which keys of a class would differ by their positions,
-  and a dilation or global tokens, with which the keys of a query are no interval.
+  problems may have a norm of heads; a rotation or ALiBi, with which keys of a class would differ by
+  their positions; and a dilation or global tokens, with which the keys of a query are no interval.
 - `retrieval` returns keys that consist of the binary digits of their positions, as ±1. A query is a
   large multiple of the key that it looks for. The weight of this key is then 1 and all others
   underflow to 0, so the output is exactly a value, and the gradient of a value that one query looks
@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
-from conformance.definition.features import ABSENT, NO_WINDOW, Rotary
+from conformance.definition.features import ABSENT, NO_WINDOW, Norm, Rotary
 from conformance.definition.problem import Causal, Segments, Window, check_shape
 from conformance.definition.rotary import RotaryScaling
 from conformance.errors import Unsupported, WrongShape
@@ -300,8 +300,8 @@ class Heads:
     enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
     no cap. `sees` says which keys each query sees. `rotary` is the rotation of queries and keys by
     `sees.positions`, whose frequencies are scaled as `rotary_scaling` says; None for none. `slopes`
-    `[heads]`, `dilation` and `global_tokens` `[batch key]` are those of `Problem`; the latter two
-    change which keys each query sees.
+    `[heads]`, `dilation`, `global_tokens` `[batch key]` and `norm` are those of `Problem`; dilation
+    and global tokens change which keys each query sees.
     """
 
     dtype: str
@@ -318,6 +318,7 @@ class Heads:
     slopes: np.ndarray | None = None
     dilation: int | None = None
     global_tokens: np.ndarray | None = None
+    norm: Norm | None = None
 
     @property
     def features(self) -> dict[str, Any]:
@@ -482,7 +483,7 @@ def generic(
 ) -> Heads:
     """Return inputs of one batch entry from N(0, 1), with a cotangent of 0 except in chosen rows.
 
-    `chosen` are the indices of these rows. Queries and keys are those before their rotation.
+    `chosen` are the indices of these rows. Queries and keys are those before norm and rotation.
     `features` are the fields of `Heads` from `rotary` on.
     """
     random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)

@@ -283,7 +283,7 @@ _add(
 )
 _add(
     "lengths-of-next-entry-at-length",
-    "uses the length of the next entry",
+    "uses the length of the next entry for the one before",
     "lengths-bfloat16",
     length=lambda a: a.given.sees.key_lengths[(a.entry + 1) % a.batch],
 )
@@ -747,6 +747,93 @@ _add(
     "rotary-bfloat16",
     turned_back=lambda a, name, span, gradient: a.turned(
         name, span, gradient, 1 if name == "query" else -1
+    ),
+)
+
+# Norms of queries and keys.
+
+_add(
+    "norm-lost-where-keys-are-split",
+    "norms nothing where few queries have their keys split",
+    "norm-decoding",
+    normed=lambda a, name, rows: rows if a.queries <= a.few else Tiled.normed(a, name, rows),
+)
+_add(
+    "norm-lost-in-last-tile",
+    "norms whole tiles only",
+    "norm",
+    normed=lambda a, name, rows: (
+        rows
+        if len(rows) < (a.rows if name == "query" else a.columns)
+        else Tiled.normed(a, name, rows)
+    ),
+)
+_add(
+    "norm-lost-in-backward-at-length",
+    "makes weights again of queries and keys before their norm",
+    "norm-bfloat16",
+    normed=lambda a, name, rows: rows if a.phase == "backward" else Tiled.normed(a, name, rows),
+)
+_add(
+    "norm-of-tiles",
+    "takes one mean square for all tokens of a tile",
+    "norm",
+    root=lambda a, rows: np.sqrt((rows**2).mean() + a.epsilon()),
+)
+_add(
+    "norm-root-in-bfloat16",
+    "stores the roots of mean squares in bfloat16 beside tensors of float32",
+    "norm-decoding",
+    root=lambda a, rows: _bfloat16(Tiled.root(a, rows)),
+)
+_add(
+    "norm-epsilon-lost-at-length",
+    "adds no epsilon to mean squares",
+    "norm-bfloat16",
+    epsilon=lambda a: a.wide(0),
+)
+_add(
+    "norm-gain-after-rotation-at-length",
+    "multiplies with the gain after the rotation",
+    "norm-decoding",
+    prepared=lambda a, name, span, rows: (
+        a.turned(name, span, rows / a.root(rows), 1) * a.gain_of_norm(name)
+    ),
+)
+_add(
+    "norm-gradient-of-constant-root",
+    "takes the root of the mean square for a constant in the backward pass",
+    "norm",
+    across=lambda a, gradient, quotients: gradient,
+)
+_add(
+    "norm-gains-exchanged-at-length",
+    "norms keys with the gain of queries, and queries with that of keys",
+    "norm",
+    gain_of_norm=lambda a, name: Tiled.gain_of_norm(a, "key" if name == "query" else "query"),
+)
+_add(
+    "norm-gradient-of-gain-in-storage",
+    "adds up the gradients of the gains in bfloat16",
+    "norm-tiles-bfloat16",
+    for_gain=lambda a, *operands: a.held(Tiled.for_gain(a, *operands)),
+)
+_add(
+    "norm-gradient-of-gain-of-a-tile-lost",
+    "leaves the last tile of keys out of the gradient of their gain",
+    "norm-decoding",
+    for_gain=lambda a, total, gradient, quotients: (
+        Tiled.for_gain(a, total, gradient, quotients)
+        if len(quotients) in (a.queries, a.columns)
+        else total
+    ),
+)
+_add(
+    "norm-gradient-of-gain-of-last-head",
+    "stores what the last head adds to the gradients of the gains",
+    "norm",
+    for_gain=lambda a, total, gradient, quotients: Tiled.for_gain(
+        a, total * (a.head == a.heads - 1), gradient, quotients
     ),
 )
 

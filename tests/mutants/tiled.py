@@ -17,6 +17,7 @@ from conformance.adapter.base import Adapter, Call
 from conformance.adapter.features import (
     Alibi,
     Chunk,
+    HeadNorm,
     Lengths,
     RotaryConfig,
     Sinks,
@@ -68,6 +69,7 @@ class Tiled:
         self.entry = self.head = 0
         self.split, self.pair, self.phase = 0, (0, 0), "forward"
         self.of_queries, self.of_keys = self.query_tiles(), self.key_tiles()
+        self.of_gains = {n: np.zeros(heads.query.shape[3], self.wide) for n in ("query", "key")}
         self.of_tables: dict[tuple[str, tuple[int, int]], Any] = {}
 
     def held(self, array: Array) -> Array:
@@ -126,9 +128,49 @@ class Tiled:
         if name not in ("key", "value"):
             index = self.address_of_queries(index)
         rows = array.reshape(-1, array.shape[-1])[self.row_of(name, index)]
-        if name in ("query", "key") and self.given.rotary is not None:
-            return self.held(self.turned(name, span, rows, 1))
+        if name in ("query", "key"):
+            return self.prepared(name, span, rows)
         return rows
+
+    def prepared(self, name: str, span: tuple[int, int], rows: Array) -> Array:
+        """A tile of queries or keys after norm and rotation."""
+        if self.given.norm is not None:
+            rows = self.held(self.normed(name, rows))
+        if self.given.rotary is not None:
+            rows = self.held(self.turned(name, span, rows, 1))
+        return rows
+
+    # Norm.
+
+    def epsilon(self) -> Any:
+        return self.wide(self.given.norm.epsilon)
+
+    def root(self, rows: Array) -> Array:
+        """The root of the mean square of each token, `[token 1]`."""
+        return np.sqrt((rows**2).mean(axis=1, keepdims=True) + self.epsilon())
+
+    def gain_of_norm(self, name: str) -> Array:
+        return getattr(self.given.norm, name).astype(self.wide)
+
+    def normed(self, name: str, rows: Array) -> Array:
+        """A tile of queries or keys, each divided by its root, times the gain."""
+        return rows / self.root(rows) * self.gain_of_norm(name)
+
+    def before_norm(self, name: str, span: tuple[int, int], gradient: Array) -> Array:
+        """The gradient of a tile before its norm; that of the gain is added up on the way."""
+        array = getattr(self.given, name)
+        rows = array.reshape(-1, array.shape[-1])[self.row_of(name, np.arange(*span))]
+        root = self.root(rows)
+        quotients = rows / root
+        self.of_gains[name] = self.for_gain(self.of_gains[name], gradient, quotients)
+        return self.across(gradient * self.gain_of_norm(name), quotients) / root
+
+    def for_gain(self, total: Array, gradient: Array, quotients: Array) -> Array:
+        return total + (gradient * quotients).sum(axis=0)
+
+    def across(self, gradient: Array, quotients: Array) -> Array:
+        """The gradient without its part along the quotients."""
+        return gradient - quotients * (gradient * quotients).mean(axis=1, keepdims=True)
 
     # Rotation.
 
@@ -176,6 +218,13 @@ class Tiled:
         found[:, one] = rows[:, one] * cosine - sign * rows[:, other] * sine
         found[:, other] = rows[:, other] * cosine + sign * rows[:, one] * sine
         return found
+
+    def back(self, name: str, span: tuple[int, int], gradient: Array) -> Array:
+        """The gradient of a tile of queries or keys before norm and rotation."""
+        gradient = self.turned_back(name, span, gradient)
+        if self.given.norm is not None:
+            gradient = self.before_norm(name, span, gradient)
+        return gradient
 
     def turned_back(self, name: str, span: tuple[int, int], gradient: Array) -> Array:
         if self.given.rotary is None:
@@ -557,18 +606,20 @@ class Tiled:
                 if self.bias is not None:
                     there = *at, slice(*columns)
                     self.d_bias[there] = self.for_bias(self.d_bias[there], d_logits)
-            of_keys = self.turned_back("key", columns, of_keys)
+            of_keys = self.back("key", columns, of_keys)
             self.add_group("d_key", d_key, np.arange(*columns), of_keys)
             self.add_group("d_value", d_value, np.arange(*columns), of_values)
         query = np.zeros_like(d_query)
         for entry, head, tile in np.ndindex(self.batch, self.heads, len(self.of_queries)):
             self.entry, self.head = entry, head
             rows = self.of_queries[tile]
-            of_rows = self.turned_back("query", rows, d_query[entry, head, slice(*rows)])
+            of_rows = self.back("query", rows, d_query[entry, head, slice(*rows)])
             self.write("d_query", query, rows, of_rows)
         arrays = {"query": query, "key": d_key, "value": d_value}
         if self.given.sinks is not None:
             arrays["sinks"] = self.for_sinks(log_total, row)
+        if self.given.norm is not None:
+            arrays |= {f"norm.{name}": gradient for name, gradient in self.of_gains.items()}
         return {name: self.held(array) for name, array in arrays.items()}
 
     def for_sinks(self, log_total: Array, row: Array) -> Array:
@@ -589,7 +640,7 @@ class Kernel(Adapter):
     accuracy = "A"
     features = (
         *(SoftCap("soft_cap"), Sinks("sinks"), RotaryConfig("rope"), Chunk("chunk")),
-        *(Alibi("slopes"), Lengths("lengths")),
+        *(Alibi("slopes"), Lengths("lengths"), HeadNorm("query_norm", "key_norm")),
         Window("window", dilation="dilation", global_tokens="tokens"),
     )
 
