@@ -271,7 +271,7 @@ PROBLEMS = {
         "norm": norm(16),
         "rotary": Rotary(size=16),
     },
-    "norm-tiles-bfloat16": {
+    "norm-far-bfloat16": {
         "dtype": "bfloat16",
         "queries": 40,
         "keys": 2**14,
@@ -287,11 +287,7 @@ PROBLEMS = {
 DIRECT = {"norm", "rotary", "slopes", "dilation", "global_tokens"}
 """The features with which sampled rows are computed directly."""
 
-TILES = {
-    "few-queries-bfloat16": (64, 16),
-    "few-keys-bfloat16": (16, 64),
-    "norm-tiles-bfloat16": (64, 16),
-}
+TILES = {"few-queries-bfloat16": (64, 16), "few-keys-bfloat16": (16, 64)}
 """Queries and keys of a tile, where thousands of tiles are wanted; 64 and 128 elsewhere."""
 
 

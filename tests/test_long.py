@@ -654,10 +654,11 @@ OF_SAMPLES = {
 @pytest.mark.parametrize("name", OF_SAMPLES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_samples_with_features_are_those_of_the_definition(name, dtype):
-    """The numbers to 1e-12; of σ the rms of each array is 0.4 to 2.2 times that of the definition.
+    """The numbers to 1e-12; of σ the rms of each array is 0.4 to 1.5 times that of the definition.
 
     It is less where few keys are seen and accumulators dominate: the definition also counts a
-    rounding for each hidden key, whose weight of 0 an implementation adds exactly.
+    rounding for each hidden key, whose weight of 0 an implementation adds exactly. In class B, in
+    which rounded logits dominate, the rms of dQ and dK is 0.9 to 1.25 times that.
     """
     length, rows = 96, np.arange(96)
     sees, features = OF_SAMPLES[name]
@@ -674,7 +675,10 @@ def test_samples_with_features_are_those_of_the_definition(name, dtype):
             # In float64, the definition knows cosines no better than rotations are far.
             assert np.abs(want - exact).max() < (1e-12 if "rotary" not in features else 1e-11)
             sigma = of.sigma(variance, want)
-            assert 0.4 < np.sqrt(np.mean(sigma**2) / np.mean(wanted**2)) < 2.2, array
+            of_rms = np.sqrt(np.mean(sigma**2) / np.mean(wanted**2))
+            assert 0.4 < of_rms < 1.5, array
+            if accuracy.name == "B" and of_array in ("query", "key"):
+                assert 0.9 < of_rms < 1.25, array
             both = (sigma > 0) & (wanted > 0)
             ratio = sigma[both] / wanted[both]
             within = np.mean((ratio < 4) & (ratio > 1 / 4))
@@ -735,6 +739,16 @@ def test_weights_of_samples_that_underflow_are_noise(dtype):
     chosen = np.arange(16)
     given = generic(dtype, 16, 4096, chosen, head_size=64, sees=sees, slopes=slopes)
     assert check_sampled(given, chosen, call(Kernel(), given), 128).conforms("A")
+
+
+def test_products_that_cancel_are_as_noisy_as_their_terms():
+    """A dP of almost 0 has the errors of its terms, and a key may have no other dP of much weight.
+
+    Relative to dP itself, the same errors would be 7.3σ.
+    """
+    tally = compared("dilation-decoding", Kernel()).decisive()["key"]
+    assert tally.largest < 5
+    assert tally.rms > 0.3
 
 
 class ByKeyPosition(Tiled):

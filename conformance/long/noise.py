@@ -422,64 +422,87 @@ def sampled_head(
         return np.exp(each - log_total), relative, np.isfinite(each).astype(np.float64)
 
     output, of_output, mixed = np.zeros((3, *cotangent.shape))
-    of_squares, of_ones, lost = np.zeros((3, len(chosen), 1))
+    of_squares, of_weights, lost = np.zeros((3, len(chosen), 1))
+    # Sums of the squared errors of a row: of its weights, times dP and dP², and of rounded P dP.
+    of_ones, of_products, of_both, of_rounded = np.zeros((4, len(chosen), 1))
     for span in spans:
         weight, relative, seen = weights(span)
-        error = weight**2 * relative
+        error, d_weights = weight**2 * relative, cotangent @ value[span].T
         output += weight @ value[span]
         lost += (seen @ squares[span])[:, None]
         of_output += (error + weight**2 * of.probability) @ value[span] ** 2
         mixed += error @ value[span]
-        of_ones += _total(error)
         of_squares += (weight**2 @ squares[span])[:, None]
+        of_weights += _total(weight**2)
+        of_ones += _total(error)
+        of_products += _total(error * d_weights)
+        of_both += _total(error * d_weights**2)
+        of_rounded += _total((weight * d_weights) ** 2)
     of_terms, of_sum = terms(np.maximum(number, 1), tile, heads.dilation or 1)
-    whole = sums * (of_terms + of_sum + log_total**2) + of.logits
+    whole = sums * (of_terms * of_weights + of_sum + log_total**2) + of.logits
     # The error of a logit moves the output towards the value of its key, or away from it.
     of_output = np.maximum(of_output - 2 * output * mixed + of_ones * output**2, 0)
-    of_output += sums * (of_terms * of_squares / size + of_sum * output**2)
-    of_output += (whole + of.tensor) * output**2
+    alone = sums * (of_terms * of_squares / size + of_sum * output**2) + of.tensor * output**2
     # Exponentials underflow before they are divided by the normaliser.
-    of_output += of.underflow / np.maximum(total, 1) ** 2 * lost / size
+    alone += of.underflow / np.maximum(total, 1) ** 2 * lost / size
+    of_output += alone + whole * output**2
     row = _total(cotangent * output)
-    of_row = _total(cotangent**2 * of_output)
+    # What the errors of the logits do to the row term is counted with what else they do.
+    of_row = _total(cotangent**2 * alone) + whole * row**2
     of_row += sums * size / 2 * _total(cotangent**2 * output**2)
     of_row += (sums * size / 3 + of.logits) * row**2
+    of_both += row**2 * of_ones - 2 * row * of_products
+    of_products -= row * of_ones
 
     d_query, of_query, mean_key, along_query = (np.zeros_like(query) for _ in range(4))
+    moved, pulled = np.zeros((2, *query.shape))
     d_key, of_key = np.zeros((2, *key.shape))
     d_value, of_value = np.zeros((2, *value.shape))
-    products, few = sums * 5 * size / 6 + of.probability, sums * len(chosen) / 3 + of.tensor
+    few = len(chosen)
     for span in spans:
         weight, relative, seen = weights(span)
-        # The error of a logit moves its weight and, by the normaliser, all others of the row.
-        of_weight = relative * (1 - 2 * weight) + of_ones + of.probability
-        relative += of.probability
         d_weights = cotangent @ value[span].T
-        d_logits = scale * weight * (d_weights - row)
-        error = d_logits**2 * (relative + 2 * of.probability + sums * of_terms)
-        error += (scale * weight) ** 2 * products * d_weights**2
-        error += scale**2 * of.underflow * seen
-        d_query += d_logits @ key[span]
-        of_query += error @ key[span] ** 2
+        own = weight * (d_weights - row)
+        spread = size / 2 * (cotangent**2 @ value[span].T ** 2)
+        spread += max(size / 3 - 0.5, 0) * d_weights**2
+        alone = weight**2 * (sums * spread + of.probability * d_weights**2)
+        alone += 2 * of.probability * own**2 + of.underflow * seen
+        error = own**2 * (relative + of.probability + sums * of_terms) + alone
+        d_query += scale * own @ key[span]
+        of_query += scale**2 * error @ key[span] ** 2
+        rounded = of.probability * own * weight * d_weights
+        moved += scale * (relative * own**2 + rounded) @ key[span]
+        pulled += scale * (relative * own * weight) @ key[span]
+        mean_key += scale * weight @ key[span]
+        # An error moves the weight of its key and, by the normaliser, those of all other keys.
+        error = relative * own**2 * (1 - 4 * weight) + own**2 * of_ones
+        error += 2 * own * weight * of_products + weight**2 * of_both
+        error += of.probability * (own**2 + weight**2 * of_rounded) - 2 * weight * rounded
+        error = np.maximum(error, 0) + alone + weight**2 * of_row
+        error += own**2 * (whole + sums * few / 2)
+        d_logits = scale * own
+        d_key[span] = d_logits.T @ query
+        of_key[span] = scale**2 * error.T @ query**2
+        of_key[span] += (sums * few / 3 + of.tensor) * d_key[span] ** 2
         if is_prepared:
             along_query += (d_logits * keys.positions[span]) @ key[span]
             of_query += d_logits**2 @ keys.variance(span)
-        mean_key += scale * weight @ key[span]
-        d_key[span] = d_logits.T @ query
-        of_key[span] = (error + d_logits**2 * whole + (scale * weight) ** 2 * of_row).T @ query**2
-        of_key[span] += few * d_key[span] ** 2
-        if is_prepared:
             of_key[span] += (d_logits**2).T @ queries.variance()
             along = (d_logits * queries.positions[:, None]).T @ query
             d_key[span], of_key[span] = keys.back(span, d_key[span], of_key[span], along)
         d_value[span] = weight.T @ cotangent
-        of_weight = np.maximum(of_weight, 0) + whole + sums * of_terms
-        of_value[span] = (weight**2 * of_weight + of.underflow * seen).T @ cotangent**2
-    of_query += of_row * mean_key**2 + (whole + sums * of_sum + of.tensor) * d_query**2
+        error = np.maximum(relative * (1 - 2 * weight) + of_ones, 0) + of.probability
+        error += whole + sums * few / 2
+        of_value[span] = (weight**2 * error + of.underflow * seen).T @ cotangent**2
+        of_value[span] += (sums * few / 3 + of.tensor) * d_value[span] ** 2
+    of_both += of.probability * of_rounded
+    of_query += mean_key * (mean_key * (of_both + of_row) - 2 * moved)
+    of_query += d_query * (d_query * of_ones + 2 * mean_key * of_products - 2 * pulled)
+    of_query = np.maximum(of_query, 0) + (whole + sums * of_sum + of.tensor) * d_query**2
     found = {"output": (output, of_output), "query": (d_query, of_query)}
     if is_prepared:
         found["query"] = queries.back(slice(None), d_query, of_query, along_query)
-    found |= {"key": (d_key, of_key), "value": (d_value, of_value + few * d_value**2)}
+    found |= {"key": (d_key, of_key), "value": (d_value, of_value)}
     if heads.norm is not None:
         found |= {"norm.query": queries.of_gain(tile), "norm.key": keys.of_gain(tile)}
     return found

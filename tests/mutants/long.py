@@ -812,11 +812,19 @@ _add(
     "norm",
     gain_of_norm=lambda a, name: Tiled.gain_of_norm(a, "key" if name == "query" else "query"),
 )
+
+
+def _one_by_one(a: Tiled, total: Array, gradient: Array, quotients: Array) -> Array:
+    for terms in gradient * quotients:
+        total = a.held(total + terms)
+    return total
+
+
 _add(
     "norm-gradient-of-gain-in-storage",
-    "adds up the gradients of the gains in bfloat16",
-    "norm-tiles-bfloat16",
-    for_gain=lambda a, *operands: a.held(Tiled.for_gain(a, *operands)),
+    "adds up the gradients of the gains token by token in bfloat16",
+    "norm-far-bfloat16",
+    for_gain=_one_by_one,
 )
 _add(
     "norm-gradient-of-gain-of-a-tile-lost",
