@@ -22,6 +22,14 @@ def norm(size: int) -> Norm:
     return Norm(query=gains[0], key=gains[1][::-1], epsilon=0.25)
 
 
+def _spans(length: int, *spans: tuple[int, int, int]) -> np.ndarray:
+    """The ids of spans, each given by its begin, its end and its id."""
+    ids = np.zeros((1, length), np.int64)
+    for begin, end, number in spans:
+        ids[0, begin:end] = number
+    return ids
+
+
 PROBLEMS = {
     "full": {"queries": 2048, "keys": 2048},
     "full-bfloat16": {"dtype": "bfloat16", "queries": 2048, "keys": 2048},
@@ -217,6 +225,30 @@ PROBLEMS = {
         "sees": Visibility(window=(100, 50), chunk=400),
         "global_tokens": np.isin(np.arange(1100), (0, 127, 1099))[None].astype(np.int64),
     },
+    "spans": {
+        "queries": 1500,
+        "keys": 1500,
+        "sees": Visibility(causal="top-left"),
+        "spans": _spans(1500, (100, 400, 1), (400, 520, 2), (900, 1300, 3), (1301, 1400, 4)),
+    },
+    "spans-in-window": {
+        "heads": 2,
+        "queries": 1100,
+        "keys": 1100,
+        "sees": Visibility(causal="top-left", window=(150, None)),
+        "spans": _spans(1100, (0, 310, 1), (500, 900, 2), (1000, 1100, 1)),
+    },
+    "spans-decoding": {
+        "queries": 12,
+        "keys": 70_000,
+        "sees": Visibility(causal="bottom-right"),
+        "head_size": 16,
+        "spans": _spans(
+            70_000,
+            *((200 * i, 200 * i + 150, i + 1) for i in range(340)),
+            (69_900, 69_996, 512),
+        ),
+    },
     "scaling-linear": {
         "queries": 12,
         "keys": 70_000,
@@ -284,7 +316,7 @@ PROBLEMS = {
     "few-keys-bfloat16": {"dtype": "bfloat16", "queries": 2**14, "keys": 40, "head_size": 16},
 }
 
-DIRECT = {"norm", "rotary", "slopes", "dilation", "global_tokens"}
+DIRECT = {"norm", "rotary", "slopes", "dilation", "global_tokens", "spans"}
 """The features with which sampled rows are computed directly."""
 
 TILES = {"few-queries-bfloat16": (64, 16), "few-keys-bfloat16": (16, 64)}

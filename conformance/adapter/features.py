@@ -511,7 +511,7 @@ class Spans(Feature):
             return np.where(inside, spans, self.none).astype(self.dtype)
         begins = inside & np.diff(inside, axis=1, prepend=False)
         runs = np.where(inside, begins.cumsum(axis=1), 0)
-        if not np.array_equal(within_spans(runs, runs), within_spans(spans, spans)):
+        if not _same_spans(runs, spans):
             return None
         if self.form == "runs":
             return inside.astype(self.dtype)
@@ -525,6 +525,9 @@ class Spans(Feature):
         It compares indices, which the alignment moves, and takes the ids of a query from the key at
         its index.
         """
+        if problem.segments is None and said._in_step(problem, self.alignment):
+            # Its key is that at its position, and no array of all pairs is needed.
+            return True
         ahead = said.ahead(problem, self.alignment)
         if ahead is None or problem.spans is None:
             return False
@@ -534,6 +537,16 @@ class Spans(Feature):
         rules = dict(problem.rules())
         met = [rule for name, rule in rules.items() if name in MEETING]
         return not np.any(reduce(np.logical_and, met, found[:, None] != rules["causal"]))
+
+
+def _same_spans(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether ids `[batch key]` make the same spans; 0 is the id of keys in no span."""
+    for ids in zip(one, other, strict=True):
+        pairs = np.unique(np.stack(ids), axis=1)
+        inside = pairs[:, (pairs > 0).any(axis=0)]
+        if (inside == 0).any() or any(len(np.unique(side)) < inside.shape[1] for side in inside):
+            return False
+    return True
 
 
 TreeForm = Literal["parents", "ancestors"]

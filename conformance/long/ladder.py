@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 from conformance.adapter.base import Adapter, Mode
-from conformance.adapter.features import PARTS, HeadNorm, Lengths, RotaryEmbedding
+from conformance.adapter.features import PARTS, HeadNorm, Lengths, RotaryEmbedding, Spans
 from conformance.adapter.handing import Handing
 from conformance.adapter.native import NativeAdapter
 from conformance.definition.dtypes import dtype_of
@@ -114,6 +114,8 @@ WITH_FEATURES = {
     "global tokens": ("global tokens",),
     "norm": ("query/key norm",),
     "last queries with norm": ("query/key norm",),
+    "spans": ("spans",),
+    "last queries with spans": ("spans",),
     "key lengths": ("key lengths",),
     "last queries with key lengths": ("key lengths",),
     **{f"last queries with {kind}": ("rotary scaling",) for kind in SCALED},
@@ -133,7 +135,10 @@ _FEW_QUERIES = {
 ROTARY_BASE = 10_000.0
 """The base of rotary frequencies, unless the implementation has a fixed one."""
 
-_DIRECT = ("rotary", "rotary scaling", "alibi", "dilation", "global tokens", "query/key norm")
+_DIRECT = (
+    *("rotary", "rotary scaling", "alibi", "dilation", "global tokens"),
+    *("query/key norm", "spans"),
+)
 """The features with which sampled rows are computed directly."""
 
 SAMPLED = ("sampled", *(name for name, of in WITH_FEATURES.items() if {*of} & {*_DIRECT}))
@@ -644,6 +649,9 @@ class Ladder:
             return {"slopes": np.array([2.0**steep])}
         if feature == "dilation":
             return {"dilation": DILATION}
+        if feature == "spans":
+            forms = [one.form for one in self._adapter.features if isinstance(one, Spans)]
+            return {"spans": _spans(step, prefix={*forms} == {"prefix"})}
         if feature == "global tokens":
             tokens = np.zeros((1, step.keys), np.int64)
             # The first ones, one within a tile, and one at the end of a tile.
@@ -784,6 +792,22 @@ def _sees(step: Step) -> Visibility:
         members = tuple(np.diff([0, *cuts, cuts[-1] + 1, step.queries]).tolist())
         return Visibility(causal="top-left", members=(members, members))
     return EVERYTHING
+
+
+def _spans(step: Step, *, prefix: bool) -> np.ndarray:
+    """Return the ids of spans `[1 key]`: one from the first key on, or many with text between.
+
+    The last of many ends a few tokens before the end, so that some of the last queries are in it.
+    Its id is a multiple of 256, of which 8 bits keep nothing.
+    """
+    at, every = np.arange(step.keys), _reach(step) + 1
+    if prefix:
+        return (at < step.keys // 3 + 1).astype(np.int64)[None]
+    found = np.where(at % every < 2 * every // 3, at // every + 1, 0)
+    last = max(1, step.keys - 2 * LAST)
+    found[last - 1] = 0
+    found[last:] = np.where(at[last:] < step.keys - LAST // 2, (found.max() // 256 + 1) * 256, 0)
+    return found[None]
 
 
 def _reach(step: Step) -> int:

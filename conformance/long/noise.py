@@ -524,16 +524,18 @@ class _Sample:
         self._chosen, self._places = chosen, heads.sees.positions(0, queries, keys)
         self._rules = heads.sees.rules(1, queries, keys)
         self._lengths = self._rules.pop("key_lengths")
-        self._tokens = heads.global_tokens
+        # The ids of keys from which the definition tells what their queries are.
+        of_keys = {"global_tokens": heads.global_tokens, "spans": heads.spans}
+        self._of_keys = {n: ids[:1] for n, ids in of_keys.items() if ids is not None}
         self._features: dict[str, Any] = {"dilation": heads.dilation}
         if heads.slopes is not None:
             self._features["slopes"] = heads.slopes[head : head + 1].astype(np.float64)
         self._dtype = heads.dtype
-        # The definition finds global tokens among queries by the keys at their positions.
+        # The definition finds what queries are by the keys at their positions.
         own = np.clip(self._places[0][chosen], 0, keys - 1)
-        self._own = own if self._tokens is not None else own[:0]
-        if self._tokens is not None and heads.sees.members is not None:
-            raise Unsupported("global tokens in packed sequences, at length")
+        self._own = own if self._of_keys else own[:0]
+        if self._of_keys and heads.sees.members is not None:
+            raise Unsupported("global tokens or spans in packed sequences, at length")
 
     def after(self, before: Array, span: slice) -> Array:
         """Return logits `[chosen span]` after ALiBi, −∞ where no rule lets a query see a key."""
@@ -559,8 +561,7 @@ class _Sample:
             changes["segments"] = replace(segments, **of)
         if self._lengths is not None:
             changes["mask"] = (keys < self._lengths[0])[None, None, None]
-        if self._tokens is not None:
-            changes["global_tokens"] = self._tokens[:1, keys]
+        changes |= {name: ids[:, keys] for name, ids in self._of_keys.items()}
         at = Positions(query=self._places[0][None, rows], key=self._places[1][None, keys])
         return Problem(
             shape=shape,

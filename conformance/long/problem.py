@@ -12,7 +12,8 @@ to solve without being easy to get wrong. There are three kinds:
 - `generic` returns queries, keys and values from N(0, 1). The cotangent is 0 except in sampled
   rows, so that the gradients of every key and value are sums over these rows alone. Only these
   problems may have a norm of heads; a rotation or ALiBi, with which keys of a class would differ by
-  their positions; and a dilation or global tokens, with which the keys of a query are no interval.
+  their positions; and a dilation, global tokens or bidirectional spans, with which the keys of a
+  query are no interval, or one that other queries do not see.
 - `retrieval` returns keys that consist of the binary digits of their positions, as ±1. A query is a
   large multiple of the key that it looks for. The weight of this key is then 1 and all others
   underflow to 0, so the output is exactly a value, and the gradient of a value that one query looks
@@ -300,8 +301,8 @@ class Heads:
     enter only the sum of the softmax; None for none. `soft_cap` is the cap of the logits; None for
     no cap. `sees` says which keys each query sees. `rotary` is the rotation of queries and keys by
     `sees.positions`, whose frequencies are scaled as `rotary_scaling` says; None for none. `slopes`
-    `[heads]`, `dilation`, `global_tokens` `[batch key]` and `norm` are those of `Problem`; dilation
-    and global tokens change which keys each query sees.
+    `[heads]`, `dilation`, `global_tokens` and `spans` `[batch key]`, and `norm` are those of
+    `Problem`; dilation, global tokens and spans change which keys each query sees.
     """
 
     dtype: str
@@ -319,6 +320,7 @@ class Heads:
     dilation: int | None = None
     global_tokens: np.ndarray | None = None
     norm: Norm | None = None
+    spans: np.ndarray | None = None
 
     @property
     def features(self) -> dict[str, Any]:

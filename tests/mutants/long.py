@@ -1087,6 +1087,80 @@ _add(
     ),
 )
 
+# Spans.
+
+_add(
+    "spans-end-at-the-diagonal-tile",
+    "visits no tile of keys after that of a query",
+    "spans",
+    end_of_spans=lambda a, rows: 0,
+)
+_add(
+    "spans-of-first-query-of-tile",
+    "takes the span of the first query of a tile for all of them",
+    "spans-in-window",
+    span_ids=lambda a, name, span: (
+        np.full(span[1] - span[0], Tiled.span_ids(a, name, span)[0])
+        if name == "query"
+        else Tiled.span_ids(a, name, span)
+    ),
+)
+_add(
+    "spans-of-index",
+    "takes the spans of the first keys for those of the last queries",
+    "spans-decoding",
+    span_ids=lambda a, name, span: a.given.spans[a.entry][np.arange(*span)],
+)
+_add(
+    "spans-lost-where-keys-are-split",
+    "sees nothing after a query where few queries have their keys split",
+    "spans-decoding",
+    in_span=lambda a, rows, columns: Tiled.in_span(a, rows, columns) & (a.queries > a.few),
+)
+_add(
+    "spans-lost-in-backward-at-length",
+    "makes weights again with a causal mask alone",
+    "spans",
+    in_span=lambda a, rows, columns: Tiled.in_span(a, rows, columns) & (a.phase == "forward"),
+)
+_add(
+    "spans-of-text-too-at-length",
+    "takes all tokens outside spans for one span",
+    "spans",
+    in_span=lambda a, rows, columns: (
+        a.span_ids("query", rows)[:, None] == a.span_ids("key", columns)
+    ),
+)
+_add(
+    "spans-side-by-side-are-one",
+    "looks only at whether a key is in a span, and joins two that touch",
+    "spans",
+    span_ids=lambda a, name, span: np.where((ids := Tiled.span_ids(a, name, span)) == 2, 1, ids),
+)
+_add(
+    "spans-of-one-id-apart",
+    "ends a span where the first run of its id ends",
+    "spans-in-window",
+    span_ids=lambda a, name, span: (
+        Tiled.span_ids(a, name, span)
+        * (Tiled.aligned(a, span) < 1000 if name == "query" else np.arange(*span) < 1000)
+    ),
+)
+_add(
+    "spans-beyond-windows-at-length",
+    "shows queries all of their span, whatever the window hides",
+    "spans-in-window",
+    visible=lambda a, rows, columns: (
+        Tiled.visible(a, rows, columns) | Tiled.in_span(a, rows, columns)
+    ),
+)
+_add(
+    "spans-of-8-bits",
+    "keeps the ids of spans in 8 bits",
+    "spans-decoding",
+    span_ids=lambda a, name, span: Tiled.span_ids(a, name, span) % 256,
+)
+
 # Scaled frequencies.
 
 

@@ -22,6 +22,7 @@ from conformance.adapter.features import (
     RotaryConfig,
     Sinks,
     SoftCap,
+    Spans,
     Window,
 )
 from conformance.definition.dtypes import dtype_of
@@ -291,7 +292,10 @@ class Tiled:
         if self.before() is not None:
             seen &= distance >= -self.before()
         if self.after() is not None:
-            seen &= distance <= self.after()
+            late = distance > self.after()
+            if self.given.spans is not None:
+                late &= ~self.in_span(rows, columns)
+            seen &= ~late
         if self.chunk() is not None:
             seen &= self.block(0, rows)[:, None] == self.block(1, columns)
         if self.given.dilation is not None:
@@ -301,6 +305,22 @@ class Tiled:
         if self.given.sees.members is not None:
             seen &= self.member(0, rows)[:, None] == self.member(1, columns)
         return seen
+
+    def in_span(self, rows: tuple[int, int], columns: tuple[int, int]) -> Array:
+        """Where the query and the key are in the same bidirectional span."""
+        ids = self.span_ids("key", columns)
+        return (self.span_ids("query", rows)[:, None] == ids) & (ids > 0)
+
+    def span_ids(self, name: str, span: tuple[int, int]) -> Array:
+        """The id of the bidirectional span of each query or key of a tile, 0 for none."""
+        at = self.aligned(span) if name == "query" else np.arange(*span)
+        return np.where(at < 0, 0, self.given.spans[self.entry][at])
+
+    def end_of_spans(self, rows: tuple[int, int]) -> int:
+        """Where the last key is, plus 1, of the spans of a tile of queries; 0 if there is none."""
+        ids = self.span_ids("query", rows)
+        inside = np.isin(self.given.spans[self.entry], ids[ids > 0])
+        return int(np.flatnonzero(inside).max(initial=-1)) + 1
 
     def in_step(self, rows: tuple[int, int], columns: tuple[int, int], distance: Array) -> Array:
         """Where the distance is a multiple of the dilation."""
@@ -363,6 +383,8 @@ class Tiled:
         if self.given.global_tokens is not None and not self.given.sees.causal:
             return last
         end = rows[1] - 1 + self.alignment() + self.after() + 1
+        if self.given.spans is not None:
+            end = max(end, self.end_of_spans(rows))
         return min(last, max(0, -(-end // self.columns)))
 
     def visits(self, tile: int) -> list[int]:
@@ -641,6 +663,7 @@ class Kernel(Adapter):
     features = (
         *(SoftCap("soft_cap"), Sinks("sinks"), RotaryConfig("rope"), Chunk("chunk")),
         *(Alibi("slopes"), Lengths("lengths"), HeadNorm("query_norm", "key_norm")),
+        Spans("spans", alignment="bottom-right"),
         Window("window", dilation="dilation", global_tokens="tokens"),
     )
 
