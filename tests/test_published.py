@@ -342,7 +342,8 @@ def test_how_far_an_implementation_conforms_is_said_of_whole_sequences():
 
     assert far(step("causal", 1024), step("few queries", 4096)) == (1024, 4096, None)
     assert far(step("causal", 1024), step("few queries", 1024, "deviates")) == (0, 0, 1024)
-    assert far(step("causal", 1024, "unsupported"), step("few queries", 64)) == (0, 64, None)
+    assert far(step("causal", 1024, "unsupported"), step("few queries", 256)) == (0, 256, None)
+    assert far(step("key lengths", 1024), step("few queries", 4096)) == (1024, 4096, None)
     error = step("full", 4096, "error", why="RuntimeError: no")
     assert far(step("causal", 1024), step("causal", 4096), error) == (1024, 1024, 4096)
     (finding,) = long.as_record(climb(error)).results[0].findings

@@ -181,15 +181,13 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
 
 def line(step: Step) -> str:
     """Return a line of text with the verdict on one problem, its sizes, errors and times."""
-    from conformance.long.ladder import array_name
-
     sizes = f"{step.queries:>9,} × {step.keys:<9,}"
     text = f"{step.dtype:8s} {sizes} {step.problem:11s} {step.verdict}"
     worst = step.worst
     if step.why:
         return printable(f"{text}: {step.why}")
     if worst is not None:
-        text += f"{f', class {step.reached}' if step.reached else ''}: {array_name(worst.array)} "
+        text += f"{f', class {step.reached}' if step.reached else ''}: {worst.title} "
         text += f"max {worst.largest:.3g}σ, rms {worst.rms:.2g}, bias {worst.bias:+.2g}, "
         text += f"gain {worst.gain:+.2g}"
     if step.detail:

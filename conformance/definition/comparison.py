@@ -19,7 +19,7 @@ import numpy as np
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation
 from conformance.errors import WrongShape
-from conformance.records.findings import INFINITE, Figures, Worst
+from conformance.records.findings import INFINITE, Figures, Worst, rounded_figure
 from conformance.records.numbers import LIMIT, ratios
 
 BETWEEN_ANSWERS = 11.31
@@ -97,9 +97,11 @@ def compare(
     count = max(1, finite.size)
     figures = Figures(
         array=name,
-        max_ratio=_rounded(largest),
-        rms_ratio=_rounded(math.sqrt(float(finite @ finite) / count)) if finite.size else INFINITE,
-        bias=_rounded(float(finite.sum()) / math.sqrt(count)),
+        max_ratio=rounded_figure(largest),
+        rms_ratio=rounded_figure(math.sqrt(float(finite @ finite) / count))
+        if finite.size
+        else INFINITE,
+        bias=rounded_figure(float(finite.sum()) / math.sqrt(count)),
         limit=limit,
     )
     excess = _excess(
@@ -198,7 +200,9 @@ def compare_all(
     ):
         excess = _excess(name, count, most, root, mean, limit, tolerated)
         if excess <= 1:
-            figures = Figures(name, _rounded(most), _rounded(root), _rounded(mean), limit)
+            figures = Figures(
+                name, rounded_figure(most), rounded_figure(root), rounded_figure(mean), limit
+            )
             compared.append(Comparison(figures, NOTHING, excess))
         else:
             of_array = got[name], want[name], noise[name]
@@ -308,8 +312,3 @@ def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str
 def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
     """Return the comparison with the largest excess; there has to be at least one."""
     return max(comparisons, key=lambda item: item.excess)
-
-
-def _rounded(value: float) -> float:
-    """Return a number clipped to ±`INFINITE`, to four significant digits, to keep records short."""
-    return float(f"{min(max(value, -INFINITE), INFINITE):.4g}")

@@ -43,9 +43,17 @@ from conformance.frameworks.base import Memory
 from conformance.long.calling import AtLength, call
 from conformance.long.checking import Tally, check, check_sampled, missed
 from conformance.long.noise import UNKNOWN
-from conformance.long.problem import EVERYTHING, Visibility, draw, generic, retrieval, sampled
-from conformance.records.findings import INFINITE
-from conformance.records.long import ArrayStatistics, Outcome, Step
+from conformance.long.problem import (
+    EVERYTHING,
+    Visibility,
+    draw,
+    generic,
+    retrieval,
+    sampled,
+    wide_type,
+)
+from conformance.records.findings import rounded_figure
+from conformance.records.long import ArrayStatistics, Outcome, Step, array_title
 from conformance.text import message
 
 FEW = 64
@@ -252,7 +260,7 @@ def _stored(dtype: str) -> int:
 
 def _wide(dtype: str) -> int:
     """Return the size in bytes of a number of this dtype in the suite's NumPy arrays."""
-    return 8 if dtype == "float64" else 4
+    return np.dtype(wide_type(dtype)).itemsize
 
 
 def mode_of(adapter: Adapter, dtype: str) -> Mode:
@@ -689,7 +697,7 @@ class Ladder:
             answered = call(self._adapter, given.heads, self._device, mode)
             wrong = missed(given, answered)
             detail = ", ".join(
-                f"{count:,} rows of {array_name(array)} not bit for bit"
+                f"{count:,} rows of {array_title(array)} not bit for bit"
                 for array, count in wrong.items()
             )
             verdict: Outcome = "deviates" if wrong else "conforms"
@@ -739,24 +747,13 @@ class Ladder:
         )
 
 
-def array_name(name: str) -> str:
-    """Return "gradient of NAME" for an array called NAME; "output" and "log_total" stay as is."""
-    return name if name in ("output", "log_total") else f"gradient of {name}"
-
-
 def _rounded(seconds: float) -> float:
     return round(max(0.0, seconds), 4)
 
 
 def _seen(tally: Tally) -> ArrayStatistics:
     numbers = (tally.largest, tally.rms, tally.bias, tally.gain, tally.excess)
-    return ArrayStatistics(tally.array, *map(_finite, numbers))
-
-
-def _finite(number: float) -> float:
-    """Return a number rounded to four digits and limited to ±`INFINITE`; NaN gives `INFINITE`."""
-    number = INFINITE if math.isnan(number) else min(max(number, -INFINITE), INFINITE)
-    return float(f"{number:.4g}")
+    return ArrayStatistics(tally.array, *map(rounded_figure, numbers))
 
 
 def _place(tally: Tally) -> str:

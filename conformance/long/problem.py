@@ -345,7 +345,7 @@ def heads_of(problem: LongProblem) -> Heads:
     )
 
 
-def _wide(dtype: str) -> Any:
+def wide_type(dtype: str) -> Any:
     """Return the type of the NumPy arrays that hold numbers of a dtype."""
     return np.float64 if dtype == "float64" else np.float32
 
@@ -440,7 +440,7 @@ def _key_classes(
 
 def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Stored:
     """Return numbers from N(0, 1) rounded to `dtype`."""
-    wide = _wide(dtype.name)
+    wide = wide_type(dtype.name)
     numbers: Stored = np.empty(math.prod(shape), wide)
     for start in range(0, numbers.size, _CHUNK):
         part: Any = numbers[start : start + _CHUNK]
@@ -488,7 +488,7 @@ def generic(
     `chosen` are the indices of these rows. Queries and keys are those before norm and rotation.
     `features` are the fields of `Heads` from `rotary` on.
     """
-    random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)
+    random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), wide_type(dtype)
 
     def rounded(*sizes: int) -> np.ndarray:
         return stored.round(random.standard_normal(sizes)).astype(wide)
@@ -540,7 +540,7 @@ def retrieval(
     digits = max(1, math.ceil(math.log2(max(2, keys))))
     if head_size < digits:
         raise Unsupported(f"a head of {head_size} cannot hold positions up to {keys:,}")
-    random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), _wide(dtype)
+    random, stored, wide = np.random.default_rng(seed), dtype_of(dtype), wide_type(dtype)
     # exp(−150) is 0 in float32, and exp(−800) is 0 in float64.
     margin = 800.0 if dtype == "float64" else 150.0
     # Digits are repeated to fill the head; a mismatch costs at least twice the repeats.

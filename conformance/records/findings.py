@@ -7,6 +7,7 @@ Errors are numbers in units of the rounding noise σ.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -123,6 +124,15 @@ id."""
 
 STORED = "file"
 """The chapter (the first part of the id) of all cases that are read from files."""
+
+
+def rounded_figure(number: float) -> float:
+    """Return a number to four digits, limited to ±`INFINITE`, to keep records short.
+
+    NaN gives `INFINITE`.
+    """
+    number = INFINITE if math.isnan(number) else min(max(number, -INFINITE), INFINITE)
+    return float(f"{number:.4g}")
 
 
 def without_place(detail: str) -> str:

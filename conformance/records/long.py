@@ -25,18 +25,20 @@ MOST_BYTES = 2**22
 PREFIX = "long/"
 """The prefix of the ids of long problems, which take the place of case ids."""
 
-SQUARE = ("causal", "full", "sampled", "window", "packed", "sinks", "soft cap", "rotary")
-"""The problems with as many queries as keys; the others are long on one side only."""
-
 Outcome = Literal["conforms", "deviates", "unsupported", "error", "not reached"]
+
+
+def array_title(name: str) -> str:
+    """Return "gradient of NAME" for an array called NAME; "output" and "log_total" stay as is."""
+    return name if name in ("output", "log_total") else f"gradient of {name}"
 
 
 class ArrayStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The error statistics of one array, in units of σ.
 
     Attributes:
-        array: "output", "log_total", or "query", "key", "value" or "sinks" for the gradient with
-            respect to that input.
+        array: "output", "log_total", or the name of an input, such as "query" or "norm.key", for
+            the gradient with respect to it.
         largest, rms, bias, gain: the largest |error|/σ, the rms and the signed bias of error/σ, and
             the bias in the direction of the expected values, as `conformance.long.checking` defines
             them. An infinite value is stored as `findings.INFINITE`.
@@ -50,6 +52,11 @@ class ArrayStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bias: float
     gain: float
     excess: float
+
+    @property
+    def title(self) -> str:
+        """The name of the array in text; see `array_title`."""
+        return array_title(self.array)
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -167,7 +174,7 @@ def reaches(steps: Iterable[Step]) -> list[Reach]:
             for step in own
             if step.verdict == "conforms" and (first is None or step.length < first.length)
         ]
-        square = [step.length for step in below if step.problem in SQUARE]
+        square = [step.length for step in below if step.queries == step.keys]
         found.append(
             Reach(
                 dtype,

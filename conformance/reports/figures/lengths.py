@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from xml.sax.saxutils import escape
 
-from conformance.records.long import Climb
+from conformance.records.long import Climb, array_title
 from conformance.records.numbers import LIMIT
 from conformance.text import printable
 
-ARRAYS = {
-    "output": "output",
-    "query": "gradient of query",
-    "key": "gradient of key",
-    "value": "gradient of value",
-}
+ARRAYS = ("output", "query", "key", "value")
 _COST, _OWN = "µs per token", "the suite's own"
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 190, 140, 84, 60, 46
 _COLOURS = ("#0b5394", "#b45f06", "#38761d", "#741b47", "#990000", "#1f7a7a", "#7f6000", "#444444")
@@ -48,7 +43,7 @@ def plot(climbs: Sequence[Climb]) -> str:
     for row, dtype in enumerate(dtypes):
         top = _TOP + row * (_HEIGHT + _GAP)
         body.append(f'<text x="8" y="{top + 12}" font-weight="bold">{escape(dtype)}</text>')
-        panels = {told: _largest(_errors(climbs, dtype, array)) for array, told in ARRAYS.items()}
+        panels = {array_title(name): _largest(_errors(climbs, dtype, name)) for name in ARRAYS}
         panels[_COST] = _largest(_costs(climbs, dtype))
         for place, (heading, lines) in enumerate(panels.items()):
             left = _LEFT + place * (_WIDTH + _GAP)
