@@ -28,11 +28,11 @@ from conformance.adapter.function import Function
 from conformance.adapter.native import MASK
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.features import ARRAYS, FEATURES
-from conformance.definition.problem import Problem, Shape, Weights, check_shape
+from conformance.definition.problem import Problem, Shape, Weights, check_shape, identities
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import LACKS
 from conformance.frameworks.base import Natives
-from conformance.long.problem import Heads, LongProblem, heads_of
+from conformance.long.problem import Heads, LongProblem, heads_of, no_inputs
 
 DENSE = 2**26
 """The largest number of (query, key) pairs for which a mask with several rows is passed as an
@@ -156,7 +156,7 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
     else:
         turned = 0 if heads.rotary is None else heads.key.size * heads.key.shape[3]
         if moved.prepared and turned > DENSE:
-            raise Unsupported(f"{heads.key.shape[2]:,} keys that are rotated before the call")
+            raise Unsupported(f"a cache of {heads.key.shape[2]:,} keys that are rotated already")
         problem = problem.replace(**_joined(heads))
     with adapter.requested(problem, call) as whole:
         # Weights, if it returns any, are an array of all pairs, which is not kept.
@@ -297,7 +297,7 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
         name: np.pad(value, (0, 2)) if shared and ARRAYS.get(name) == ("heads",) else value
         for name, value in heads.features.items()
     }
-    return _problem(heads, shape, weights, inputs, **features)
+    return _problem(heads, shape, Weights(**weights), inputs, **features)
 
 
 def _joined(heads: Heads) -> dict[str, Array]:
@@ -321,7 +321,7 @@ def _shape(heads: Heads, *, shared: bool = False, bias: bool = False) -> Shape:
 def _problem(
     heads: Heads,
     shape: Shape,
-    weights: Mapping[str, Array],
+    weights: Weights,
     inputs: Mapping[str, Any],
     **features: Any,
 ) -> Problem:
@@ -329,7 +329,7 @@ def _problem(
     return _StructuredProblem(
         shape=shape,
         dtype=heads.dtype,
-        weights=Weights(**weights),
+        weights=weights,
         scale=None if heads.scale == shape.default_scale else heads.scale,
         **heads.sees.rules(batch, queries, keys),
         **inputs,
@@ -371,13 +371,7 @@ def _checked(
 def _stand_in(heads: Heads) -> Problem:
     """Return a `Problem` with the sizes, scale, causal flag and features of these heads.
 
-    Its inputs and weights are zeros that take almost no memory.
+    Its inputs are zeros that take almost no memory.
     """
     shape = _shape(heads)
-    batch, _, queries, _ = shape.logits
-    sizes = shape.input_shapes() | {"cotangent": (batch, queries, shape.output_width)}
-    weights, inputs = (
-        {name: np.broadcast_to(0.0, size) for name, size in each.items()}
-        for each in (shape.weight_shapes(), sizes)
-    )
-    return _problem(heads, shape, weights, inputs, **heads.features)
+    return _problem(heads, shape, identities(shape), no_inputs(shape), **heads.features)

@@ -37,7 +37,7 @@ from conformance.definition.problem import Problem, Shape, identities
 from conformance.definition.rotary import RotaryScaling, exact_tables
 from conformance.errors import Unsupported
 from conformance.long.oracle import BlockPart, Columns, Head, Rows, squared_norms
-from conformance.long.problem import Heads, Index, LongProblem
+from conformance.long.problem import Heads, Index, LongProblem, no_inputs
 from conformance.records.numbers import UNDERFLOW
 
 UNKNOWN = 0
@@ -553,9 +553,7 @@ class _Sample:
     def _problem(self, keys: Index) -> Problem:
         rows = self._chosen
         shape = Shape.of_heads((1, 1, len(rows), 1), (1, 1, len(keys), 1))
-        sizes = {**shape.input_shapes(), "cotangent": (1, len(rows), 1)}
-        changes: dict[str, Any] = {n: np.broadcast_to(0.0, size) for n, size in sizes.items()}
-        changes |= {**self._rules, **self._features}
+        changes: dict[str, Any] = {**no_inputs(shape), **self._rules, **self._features}
         if (segments := changes.get("segments")) is not None:
             of = {"query": segments.query[:1, rows], "key": segments.key[:1, keys]}
             changes["segments"] = replace(segments, **of)

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
 from conformance.definition.features import ABSENT, NO_WINDOW, Norm, Rotary
-from conformance.definition.problem import Causal, Segments, Window, check_shape
+from conformance.definition.problem import Causal, Segments, Shape, Window, check_shape
 from conformance.definition.rotary import RotaryScaling
 from conformance.errors import Unsupported, WrongShape
 
@@ -343,6 +343,13 @@ def heads_of(problem: LongProblem) -> Heads:
         None if problem.sinks is None else problem.sinks.astype(wide),
         problem.soft_cap,
     )
+
+
+def no_inputs(shape: Shape) -> dict[str, Array]:
+    """Return inputs and a cotangent of zeros, which take no memory, for problems of rules alone."""
+    sizes = shape.input_shapes()
+    sizes["cotangent"] = (shape.batch, shape.query_length, shape.output_width)
+    return {name: np.broadcast_to(0.0, size) for name, size in sizes.items()}
 
 
 def wide_type(dtype: str) -> Any:
