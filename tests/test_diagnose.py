@@ -949,7 +949,7 @@ OTHER_WEIGHTS = {
         {"head": Phrase("where.head.one", {"at": 0})},
     ),
     "weights of the first two heads": (softmax(QK)[:, [0, 1, 0, 1]], "", {}),
-    "weights of the first head, nearly": (softmax(1.05 * QK)[:, :1], "", {}),
+    "weights of the first head, nearly": (softmax(QK - 0.02 * QK**2)[:, :1], "", {}),
     "mean weights": (softmax(QK).mean(axis=1, keepdims=True), "heads.weights-averaged", {}),
     "a weighted mean": ((OF_HEADS * softmax(QK)).sum(axis=1, keepdims=True), "", {}),
 }
@@ -965,7 +965,24 @@ def test_weights_that_are_others_are_told(name, one_mistake):
     assert [(it.id, it.arguments) for it in found.causes] == [(cause, about)] * bool(cause)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.parametrize("factor", [1.005, 1.05])
+@pytest.mark.parametrize("cause", ["heads.weights-of-one", "softmax.largest-only"])
+def test_a_factor_beside_a_mistake_is_no_lesser_accuracy(cause, factor, one_mistake):
+    for bend in (0.0, 0.02):
+        weights = softmax(np.float32(factor) * QK - np.float32(bend) * QK**2)
+        if cause == "heads.weights-of-one":
+            weights = weights[:, :1]
+        else:
+            weights = of_sum(largest_weights(4, weights, of=QK))
+        found = diagnose(Q, K, V, np.float32(weights @ V), layout="batch heads length head")
+        # What is left by logits that are bent is no factor.
+        assert ([it.id for it in found.causes] == ["mistakes.two"]) == (not bend), str(found)
+        if not bend:
+            first, second = found.causes[0].arguments["causes"]
+            assert (first.id, second) == (cause, Phrase("scale.factor", {"factor": factor}))
+            assert not found.notes
+
+
 @pytest.mark.parametrize("heads", [[2, 2, 2, 2], [2, 2, 2, 0], [1, 1, 3, 3]])
 def test_the_output_of_one_head_for_all_is_told(heads, one_mistake):
     output = attention(GQ, GK, GV)[:, heads]

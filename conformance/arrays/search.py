@@ -492,6 +492,28 @@ class Search:
         made = _every_and([both])(self._maker(self.problem))
         return min((self._of_pair(hypothesis) for hypothesis in made), default=math.inf)
 
+    def with_factor(self, causes: Collection[Phrase]) -> list[Phrase]:
+        """Return the causes that are one of these mistakes and a wrong factor of the logits.
+
+        What such a factor leaves beside a mistake may be as small as rounding in a narrower dtype.
+        """
+        whole = self._maker(self.problem)
+        part = next(iter(self._parts()), None)
+        maker, evidence = (whole, self.output) if part is None else (part.maker, part.evidence)
+        known: list[tuple[float, Phrase]] = []
+        if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
+            return []
+        of_whole = {(it.cause, number): it for number, it in _numbered(self.every(whole))}
+        for number, first in _numbered(self.every(maker)):
+            again = of_whole.get((first.cause, number))
+            if first.cause not in causes or again is None or type(again.make()) is not Stages:
+                continue
+            for second, factor in logits.fitted_factors(maker.beside(first.make()), evidence):
+                for misfit, named in self._factor(whole.beside(again.make()), second, factor):
+                    both: dict[str, Argument] = {"causes": [first.cause, named]}
+                    known.append((misfit, Phrase(TWO, both)))
+        return self._apart(_chosen(known, self.problem.dtype))
+
     def rows(self, rows: IntArray) -> Chosen:
         """Return what some of these queries are, of how many."""
         every, count = self.chosen or (None, self.problem.shape.query_length)
@@ -727,7 +749,7 @@ class Search:
 
     def _factor(self, whole: Maker, cause: Phrase, number: float) -> list[tuple[float, Phrase]]:
         """Return the cause of a factor if it holds for the whole, as 1/√n where it is that."""
-        problem = self.problem
+        problem = whole.problem
         if cause.id == "rotary.base":
             assert problem.rotary is not None
             base = number * problem.rotary.base
