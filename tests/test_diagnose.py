@@ -1642,7 +1642,26 @@ def test_a_long_output_that_is_right_is_noise(name):
     assert "arrays.in-tiles" in [it.id for it in found.notes]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("error", "accuracy"), [(0.0, "A0"), (0.01, "B"), (0.02, "C"), (0.03, "C"), (0.1, "")]
+)
+@pytest.mark.parametrize("promised", ["", "A"])
+def test_a_long_output_has_the_accuracy_class_of_a_short_one(
+    error, accuracy, promised, request, one_mistake
+):
+    q, k, v = map(in_bfloat16, drawn(kv_heads=2, queries=40))
+    right = attention(q, k, v)
+    random = np.random.default_rng(1).standard_normal(right.shape, dtype=np.float32)
+    dump = of(q, k, v, in_bfloat16(right * (1 + np.float32(error) * random)))
+    told = {"dtype": "bfloat16", "accuracy": promised, "layout": "batch heads length head"}
+    found = diagnose(**dump, **told)
+    request.getfixturevalue("short_is_long")
+    long = diagnose(**dump, **told)
+    assert "arrays.in-tiles" in [it.id for it in long.notes]
+    assert (long.verdict, long.accuracy) == (found.verdict, found.accuracy)
+    assert found.accuracy == accuracy
+
+
 @pytest.mark.usefixtures("short_is_long")
 @pytest.mark.parametrize("cause", ["softmax.over-queries", "heads.split-by-reshape"])
 def test_a_long_output_tells_a_mistake_that_joins_queries(cause, monkeypatch):

@@ -790,13 +790,14 @@ class Judged:
 
     def _diagnosis(self, verdict: Verdict, **fields: Any) -> Diagnosis:
         assumed = [told(one) for one in self.reading.assumed]
-        accuracy = ""
-        if self.whole is None:
-            accuracy = accuracy_class(self.expectation, self.answer.arrays())
         return Diagnosis(
             verdict=verdict,
             dtype=self.problem.dtype,
-            accuracy=accuracy,
+            accuracy=(
+                accuracy_class(self.expectation, self.answer.arrays())
+                if self.whole is None
+                else self.screen.accuracy
+            ),
             layout=self.reading.layout,
             differences=self.differences(),
             assumed=assumed,

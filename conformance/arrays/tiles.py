@@ -15,16 +15,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.arrays import ports
 from conformance.arrays.figure import pooled
-from conformance.arrays.given import MOST_LOGITS, Reading, separate
+from conformance.arrays.given import MOST_LOGITS, Reading, merged, separate
 from conformance.arrays.noise import of_statistic
 from conformance.causes.hypothesis import MOST_ELEMENTS, Evidence
-from conformance.definition.arithmetic import classes_of
+from conformance.definition.arithmetic import CLASSES, AccuracyClass, classes_of
 from conformance.definition.comparison import Comparison, compare, element
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation, expect, expect_carefully
@@ -44,6 +45,13 @@ MOST_WHOLE = 2**21
 FEWEST = 8
 """The fewest rows of each head on which mistakes are tried."""
 
+ROUGHLY = 8.0
+"""How many times too small σ of one noisy evaluation may be.
+
+Elements of a row share errors. In 20,480 rows of 3 to 256 keys in bfloat16, it was up to 7 times
+too small.
+"""
+
 MOST_TRIED = 2**20
 """The most logits, of all heads, on which mistakes are tried, if there are more than these rows."""
 
@@ -58,6 +66,7 @@ class Screen:
         squares: the sum of the squares of error / σ.
         count: the number of elements that deviate.
         fits: whether every tile is within its limits.
+        classes: the accuracy classes within whose limits every tile is.
         cells: the map of each head, by batch entry and head; see `figure.pooled`.
         others: the same of statistics of rows and of gradients, by name, without maps.
     """
@@ -68,6 +77,7 @@ class Screen:
     squares: float = 0.0
     count: int = 0
     fits: bool = True
+    classes: Sequence[AccuracyClass] = CLASSES
     cells: dict[tuple[int, int], Array] = field(default_factory=dict)
     others: dict[str, Screen] = field(default_factory=dict)
 
@@ -75,6 +85,13 @@ class Screen:
     def wrong(self) -> BoolArray:
         """Which rows have elements that deviate, `[batch heads query]`."""
         return self.sizes > LIMIT
+
+    @property
+    def accuracy(self) -> str:
+        """The most accurate class of the output and of gradients; "" if there is none."""
+        every = [self, *(it for name, it in self.others.items() if name not in STATISTICS)]
+        common = (it.name for it in self.classes if all(it in one.classes for one in every))
+        return next(common, "")
 
     def add(self, judged: Tile, entry: int, heads: slice, rows: IntArray) -> Array:
         """Add a tile of these heads and rows; return its |error| / σ, `[heads query ...]`."""
@@ -88,6 +105,7 @@ class Screen:
         finite = judged.ratio[np.isfinite(judged.ratio)]
         self.squares += float(finite @ finite)
         self.fits = self.fits and judged.fits
+        self.classes = [it for it in self.classes if it in judged.classes]
         self.count += int((size > LIMIT).sum())
         of_rows = size.reshape(*size.shape[:2], -1).max(axis=-1)
         self.sizes[entry, heads, rows[0] : rows[-1] + 1] = of_rows
@@ -95,7 +113,11 @@ class Screen:
 
 
 class Tile(NamedTuple):
-    """An array of the rows of a tile, `[heads query ...]`, compared with what is expected."""
+    """An array of the rows of a tile, `[heads query ...]`, compared with what is expected.
+
+    `classes` are the accuracy classes within whose limits it is; all of them if it is in none by
+    definition.
+    """
 
     array: str
     got: Array
@@ -103,6 +125,7 @@ class Tile(NamedTuple):
     noise: Array
     ratio: Array
     fits: bool
+    classes: Sequence[AccuracyClass] = CLASSES
 
 
 def screened(reading: Reading, accuracy: str) -> Screen:
@@ -113,7 +136,9 @@ def screened(reading: Reading, accuracy: str) -> Screen:
     """
     problem, output = reading.problem, reading.answer.output
     shape = problem.shape
-    found = Screen(np.zeros(shape.logits[:3], np.float32))
+    found = Screen(
+        np.zeros(shape.logits[:3], np.float32), classes=classes_of(problem.format, accuracy)
+    )
     for name in reading.statistics:
         found.others[name] = Screen(np.zeros(shape.logits[:3], np.float32))
     if reading.answer.gradients:
@@ -141,7 +166,7 @@ def screened(reading: Reading, accuracy: str) -> Screen:
             ) -> tuple[Tile, list[Tile]]:
                 # Once a tile is known to deviate, so does the output.
                 tile = ports.rows_of(whole, rows)
-                judged = _judged(tile, got[:, rows], accuracy, not found.fits)
+                judged = _judged(tile, got[:, rows], accuracy, found)
                 others = [
                     _judged_statistic(
                         STATISTICS[name], tile, every[place][:, rows], not found.others[name].fits
@@ -180,14 +205,18 @@ def _of_gradients(reading: Reading, accuracy: str) -> dict[str, Screen]:
     lengths = {"query": shape.query_length, "key": shape.key_length, "value": shape.key_length}
     names = reading.answer.gradients.keys()
     found = {
-        f"gradient.{name}": Screen(np.zeros((shape.batch, counts[name], lengths[name]), np.float32))
+        f"gradient.{name}": Screen(
+            np.zeros((shape.batch, counts[name], lengths[name]), np.float32),
+            classes=classes_of(problem.format, accuracy),
+        )
         for name in names
     }
     parts = [*itertools.product(range(shape.batch), range(shape.kv_heads))]
     with progress("judging gradients", len(parts)) as advance:
         for entry, group in parts:
             part = ports.part(problem, entry, group)
-            roughly, careful = rough(part, accuracy), None
+            first = [it for name in names for it in found[f"gradient.{name}"].classes[:1]]
+            roughly, careful = rough(part, accuracy, also=first), None
             for name in names:
                 array = f"gradient.{name}"
                 each = counts[name] // shape.kv_heads
@@ -197,6 +226,14 @@ def _of_gradients(reading: Reading, accuracy: str) -> dict[str, Screen]:
                 if not tile.fits and found[array].fits:
                     careful = careful or rough(part, accuracy, None)
                     tile = _compared(array, got, careful)
+                classes = _reached(
+                    array,
+                    merged(got[None]),
+                    found[array].classes,
+                    roughly,
+                    partial(expect, part, weights=False, promised=accuracy),
+                )
+                tile = tile._replace(classes=classes)
                 found[array].add(tile, entry, heads, np.arange(lengths[name]))
             advance()
     return found
@@ -240,11 +277,57 @@ def of_parts(
     )
 
 
-def rough(problem: Problem, accuracy: str, samples: int | None = 1) -> Expectation:
-    """Return what is expected, with σ of one class and, unless told, of one noisy evaluation."""
+def rough(
+    problem: Problem,
+    accuracy: str,
+    samples: int | None = 1,
+    also: Sequence[AccuracyClass] = (),
+) -> Expectation:
+    """Return what is expected, with σ of one class and, unless told, of one noisy evaluation.
+
+    `also` are classes of which σ is included.
+    """
+    classes = _with_decisive(problem, accuracy, also)
+    return expect(problem, samples=samples, weights=False, promised=accuracy, classes=classes)
+
+
+def _with_decisive(
+    problem: Problem, accuracy: str, others: Sequence[AccuracyClass]
+) -> list[AccuracyClass]:
+    """Return accuracy classes, the last of which is the one by which answers are judged."""
     classes = classes_of(problem.format, accuracy)
-    decisive = [it for it in classes if it.name == accuracy] or classes[-1:]
-    return expect(problem, samples=samples, weights=False, promised=accuracy, classes=decisive)
+    decisive = next((it for it in classes if it.name == accuracy), classes[-1])
+    return [*dict.fromkeys(it for it in others if it != decisive), decisive]
+
+
+def _reached(
+    array: str,
+    got: Array,
+    classes: Sequence[AccuracyClass],
+    found: Expectation,
+    expected: Callable[..., Expectation],
+) -> Sequence[AccuracyClass]:
+    """Return those of some accuracy classes, from the most accurate on, in which an array is.
+
+    Args:
+        array: the name of the array.
+        got: the array, like that of the expectation.
+        classes: the classes, the most accurate first.
+        found: what is expected, with σ of some classes, of one noisy evaluation.
+        expected: what gives an expectation with σ of some `classes` of so many `samples`.
+    """
+    for at, item in enumerate(classes):
+        for samples in (1, None):
+            one = found
+            if item.name not in found.noise or samples is None:
+                one = expected(samples=samples, classes=[item])
+            noise = one.noise[item.name][array]
+            largest = np.abs(ratios(got, one.arrays[array], noise, one.underflow)).max(initial=0)
+            if largest <= LIMIT:
+                return classes[at:]
+            if largest > ROUGHLY * LIMIT:
+                break
+    return ()
 
 
 def _compared(array: str, got: Array, expectation: Expectation) -> Tile:
@@ -258,13 +341,13 @@ def _compared(array: str, got: Array, expectation: Expectation) -> Tile:
 
 
 @np.errstate(all="ignore")
-def _judged(tile: Problem, got: Array, accuracy: str, known: bool) -> Tile:
+def _judged(tile: Problem, got: Array, accuracy: str, so_far: Screen) -> Tile:
     """Return a tile of the output, which is only roughly judged if one is known to deviate."""
     tile = _narrowed(tile)
-    classes = classes_of(tile.format, accuracy)
-    decisive = [it for it in classes if it.name == accuracy] or classes[-1:]
     told: dict[str, Any] = {"gradients": False, "weights": False, "promised": accuracy}
-    found = expect(ports.of_seen_keys(tile), samples=1, classes=decisive, **told)
+    classes, known = so_far.classes, not so_far.fits
+    decisive = _with_decisive(tile, accuracy, classes[:1])
+    roughly = found = expect(ports.of_seen_keys(tile), samples=1, classes=decisive, **told)
     want = found.arrays["output"]
     got = np.where(ports.unseen(tile), want, got)
 
@@ -272,14 +355,15 @@ def _judged(tile: Problem, got: Array, accuracy: str, known: bool) -> Tile:
         return compare("output", got, want, found.sigma["output"], found.underflow).fits
 
     if not known and not fits():
-        found = expect(tile, classes=decisive, **told)
+        found = expect(tile, classes=decisive[-1:], **told)
     noise = found.sigma["output"]
     ratio = ratios(got, want, noise, found.underflow)
     fitting = fits()
+    reached = _reached("output", got, classes, roughly, partial(expect, tile, **told))
     got, want, noise, ratio = (
         separate(it, tile.shape.group)[0] for it in (got, want, noise, ratio)
     )
-    return Tile("output", got, want, noise, ratio, fitting)
+    return Tile("output", got, want, noise, ratio, fitting, reached)
 
 
 def _narrowed(problem: Problem) -> Problem:
