@@ -20,7 +20,6 @@ import numpy as np
 
 from conformance.arrays import figure, files, ports, tiles
 from conformance.arrays.given import (
-    MOST_LOGITS,
     Given,
     Reading,
     readings,
@@ -606,8 +605,6 @@ class Judged:
     def _search(self) -> Search:
         where = None if self.whole is None else self._where
         longer = None if self.whole is None or self._again else self.whole.problem
-        if longer is not None and math.prod(longer.shape.logits) > MOST_LOGITS:
-            longer = None
         return Search(
             self.problem,
             self.expectation,

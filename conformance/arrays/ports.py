@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from conformance.arrays.given import merged, separate
-from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, rms, significant
+from conformance.causes.hypothesis import (
+    PREPARING,
+    About,
+    Evidence,
+    Hypothesis,
+    Maker,
+    rms,
+    significant,
+)
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
@@ -516,6 +524,22 @@ def rows_of(problem: Problem, rows: IntArray) -> Problem:
     )
 
 
+def prepares_otherwise(stages: Stages) -> bool:
+    """Return whether a computation differs from attention at most until its heads are prepared."""
+    return type(stages) is Stages and stages.changes.keys() <= PREPARING
+
+
+def with_rows(stages: Stages, rows: IntArray) -> Stages:
+    """Return the computation of some queries, whose heads are prepared among all of them.
+
+    The problem must be on projected heads, and the computation one that `prepares_otherwise`.
+    """
+    found = Stages(rows_of(stages.problem, rows), **stages.changes)
+    heads = stages.projected
+    vars(found)["projected"] = {**heads, "query": heads["query"][:, :, rows]}
+    return found
+
+
 def of_seen_keys(problem: Problem) -> Problem:
     """Return the problem of the keys from the first to the last that a query sees.
 
@@ -613,4 +637,14 @@ ACROSS_ROWS = (
     "softmax.over-matrix",
     "softmax.over-queries",
 )
-"""How the ids of causes begin that join queries, so that no choice of rows shows them."""
+"""How the ids of causes begin that join queries."""
+
+
+def joins_queries(cause: Phrase) -> bool:
+    """Return whether a mistake joins queries, so that no choice of rows shows it.
+
+    What is laid out otherwise in keys or values only, or inside each token, does not.
+    """
+    of, axes = cause.parts("of"), str(cause.arguments.get("layout", ""))
+    inside = (of and "query" not in of) or axes.startswith("batch length ")
+    return cause.id.startswith(ACROSS_ROWS) and not inside

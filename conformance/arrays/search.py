@@ -19,10 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.arrays import ports, suggestion, tiles
-from conformance.arrays.given import (
-    merged,
-    separate,
-)
+from conformance.arrays.given import MOST_LOGITS, merged, separate
 from conformance.arrays.noise import expected
 from conformance.causes import gradients, logits, precision, softmax
 from conformance.causes.diagnose import ELEMENTS, hypotheses
@@ -357,28 +354,48 @@ class Search:
         return _chosen(known, self.problem.dtype)
 
     def _across_rows(self) -> list[tuple[float, Phrase]]:
-        """Return the mistakes that join queries, of which some rows alone show nothing."""
+        """Return the mistakes that join queries, of which some rows alone show nothing.
+
+        Where only the heads are prepared otherwise, a few of their rows are computed. What joins
+        queries after that is tried on the heads of a part, and then on everything.
+        """
         if self._longer is None or self.chosen is None:
             return []
         rows, part = self.chosen[0], Part(self, self._worst_part)
         known: list[tuple[float, Phrase]] = []
+        # Once, since all masks of the longer problem are made on the way.
+        of_whole = [*_numbered(self._joining(Maker(self._longer)))]
+        for _, hypothesis in of_whole:
+            if not _joins_later(hypothesis):
+
+                def make(whole: Hypothesis = hypothesis) -> Stages:
+                    return ports.with_rows(whole.make(), rows)
+
+                few = replace(hypothesis, make=make)
+                predicted = self._predicted(few)
+                if self._explains(self.output, predicted, few):
+                    known.append((self.output.misfit(predicted), few.cause))
+        if known or math.prod(self._longer.shape.logits) > MOST_LOGITS:
+            return known
         possible: set[tuple[Phrase, int]] = set()
         of_part = Maker(ports.part(self._longer, *self._worst_part))
         for number, hypothesis in _numbered(self._joining(of_part)):
-            if not hypothesis.cause.id.startswith(ports.ACROSS):
+            cause = hypothesis.cause
+            if not cause.id.startswith(ports.ACROSS) and _joins_later(hypothesis):
                 predicted = self._predicted(hypothesis, part, rows)
                 if self._explains(part.evidence, predicted, hypothesis):
-                    possible.add((hypothesis.cause, number))
-        for number, hypothesis in _numbered(self._joining(Maker(self._longer))):
+                    possible.add((cause, number))
+        for number, hypothesis in of_whole:
             cause = hypothesis.cause
-            if cause.id.startswith(ports.ACROSS) or (cause, number) in possible:
+            tried = cause.id.startswith(ports.ACROSS) or (cause, number) in possible
+            if tried and _joins_later(hypothesis):
                 predicted = self._predicted(hypothesis, rows=rows)
                 if self._explains(self.output, predicted, hypothesis):
                     known.append((self.output.misfit(predicted), cause))
         return known
 
     def _joining(self, maker: Maker) -> Iterator[Hypothesis]:
-        return (it for it in self.every(maker) if it.cause.id.startswith(ports.ACROSS_ROWS))
+        return (it for it in self.every(maker) if ports.joins_queries(it.cause))
 
     def pairs(self) -> list[Phrase]:
         """Return the causes that are two mistakes together, one of which is common.
@@ -671,7 +688,7 @@ class Search:
         for part in parts:
             for number, hypothesis in _numbered(self.every(part.maker)):
                 cause, evidence = hypothesis.cause, part.evidence
-                if (cause, number) in asked or cause.id.startswith(part.hides):
+                if (cause, number) in asked or not part.shows(cause):
                     continue
                 predicted = self._predicted(hypothesis, part)
                 # A mistake that shows nothing to this part may show something to others.
@@ -795,7 +812,6 @@ class Part:
 
     Attributes:
         evidence: the evidence on this part.
-        hides: how the ids of mistakes begin that this part does not show.
     """
 
     def __init__(
@@ -810,13 +826,16 @@ class Part:
         """
         self._of, self._place, self._rows = of, place, rows
         self.evidence = of.output
-        self.hides: tuple[str, ...] = ()
         if place is not None:
             self.evidence = of_part(of.problem, self.evidence, *place)
-            self.hides += ports.ACROSS
         if rows is not None:
             self.evidence = self.evidence.of_rows(rows)
-            self.hides += ports.ACROSS_ROWS
+
+    def shows(self, cause: Phrase) -> bool:
+        """Return whether this part shows a mistake, which must not join what is left out."""
+        if self._place is not None and cause.id.startswith(ports.ACROSS):
+            return False
+        return self._rows is None or not ports.joins_queries(cause)
 
     def thin(self) -> Part | None:
         """Return a part of it with few queries, most of them wrong; None if it has few.
@@ -914,6 +933,11 @@ def _numbered(listed: Any) -> Iterator[tuple[int, Hypothesis]]:
     for hypothesis in listed:
         number = seen[hypothesis.cause] = seen.get(hypothesis.cause, -1) + 1
         yield number, hypothesis
+
+
+def _joins_later(hypothesis: Hypothesis) -> bool:
+    """Return whether a mistake may join queries after their heads are prepared."""
+    return not ports.prepares_otherwise(hypothesis.make())
 
 
 def _is_of_one_kind(one: Phrase, other: Phrase) -> bool:

@@ -78,7 +78,7 @@ _AFTER_SCORES = frozenset(
 _BEFORE_HEADS = frozenset({"input", "heads", "project", "shifted", "split", "product", "held"})
 """Stages on which the projected heads depend."""
 
-_PREPARING = _BEFORE_HEADS | frozenset(
+PREPARING = _BEFORE_HEADS | frozenset(
     {"prepared", "prepared_values", "normed", "root", "gain"}
     | {"rotated", "turned", "angles", "frequencies", "positions", "attention_factor"}
 )
@@ -242,7 +242,7 @@ class Maker:
             }
         elif not changed & _BEFORE_HEADS:
             self._share_heads(found)
-            if not changed & _PREPARING:
+            if not changed & PREPARING:
                 found.__dict__["projected"] = self.right.projected
 
     def _share_heads(self, found: Stages) -> None:
