@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import conformance
-from conformance.arrays import configuration, diagnosis, files, ports, search, tiles
+from conformance.arrays import configuration, diagnosis, files, ports, recovery, search, tiles
 from conformance.arrays.between import against
 from conformance.arrays.diagnosis import Diagnosis, diagnose
 from conformance.arrays.given import (
@@ -1025,7 +1025,7 @@ def test_weights_of_which_some_are_lost_otherwise_are_not_taken_for_dropout(fact
 def test_weights_are_not_recovered_if_a_mistake_is_known(monkeypatch):
     """Recovering them solves hundreds of systems, one for each row."""
     recovered = []
-    monkeypatch.setattr(ports, "dropped", lambda *told: recovered.append(told))
+    monkeypatch.setattr(recovery, "dropped", lambda *told: recovered.append(told))
     assert diagnose(Q, K, V, attention(Q, K, V, scale=1.0)).cause.id == "scale.missing"
     assert not recovered
     diagnose(Q, K, V, V + 1.0, layout="batch heads length head")
@@ -3797,9 +3797,89 @@ def test_a_row_that_holds_another_is_told(row, by, of_both, causal, one_mistake)
     assert [Phrase(it.id, it.arguments) for it in found.causes] == [wanted], str(found)
 
 
-@pytest.mark.sample(4)
+def with_old_row(q, k, v, of, row, causal=None):
+    """An output that sees an old row, and the arrays that were handed over."""
+    old = dict(zip(("key", "value"), drawn(heads=k.shape[1], keys=1, seed=77)[1:], strict=True))
+    new = {"key": k, "value": v}
+    read = [with_row(a, row, old[n][:, :, 0]) if n in of else a for n, a in new.items()]
+    return attention(
+        q, *(np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in read), causal=causal
+    )
+
+
+OLD_ROWS = {
+    "value": ({}, ["value"], True),
+    "key": ({}, ["key"], False),
+    "key and value": ({}, ["key", "value"], True),
+    "key of a group": ({"kv_heads": 1}, ["key"], True),
+    "value in bfloat16": ({}, ["value"], True),
+    "key and value in bfloat16": ({}, ["key", "value"], True),
+    "value of one query": ({"kv_heads": 1, "queries": 1, "keys": 12}, ["value"], True),
+    "key and value of one query": (
+        {"kv_heads": 1, "queries": 1, "keys": 12},
+        ["key", "value"],
+        True,
+    ),
+    "value of one query and one head": ({"queries": 1, "keys": 12}, ["value"], False),
+}
+"""Sizes, which rows are old, and whether that is certain."""
+
+
+@pytest.mark.parametrize("name", OLD_ROWS)
+def test_a_row_that_was_not_handed_over_is_told_where_that_is_certain(name, one_mistake):
+    sizes, of_rows, certain = OLD_ROWS[name]
+    q, k, v = drawn(**sizes)
+    causal = 0 if q.shape[2] == 12 else None
+    options = {"layout": "batch heads length head", "causal": None if causal is None else True}
+    if "bfloat16" in name:
+        q, k, v, options["dtype"] = *map(in_bfloat16, (q, k, v)), "bfloat16"
+    output = with_old_row(q, k, v, of_rows, 4, causal)
+    found = diagnose(q, k, v, in_bfloat16(output) if "dtype" in options else output, **options)
+    assert found.verdict == "deviates"
+    wanted = [Phrase("cache.row-unknown", {"of": of_rows, "row": 4})] * certain
+    assert [Phrase(it.id, it.arguments) for it in found.causes] == wanted, str(found)
+
+
+def biased(query, key, value, by, at=4):
+    logits = query @ np.repeat(key, query.shape[1] // key.shape[1], axis=1).swapaxes(-1, -2)
+    logits = logits / np.float32(math.sqrt(8))
+    logits[..., at] += np.float32(by)
+    return softmax(logits) @ np.repeat(value, query.shape[1] // key.shape[1], axis=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("queries", [1, 12])
+@pytest.mark.parametrize(
+    "case", ["a key hidden", "a bias of a key", "two rows", "one more row", "noise", "a scale"]
+)
+def test_what_is_no_row_of_a_cache_is_not_told_as_one(case, queries, dtype, one_mistake):
+    q, k, v = drawn(kv_heads=1, queries=queries, keys=12)
+    _, old, more = drawn(kv_heads=1, queries=queries, keys=13, seed=5)
+    if dtype == "bfloat16":
+        q, k, v, old, more = map(in_bfloat16, (q, k, v, old, more))
+    output = {
+        "a key hidden": lambda: biased(q, k, v, -np.inf),
+        "a bias of a key": lambda: biased(q, k, v, 1.5),
+        "two rows": lambda: with_old_row(q, k, with_row(v, 8, old[:, :, 8]), ["value"], 4),
+        "one more row": lambda: attention(
+            q,
+            *(
+                np.repeat(np.concatenate([x, y[:, :, 12:]], axis=2), 4, axis=1)
+                for x, y in ((k, old), (v, more))
+            ),
+        ),
+        "noise": lambda: biased(q, k, v, 0) + np.float32(0.2) * q[::-1],
+        "a scale": lambda: biased(q * np.float32(1.3), k, v, 0.4),
+    }[case]()
+    if dtype == "bfloat16":
+        output = in_bfloat16(output)
+    found = diagnose(q, k, v, output, dtype=dtype, layout="batch heads length head")
+    assert found.verdict == "deviates"
+    assert "cache.row-unknown" not in [it.id for it in found.causes], str(found)
+
+
 @pytest.mark.parametrize("case", ["a mean", "two rows", "one head", "half of it"])
-def test_a_row_that_holds_something_else_is_not_told(case, one_mistake):
+def test_a_row_that_holds_something_else_is_not_taken_for_another(case, one_mistake):
     v = with_row(LV, 4, (LV[:, :, 2] + LV[:, :, 3]) / 2)
     if case == "two rows":
         v = with_row(with_row(LV, 4, LV[:, :, 2]), 8, LV[:, :, 1])
@@ -3809,7 +3889,8 @@ def test_a_row_that_holds_something_else_is_not_told(case, one_mistake):
         v = with_row(LV, 4, np.where(np.arange(8) < 4, LV[:, :, 2], LV[:, :, 4]))
     found = diagnose(LQ, LK, LV, attention(LQ, LK, v), layout="batch heads length head")
     assert found.verdict == "deviates"
-    assert not found.causes, str(found)
+    told = [Phrase("cache.row-unknown", {"of": ["value"], "row": 4})] * (case != "two rows")
+    assert [Phrase(it.id, it.arguments) for it in found.causes] == told, str(found)
 
 
 # Tokens of all batch entries in one axis, and names

@@ -6,7 +6,6 @@ is a `Hypothesis` like those of `conformance.causes`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -18,14 +17,9 @@ from conformance.arrays.given import merged, separate
 from conformance.causes.hypothesis import (
     PREPARING,
     About,
-    Evidence,
     Hypothesis,
     Maker,
-    rms,
-    significant,
 )
-from conformance.causes.location import indices
-from conformance.causes.logits import best_factor
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.features import ARRAYS, NO_RULES, drafted, with_arrays, within_tree
@@ -38,7 +32,7 @@ from conformance.definition.problem import (
     Shape,
     identities,
 )
-from conformance.records.findings import NOTHING, Part, Phrase
+from conformance.records.findings import Phrase
 
 BASES = (10000.0, 100000.0, 500000.0, 1000000.0)
 """The bases of rotary embeddings that models use."""
@@ -46,11 +40,11 @@ BASES = (10000.0, 100000.0, 500000.0, 1000000.0)
 WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """The windows that models use, in keys that count the query's own."""
 
+MOST_KEYS = 512
+"""The last of the keys, every 64th of which may be the first that was not written."""
+
 EPSILONS = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2)
 """Numbers that models and their ports add to the mean square in a norm, besides the usual 1e-6."""
-
-MOST_LISTED = 16
-"""The longest order that is listed index by index."""
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -279,178 +273,6 @@ def _repeated(keys: int, queries: int) -> Iterator[tuple[str, About, IntArray]]:
         if 2 <= count <= keys // 2:
             last = np.where(index >= keys - count, index - count, index)
             yield "cache.rows-repeat-those-before", {"count": count}, last
-
-
-# What follows from the output
-
-
-def of_output(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield causes that are read off the output: another order, a factor, a row, dropout.
-
-    Each is worked out only when the caller asks for it, since the last recovers weights row by row.
-    """
-    if cause := permuted(maker.problem, evidence):
-        yield cause
-    if cause := factors(maker.problem, evidence):
-        yield cause
-    if cause := overwritten(maker, evidence):
-        yield cause
-    if cause := dropped(maker.right, evidence):
-        yield cause
-
-
-def permuted(problem: Problem, evidence: Evidence) -> Phrase:
-    """Return the cause that heads, batch entries or queries are in another order, if that is all.
-
-    Each slice of the output along the axis must equal an expected slice, up to noise.
-    """
-    shape = problem.shape
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    if not np.isfinite(evidence.got).all() or not problem.heads_alone:
-        return NOTHING
-    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
-    for name, axis in (("heads", 2), ("batch", 0), ("queries", 1)):
-        if sizes[axis] < 2:
-            continue
-        of_got = np.moveaxis(got, axis, 0).reshape(sizes[axis], -1)
-        of_want = np.moveaxis(want, axis, 0).reshape(sizes[axis], -1)
-        # The nearest slice has the largest product with this one, less half of its own square.
-        nearest = (of_got @ of_want.T - (of_want**2).sum(axis=1) / 2).argmax(axis=1)
-        if len(set(nearest.tolist())) < len(nearest) or (nearest == np.arange(len(nearest))).all():
-            continue
-        found: Array = np.take(want, nearest, axis=axis).reshape(evidence.want.shape)
-        if evidence.explained(found):
-            return Phrase("output.permuted", {"axis": name, **_order(nearest)})
-    return NOTHING
-
-
-def factors(problem: Problem, evidence: Evidence) -> Phrase:
-    """Return the cause that the output of some heads, or batch entries, is multiplied by a factor.
-
-    All of them have the same factor, and the others are right.
-    """
-    shape = problem.shape
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    if not np.isfinite(evidence.got).all() or not problem.heads_alone:
-        return NOTHING
-    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
-    wrong = evidence.wrong.reshape(sizes)
-    for name, axis in (("head", 2), ("batch", 0), ("query", 1)):
-        others = tuple(other for other in range(4) if other != axis)
-        chosen = wrong.any(axis=others)
-        if chosen.all():
-            continue
-        at = np.nonzero(chosen)[0]
-        where = indices(name, at, sizes[axis])
-        factor = best_factor(np.take(got, at, axis), np.take(want, at, axis))
-        index = [slice(None)] * 4
-        index[axis] = chosen  # type: ignore[call-overload]
-        found = want.copy()
-        found[tuple(index)] *= factor
-        if where and evidence.explained(found.reshape(evidence.want.shape)):
-            about: About = {"factor": significant(factor), "part": where}
-            return Phrase("output.factor", {**about})
-    return NOTHING
-
-
-MOST_ROWS = 512
-"""The largest number of rows whose weights are recovered."""
-
-UNEVEN = 0.02
-"""How much recovered weights may differ, relative to those that they are taken for."""
-
-LEAST_KEPT = 0.5
-"""Weights above this share of what is expected were kept, and the others dropped."""
-
-FEWEST_KEPT, FEWEST_DROPPED = 8, 3
-"""The fewest weights of each kind by which dropout is told from other mistakes."""
-
-
-def dropped(right: Stages, evidence: Evidence) -> Phrase:
-    """Return the cause that some weights are 0 and all others larger by one factor: dropout is on.
-
-    The weights of a query are recovered where it sees at most half as many keys as a value has
-    components; other rows say nothing. The share of zeros must be that of the factor, 1 − 1/factor.
-    """
-    shape = right.shape
-    if not np.isfinite(evidence.got).all() or not right.problem.heads_alone:
-        return NOTHING
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    got = evidence.got.reshape(sizes).transpose(0, 2, 1, 3)
-    seen = right.weights > 0
-    counts = seen.sum(axis=-1)
-    rows = np.argwhere((counts > 0) & (2 * counts <= shape.value_head_size))[:MOST_ROWS]
-    found: list[Array] = [np.zeros(0)]
-    for at in map(tuple, rows):
-        values, weights = right.values[at[:2]][seen[at]], right.weights[at][seen[at]]
-        solved, *_ = np.linalg.lstsq(values.T, got[at], rcond=None)
-        if rms(solved @ values - got[at]) > UNEVEN * rms(weights @ values):
-            return NOTHING
-        found.append((solved / weights)[weights > UNEVEN])
-    shares = np.concatenate(found)
-    kept = shares[shares > LEAST_KEPT]
-    if kept.size < FEWEST_KEPT or shares.size - kept.size < FEWEST_DROPPED:
-        return NOTHING
-    factor = float(np.median(kept))
-    even = np.abs(np.where(shares > LEAST_KEPT, shares / factor - 1, shares)) <= UNEVEN
-    rate = 1 - 1 / factor
-    spread = math.sqrt(max(rate * (1 - rate), 0.0) / shares.size)
-    if not even.all() or abs(1 - kept.size / shares.size - rate) > 4 * spread:
-        return NOTHING
-    return Phrase("softmax.dropout-on", {"rate": significant(rate), "count": len(rows)})
-
-
-TINY = np.finfo(np.float64).tiny
-
-MOST_KEYS = 512
-"""The most keys among which one that holds another is looked for, for each of all pairs."""
-
-FEW_ROWS = 8
-"""The number of rows, those with the largest errors, that tell which key holds which."""
-
-
-def overwritten(maker: Maker, evidence: Evidence) -> Phrase:
-    """Return the cause that one row of keys and values, or of values, holds another row.
-
-    If o is a row of the output, and r is what it lacks of the right one without key j, times the
-    sum of the other weights, then r is parallel to v − o, whatever the weight of the value v that
-    stands at j.
-    """
-    right, shape, keys = maker.right, maker.problem.shape, maker.problem.shape.key_length
-    if not np.isfinite(evidence.got).all() or not right.problem.heads_alone:
-        return NOTHING
-    if not 2 < keys <= MOST_KEYS:
-        return NOTHING
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    got, want = (it.reshape(sizes).swapaxes(1, 2) for it in (evidence.got, evidence.want))
-    errors = np.abs(got - want).max(axis=-1)
-    left = np.zeros((keys, keys))
-    for flat in np.argsort(-errors, axis=None)[:FEW_ROWS]:
-        at = np.unravel_index(flat, errors.shape)
-        weights, values = right.weights[at], right.values[at[:2]]
-        lacks = got[at] * (1 - weights)[:, None] - want[at] + weights[:, None] * values
-        towards = values - got[at]
-        along = (lacks @ towards.T) ** 2 / np.maximum((towards**2).sum(axis=-1), TINY)
-        left += ((lacks**2).sum(axis=-1)[:, None] - along) / max(errors[at] ** 2, TINY)
-    np.fill_diagonal(left, np.inf)
-    row, by = (int(it) for it in np.unravel_index(int(left.argmin()), left.shape))
-    index = np.where(np.arange(keys) == row, by, np.arange(keys))
-    for of in (("key", "value"), ("value",)):
-
-        def held(a: Stages, name: str, of: tuple[str, ...] = of) -> Array:
-            array: Array = getattr(a.problem, name)
-            return array[:, index] if name in of else array
-
-        about: About = {"of": [*of], "row": row, "by": by}
-        found = maker.staged("cache.row-of-another", about, input=held)
-        if evidence.explained(found.make().output):
-            return found.cause
-    return NOTHING
-
-
-def _order(nearest: np.ndarray) -> dict[str, list[Part]]:
-    """Return the order as an argument: a list, or for long ones how it begins."""
-    return {"order": [int(at) for at in nearest[:MOST_LISTED]]}
 
 
 def part(problem: Problem, entry: int, group: int) -> Problem:

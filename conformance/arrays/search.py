@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.arrays import ports, suggestion, tiles
+from conformance.arrays import ports, recovery, suggestion, tiles
 from conformance.arrays.given import MOST_LOGITS, merged, separate
 from conformance.arrays.noise import expected
 from conformance.causes import gradients, logits, precision, softmax
@@ -338,7 +338,7 @@ class Search:
         if not known:
             known += self._across_rows()
         if self._coarser == 1 and not known:
-            read_off = itertools.islice(ports.of_output(whole, output), 1)
+            read_off = itertools.islice(recovery.of_output(whole, output), 1)
             known += [(0.0, cause) for cause in read_off]
         if not known:
             known += [(misfit, cause) for misfit, cause in made.values()]
@@ -488,7 +488,7 @@ class Search:
         logits.factor_of_output(maker, evidence, best)
         if best.cause:
             return min(best.known, key=lambda it: it[0])
-        return 0.0, ports.permuted(self.problem, evidence)
+        return 0.0, recovery.permuted(self.problem, evidence)
 
     def _of_pair(self, second: Hypothesis) -> float:
         """Return the misfit of a mistake beside another; ∞ if they do not explain the output."""

@@ -1,0 +1,428 @@
+"""Causes that are read off an output by least squares: what is there need not be in the arrays.
+
+Another order, a factor, dropout, or a row of a cache that holds another one, handed over or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.causes.hypothesis import About, Evidence, Maker, rms, significant
+from conformance.causes.location import indices
+from conformance.causes.logits import best_factor
+from conformance.causes.stages import Stages
+from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.definition.problem import Problem
+from conformance.records.findings import NOTHING, Part, Phrase
+
+MOST_LISTED = 16
+"""The longest order that is listed index by index."""
+
+
+def of_output(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield causes that are read off the output: another order, a factor, a row, dropout.
+
+    Each is worked out only when the caller asks for it, since the last recovers weights row by row.
+    """
+    if cause := permuted(maker.problem, evidence):
+        yield cause
+    if cause := factors(maker.problem, evidence):
+        yield cause
+    if cause := overwritten(maker, evidence):
+        yield cause
+    if cause := unknown(maker.right, evidence):
+        yield cause
+    if cause := dropped(maker.right, evidence):
+        yield cause
+
+
+def permuted(problem: Problem, evidence: Evidence) -> Phrase:
+    """Return the cause that heads, batch entries or queries are in another order, if that is all.
+
+    Each slice of the output along the axis must equal an expected slice, up to noise.
+    """
+    shape = problem.shape
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    if not np.isfinite(evidence.got).all() or not problem.heads_alone:
+        return NOTHING
+    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
+    for name, axis in (("heads", 2), ("batch", 0), ("queries", 1)):
+        if sizes[axis] < 2:
+            continue
+        of_got = np.moveaxis(got, axis, 0).reshape(sizes[axis], -1)
+        of_want = np.moveaxis(want, axis, 0).reshape(sizes[axis], -1)
+        # The nearest slice has the largest product with this one, less half of its own square.
+        nearest = (of_got @ of_want.T - (of_want**2).sum(axis=1) / 2).argmax(axis=1)
+        if len(set(nearest.tolist())) < len(nearest) or (nearest == np.arange(len(nearest))).all():
+            continue
+        found: Array = np.take(want, nearest, axis=axis).reshape(evidence.want.shape)
+        if evidence.explained(found):
+            return Phrase("output.permuted", {"axis": name, **_order(nearest)})
+    return NOTHING
+
+
+def factors(problem: Problem, evidence: Evidence) -> Phrase:
+    """Return the cause that the output of some heads, or batch entries, is multiplied by a factor.
+
+    All of them have the same factor, and the others are right.
+    """
+    shape = problem.shape
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    if not np.isfinite(evidence.got).all() or not problem.heads_alone:
+        return NOTHING
+    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
+    wrong = evidence.wrong.reshape(sizes)
+    for name, axis in (("head", 2), ("batch", 0), ("query", 1)):
+        others = tuple(other for other in range(4) if other != axis)
+        chosen = wrong.any(axis=others)
+        if chosen.all():
+            continue
+        at = np.nonzero(chosen)[0]
+        where = indices(name, at, sizes[axis])
+        factor = best_factor(np.take(got, at, axis), np.take(want, at, axis))
+        index = [slice(None)] * 4
+        index[axis] = chosen  # type: ignore[call-overload]
+        found = want.copy()
+        found[tuple(index)] *= factor
+        if where and evidence.explained(found.reshape(evidence.want.shape)):
+            about: About = {"factor": significant(factor), "part": where}
+            return Phrase("output.factor", {**about})
+    return NOTHING
+
+
+MOST_ROWS = 512
+"""The largest number of rows whose weights are recovered."""
+
+UNEVEN = 0.02
+"""How much recovered weights may differ, relative to those that they are taken for."""
+
+LEAST_KEPT = 0.5
+"""Weights above this share of what is expected were kept, and the others dropped."""
+
+FEWEST_KEPT, FEWEST_DROPPED = 8, 3
+"""The fewest weights of each kind by which dropout is told from other mistakes."""
+
+
+def dropped(right: Stages, evidence: Evidence) -> Phrase:
+    """Return the cause that some weights are 0 and all others larger by one factor: dropout is on.
+
+    The weights of a query are recovered where it sees at most half as many keys as a value has
+    components; other rows say nothing. The share of zeros must be that of the factor, 1 − 1/factor.
+    """
+    shape = right.shape
+    if not np.isfinite(evidence.got).all() or not right.problem.heads_alone:
+        return NOTHING
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    got = evidence.got.reshape(sizes).transpose(0, 2, 1, 3)
+    seen = right.weights > 0
+    counts = seen.sum(axis=-1)
+    rows = np.argwhere((counts > 0) & (2 * counts <= shape.value_head_size))[:MOST_ROWS]
+    found: list[Array] = [np.zeros(0)]
+    for at in map(tuple, rows):
+        values, weights = right.values[at[:2]][seen[at]], right.weights[at][seen[at]]
+        solved, *_ = np.linalg.lstsq(values.T, got[at], rcond=None)
+        if rms(solved @ values - got[at]) > UNEVEN * rms(weights @ values):
+            return NOTHING
+        found.append((solved / weights)[weights > UNEVEN])
+    shares = np.concatenate(found)
+    kept = shares[shares > LEAST_KEPT]
+    if kept.size < FEWEST_KEPT or shares.size - kept.size < FEWEST_DROPPED:
+        return NOTHING
+    factor = float(np.median(kept))
+    even = np.abs(np.where(shares > LEAST_KEPT, shares / factor - 1, shares)) <= UNEVEN
+    rate = 1 - 1 / factor
+    spread = math.sqrt(max(rate * (1 - rate), 0.0) / shares.size)
+    if not even.all() or abs(1 - kept.size / shares.size - rate) > 4 * spread:
+        return NOTHING
+    return Phrase("softmax.dropout-on", {"rate": significant(rate), "count": len(rows)})
+
+
+TINY = np.finfo(np.float64).tiny
+
+MOST_KEYS = 512
+"""The most keys among which one that holds another is looked for, for each of all pairs."""
+
+FEW_ROWS = 8
+"""The number of rows, those with the largest errors, that tell which key holds which."""
+
+
+def overwritten(maker: Maker, evidence: Evidence) -> Phrase:
+    """Return the cause that one row of keys and values, or of values, holds another row.
+
+    If o is a row of the output, and r is what it lacks of the right one without key j, times the
+    sum of the other weights, then r is parallel to v − o, whatever the weight of the value v that
+    stands at j.
+    """
+    right, shape, keys = maker.right, maker.problem.shape, maker.problem.shape.key_length
+    if not np.isfinite(evidence.got).all() or not right.problem.heads_alone:
+        return NOTHING
+    if not 2 < keys <= MOST_KEYS:
+        return NOTHING
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    got, want = (it.reshape(sizes).swapaxes(1, 2) for it in (evidence.got, evidence.want))
+    errors = np.abs(got - want).max(axis=-1)
+    left = np.zeros((keys, keys))
+    for flat in np.argsort(-errors, axis=None)[:FEW_ROWS]:
+        at = np.unravel_index(flat, errors.shape)
+        weights, values = right.weights[at], right.values[at[:2]]
+        lacks = got[at] * (1 - weights)[:, None] - want[at] + weights[:, None] * values
+        towards = values - got[at]
+        along = (lacks @ towards.T) ** 2 / np.maximum((towards**2).sum(axis=-1), TINY)
+        left += ((lacks**2).sum(axis=-1)[:, None] - along) / max(errors[at] ** 2, TINY)
+    np.fill_diagonal(left, np.inf)
+    row, by = (int(it) for it in np.unravel_index(int(left.argmin()), left.shape))
+    index = np.where(np.arange(keys) == row, by, np.arange(keys))
+    for of in (("key", "value"), ("value",)):
+
+        def held(a: Stages, name: str, of: tuple[str, ...] = of) -> Array:
+            array: Array = getattr(a.problem, name)
+            return array[:, index] if name in of else array
+
+        about: About = {"of": [*of], "row": row, "by": by}
+        found = maker.staged("cache.row-of-another", about, input=held)
+        if evidence.explained(found.make().output):
+            return found.cause
+    return NOTHING
+
+
+def _order(nearest: np.ndarray) -> dict[str, list[Part]]:
+    """Return the order as an argument: a list, or for long ones how it begins."""
+    return {"order": [int(at) for at in nearest[:MOST_LISTED]]}
+
+
+FEWEST_SEEING = 4
+"""The fewest rows of the heads that share a key, by which a row that is unknown is told."""
+
+MOST_SEEING = 32
+"""The most of these rows by which the key is found."""
+
+MOST_SLOTS = 4096
+"""The most keys among which the one is looked for whose row is unknown."""
+
+AT_ONCE = 2**22
+"""The most numbers of which lines are computed at once."""
+
+LEFT = 0.25
+"""The largest share of the error, as an rms, that an unknown row leaves."""
+
+ALONE = 2.0
+"""How many times more of the error any other key leaves, at least."""
+
+OUTNUMBER = 1.25
+"""How many rows there must be for each component of a key that is told from their logits."""
+
+FEWER = 1e-12
+"""Weights and shares that are as good as 0."""
+
+ROUNDS = 8
+"""How often an unknown row is fitted again, from where the last fit ended."""
+
+MOST_LOGIT = 500.0
+"""The largest change of a logit, whose exponential is finite."""
+
+
+def unknown(right: Stages, evidence: Evidence) -> Phrase:
+    """Return the cause that a row of keys, values, or both is none that was handed over.
+
+    If a is a row of the right output without key j, divided by the sum of the other weights, then
+    the returned row is (1 − p) a + p v, whatever key stands at j. These rows lie on lines from a
+    that meet in the value v. If p is the weight of key j, the key is the one handed over. Where
+    more rows see it than a key has components, p must be that of some key.
+    """
+    problem, shape = right.problem, right.shape
+    if not np.isfinite(evidence.got).all() or not problem.heads_alone:
+        return NOTHING
+    if not 2 < shape.key_length <= MOST_SLOTS or shape.value_head_size < FEWEST_SEEING:
+        return NOTHING
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+
+    def grouped(array: np.ndarray) -> np.ndarray:
+        """Return an array `[batch heads length ...]` as `[batch kv_heads rows ...]`."""
+        return array.reshape(shape.batch, shape.kv_heads, -1, array.shape[-1])
+
+    arrays = evidence.got, evidence.want, evidence.noise
+    got, want, noise = (grouped(it.reshape(sizes).swapaxes(1, 2)) for it in arrays)
+    errors = np.abs(got - want)
+    weights, queries = grouped(right.weights), grouped(right.projected["query"])
+    # The factor of a soft cap depends on the logit, so that no key follows from p.
+    factor = problem.logit_scale if problem.soft_cap is None and "score" not in right.own else 0.0
+    wrong = grouped(evidence.wrong.reshape(sizes).swapaxes(1, 2)).any(axis=(2, 3))
+    sides = {
+        (b, h): _Slots(
+            got[b, h],
+            want[b, h],
+            weights[b, h],
+            queries[b, h] * factor,
+            right.projected["value"][b, h],
+            np.maximum(noise[b, h].mean(axis=-1, keepdims=True), TINY),
+        )
+        for b, h in map(tuple, np.argwhere(wrong).tolist())
+    }
+    row = sides[max(sides, key=lambda at: float(errors[at].max()))].unknown()
+    if row < 0 or any((side.weights[:, row] > 0).sum() < FEWEST_SEEING for side in sides.values()):
+        return NOTHING
+    fitting: list[list[Part]] = []
+    for of in (["value"], ["key"], ["key", "value"]):
+        found = want.copy()
+        for at, side in sides.items():
+            found[at] = side.of_value(row) if of == ["value"] else side.of_key(row, "value" in of)
+        merged = found.reshape(shape.batch, shape.heads, -1, shape.value_head_size).swapaxes(1, 2)
+        predicted = merged.reshape(evidence.want.shape)
+        left, before = evidence.misfit(predicted), evidence.misfit(evidence.want)
+        if left <= LEFT * before and evidence.explained(predicted):
+            fitting.append([*of])
+    # What the value or the key explains may be a bias of this key, as the key alone may be unless
+    # rows outnumber its components.
+    alone = all(side.tells_key(row) for side in sides.values())
+    if not fitting or fitting[:2] == [["value"], ["key"]] or (fitting[0] == ["key"] and not alone):
+        return NOTHING
+    return Phrase("cache.row-unknown", {"of": fitting[0], "row": row})
+
+
+class _Slots:
+    """The rows of the heads that share keys and values, and what may stand in place of one key."""
+
+    def __init__(
+        self,
+        got: Array,
+        want: Array,
+        weights: Array,
+        queries: Array,
+        values: Array,
+        unit: Array,
+    ) -> None:
+        """Take arrays of one key/value head.
+
+        Args:
+            got: the returned rows, `[row head]`.
+            want: the right ones.
+            weights: their weights, `[row key]`.
+            queries: their queries times the factor of logits, `[row head]`; 0 if it depends on
+                the logit.
+            values: the values, `[key head]`.
+            unit: the noise of each row, `[row 1]`.
+        """
+        self.got, self.want, self.weights = got, want, weights
+        self.queries, self.values, self.unit = queries, values, unit
+
+    def tells_key(self, row: int) -> bool:
+        """Return whether so many rows see a key that not every p is that of some key."""
+        sees = int((self.weights[:, row] > 0).sum())
+        return bool(self.queries.any()) and sees >= OUTNUMBER * self.queries.shape[-1]
+
+    def unknown(self) -> int:
+        """Return the key whose row is unknown; -1 if none is, or if several may be."""
+        size = np.abs(self.got - self.want).max(axis=-1)
+        rows = np.sort(np.argsort(-size, kind="stable")[:MOST_SEEING])
+        width = self.want.shape[-1]
+        step = max(1, AT_ONCE // (width * max(width, len(rows))))
+        spans = np.split(np.arange(len(self.values)), range(step, len(self.values), step))
+        left = np.concatenate([self._left(rows, keys) for keys in spans])
+        first, second = np.argsort(left, kind="stable")[:2]
+        alone = np.isfinite(left[first]) and left[second] > ALONE**2 * left[first]
+        return int(first) if alone else -1
+
+    def _left(self, rows: IntArray, keys: IntArray) -> Array:
+        """Return the sum of squares that an unknown row of each of some keys leaves, `[key]`.
+
+        It is ∞ if too few rows see the key, or if the output is that without the key.
+        """
+        start, along, seen = self._lines(rows, keys)
+        along = along / self.unit[rows]
+        value = _meeting_point(start, along * seen[..., None])
+        towards = (value[:, None] - start) / self.unit[rows]
+        share, sizes = _shares(along, towards)
+        squares = (along**2).sum(axis=-1)
+        # Rows that do not see the key are not changed by it.
+        left = np.maximum(squares - np.where(seen, share**2 * sizes, 0.0), 0.0).sum(axis=-1)
+        none = (seen.sum(axis=-1) < FEWEST_SEEING) | (left > LEFT**2 * squares.sum(axis=-1))
+        found: Array = np.where(none, np.inf, left)
+        return found
+
+    def _lines(self, rows: IntArray, keys: IntArray) -> tuple[Array, Array, BoolArray]:
+        """Return for each of some keys where the lines of rows begin, and their directions.
+
+        The results are `[key row head]`, and which rows see the key, `[key row]`.
+        """
+        weights = self.weights[np.ix_(rows, keys)].T[..., None]
+        lacks = self.want[rows] - weights * self.values[keys][:, None]
+        # A row that sees hardly another key is the value itself, from wherever the line begins.
+        others = np.where(1.0 - weights > FEWER, 1.0 - weights, np.inf)
+        start = lacks / others
+        return start, self.got[rows] - start, weights[..., 0] > 0
+
+    def of_value(self, row: int) -> Array:
+        """Return the output with the best other value, and the key that was handed over."""
+        weight = self.weights[:, row, None]
+        scaled = weight / self.unit
+        off = (self.got - self.want) / self.unit
+        return self.want + weight * (scaled * off).sum(axis=0) / max(float((scaled**2).sum()), TINY)
+
+    def of_key(self, row: int, also_value: bool) -> Array:
+        """Return the output with the best other key, and with the best other value if told."""
+        start, along, seen = (
+            it[0] for it in self._lines(np.arange(len(self.want)), np.array([row]))
+        )
+        along = np.where(seen[:, None], along, 0.0) / self.unit
+        value = self.values[row]
+        if also_value:
+            value = _meeting_point(start[None], along[None])[0]
+        for _ in range(ROUNDS if also_value else 0):
+            share = _shares(along, (value - start) / self.unit)[0][:, None]
+            ends = (share * (along + share * start / self.unit) / self.unit).sum(axis=0)
+            value = ends / max(float(((share / self.unit) ** 2).sum()), TINY)
+        towards = (value - start) / self.unit
+        share, sizes = _shares(along, towards)
+        if self.tells_key(row):
+            share = self._of_logits(row, share, np.sqrt(sizes))
+        return np.where(seen[:, None], start + share[:, None] * (value - start), self.want)
+
+    def _of_logits(self, row: int, share: Array, sizes: Array) -> Array:
+        """Return the shares `[row]` of the key that gives the nearest to these.
+
+        `sizes` are the errors of rows, in units of noise, that an error of 1 of a share makes.
+        """
+        weight, wanted = self.weights[:, row], share
+        seen = weight > 0
+        change = np.zeros(self.queries.shape[-1])
+        share = np.clip(wanted, FEWER, 1.0 - FEWER)
+        odds = np.where(seen, weight / np.maximum(1.0 - weight, FEWER), 1.0)
+        logits = np.log(share / (1.0 - share) / odds)
+        for _ in range(ROUNDS):
+            slope = share * (1.0 - share)
+            counts = np.where(seen, slope * sizes, 0.0)
+            change, *_ = np.linalg.lstsq(
+                self.queries * counts[:, None], logits * counts, rcond=None
+            )
+            known = odds * np.exp(np.minimum(self.queries @ change, MOST_LOGIT))
+            share = known / (1.0 + known)
+            slope = np.maximum(share * (1.0 - share), FEWER)
+            logits = self.queries @ change + np.clip((wanted - share) / slope, -1.0, 1.0)
+        return share
+
+
+def _meeting_point(start: Array, along: Array) -> Array:
+    """Return the points nearest to lines, `[... head]`.
+
+    `start` is a point of each line, `[... line head]`, and `along` its direction, whose size is the
+    weight of the line.
+    """
+    size = start.shape[-1]
+    squares = (along**2).sum(axis=-1)
+    matrix = -np.matmul(along.swapaxes(-1, -2), along)
+    total = squares.sum(axis=-1)[..., None]
+    # Lines that are parallel meet nowhere.
+    matrix[..., np.arange(size), np.arange(size)] += total * (1.0 + FEWER) + TINY
+    inner = (along * start).sum(axis=-1)
+    ends = (squares[..., None] * start - along * inner[..., None]).sum(axis=-2)
+    found: Array = np.linalg.solve(matrix, ends[..., None])[..., 0]
+    return found
+
+
+def _shares(along: Array, towards: Array) -> tuple[Array, Array]:
+    """Return how much of vectors `[... head]` others have, at least 0, and the squares of these."""
+    sizes = np.maximum((towards**2).sum(axis=-1), TINY)
+    return np.maximum((along * towards).sum(axis=-1) / sizes, 0.0), sizes
