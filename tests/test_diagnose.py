@@ -967,7 +967,7 @@ def test_weights_that_are_others_are_told(name, one_mistake):
 
 @pytest.mark.parametrize("factor", [1.005, 1.05])
 @pytest.mark.parametrize("cause", ["heads.weights-of-one", "softmax.largest-only"])
-def test_a_factor_beside_a_mistake_is_no_lesser_accuracy(cause, factor, one_mistake):
+def test_a_factor_beside_a_mistake_is_no_lesser_accuracy(cause, factor):
     for bend in (0.0, 0.02):
         weights = softmax(np.float32(factor) * QK - np.float32(bend) * QK**2)
         if cause == "heads.weights-of-one":
@@ -3540,6 +3540,21 @@ def test_two_mistakes_in_a_larger_dump_are_both_named(sizes):
     named = [it.id for it in found.cause.arguments["causes"]]
     assert named == ["causal.sees-next-key", "scale.missing"], str(found)
     assert len(found.causes) == 1
+
+
+@pytest.mark.parametrize("most", [2**9, 2**7])
+def test_two_mistakes_are_sought_in_a_few_rows_of_one_head(most, monkeypatch):
+    # Eight rows of all heads that share a key/value head would be more than the most.
+    monkeypatch.setattr(search, "MOST_PAIRED", most)
+    q, k, v = drawn(batch=1, kv_heads=1, queries=24)
+    output = attention(q, *(np.repeat(x, 4, axis=1) for x in (k, v)), causal=1, scale=1.0)
+    found = diagnose(q, k, v, output, causal=True, layout="batch heads length head")
+    (cause,) = found.causes
+    assert {it.id for it in cause.arguments["causes"]} == {"causal.sees-next-key", "scale.missing"}
+    # What is wrong in another head is explained by neither.
+    output[0, 1, 5] += np.float32(0.3)
+    found = diagnose(q, k, v, output, causal=True, layout="batch heads length head")
+    assert not found.causes, str(found)
 
 
 @pytest.mark.night

@@ -275,13 +275,19 @@ def _repeated(keys: int, queries: int) -> Iterator[tuple[str, About, IntArray]]:
             yield "cache.rows-repeat-those-before", {"count": count}, last
 
 
-def part(problem: Problem, entry: int, group: int) -> Problem:
+def _heads_of(shape: Shape, group: int, head: int | None) -> slice:
+    """Return the query heads that share a key/value head, or one of them."""
+    first = group * shape.group
+    return slice(first, first + shape.group) if head is None else slice(head, head + 1)
+
+
+def part(problem: Problem, entry: int, group: int, head: int | None = None) -> Problem:
     """Return the problem of one batch entry and of the query heads that share one key/value head.
 
-    The problem must be on projected heads.
+    The problem must be on projected heads. If `head` is told, it is the only query head.
     """
     shape = problem.shape
-    heads = slice(group * shape.group, (group + 1) * shape.group)
+    heads = _heads_of(shape, group, head)
     b = slice(entry, entry + 1)
     size, value = shape.head_size, shape.value_head_size
 
@@ -296,7 +302,7 @@ def part(problem: Problem, entry: int, group: int) -> Problem:
 
     own = slice(group, group + 1)
     small = Shape.of_heads(
-        (1, shape.group, shape.query_length, size), (1, 1, shape.key_length, value)
+        (1, heads.stop - heads.start, shape.query_length, size), (1, 1, shape.key_length, value)
     )
     changes = {name: cut(getattr(problem, name)) for name in ("mask", "attn_bias")}
     first = {"batch": b, "heads": heads}
@@ -391,10 +397,12 @@ def of_seen_keys(problem: Problem) -> Problem:
     )
 
 
-def cut(problem: Problem, array: np.ndarray, entry: int, group: int) -> np.ndarray:
+def cut(
+    problem: Problem, array: np.ndarray, entry: int, group: int, head: int | None = None
+) -> np.ndarray:
     """Return the part of an array like the output that belongs to the heads of a `part`."""
-    width = problem.shape.group * problem.shape.value_head_size
-    return array[entry : entry + 1, :, group * width : (group + 1) * width]
+    width, heads = problem.shape.value_head_size, _heads_of(problem.shape, group, head)
+    return array[entry : entry + 1, :, heads.start * width : heads.stop * width]
 
 
 def empty(problem: Problem) -> BoolArray:

@@ -118,6 +118,10 @@ FEWEST_ROWS = 8
 """The fewest rows of a head on which mistakes are tried first, and on which pairs are tried."""
 
 
+FEWEST_PAIRED = 4
+"""The fewest rows on which pairs are tried where a part has a single head."""
+
+
 MOST_PARTIAL = 3
 """The most mistakes that are named because they explain some of the wrong elements."""
 
@@ -404,39 +408,31 @@ class Search:
         """
         if not self.output.wrong.any():
             return []
-        small = self._of_few_rows()
+        small = self._small()
         known = [] if small is None else small._pairs()
         if small is not None and small is not self:
             # What explains these rows has to explain everything.
             known = [(self._of_both(cause), cause) for _, cause in known]
             known = [(misfit, cause) for misfit, cause in known if math.isfinite(misfit)]
             self.open_causes |= small.open_causes
-        return self._apart(_chosen(known, self.problem.dtype))
+        found = self._apart(_chosen(known, self.problem.dtype))
+        return found or ([] if small is None else self.with_factor(small.close))
 
-    def _of_few_rows(self) -> Search | None:
+    def _small(self) -> Search | None:
         """Return a search in a part that is small enough for pairs; None if there is none."""
-        problem, part = self.problem, self.output
-        if math.prod(problem.shape.logits) <= MOST_PAIRED:
+        problem, shape = self.problem, self.problem.shape
+        if math.prod(shape.logits) <= MOST_PAIRED:
             return self
         if not problem.heads_alone:
             return None
-        problem, part = (
-            ports.part(problem, *self._worst_part),
-            of_part(problem, part, *self._worst_part),
-        )
-        shape, chosen = problem.shape, self.chosen
-        count = MOST_PAIRED // (shape.heads * shape.key_length)
-        if count < min(FEWEST_ROWS, shape.query_length):
+        part = Part(self, self._worst_part)
+        heads = shape.group
+        if FEWEST_ROWS * heads * shape.key_length > MOST_PAIRED:
+            heads, part = 1, part.of_worst_head()
+        count = MOST_PAIRED // (heads * shape.key_length)
+        if count < min(FEWEST_PAIRED, shape.query_length):
             return None
-        if count < shape.query_length:
-            off = np.where(np.isfinite(part.got), np.abs(part.got - part.want), 0.0)
-            rows = np.sort(np.argsort(-off.max(axis=(0, 2)))[:count])
-            problem, chosen = ports.rows_of(problem, rows), self.rows(rows)
-            got, want, noise_of_rows = (it[:, rows] for it in (part.got, part.want, part.noise))
-            part = Evidence(got, want, noise_of_rows, part.underflow)
-        noise = {"": {"output": part.noise}}
-        expectation = Expectation({"output": part.want}, noise, part.underflow)
-        return Search(problem, expectation, Answer(output=part.got), chosen=chosen)
+        return (part if count >= shape.query_length else part.of_worst_rows(count)).search()
 
     def _pairs(self) -> list[tuple[float, Phrase]]:
         """Return the pairs of mistakes that explain this output, each with its misfit."""
@@ -447,6 +443,7 @@ class Search:
             (it.cause, n): output.misfit(self._predicted(it)) for n, it in _numbered(_every(maker))
         }
         before = output.misfit(output.want)
+        self.close |= {cause for (cause, _), left in alone.items() if left <= BETTER * before}
         for number, first in _numbered(_every(maker)):
             left = alone[first.cause, number]
             stages = first.make()
@@ -815,13 +812,14 @@ class Part:
     """
 
     def __init__(
-        self, of: Search, place: tuple[int, int] | None = None, rows: IntArray | None = None
+        self, of: Search, place: tuple[int, ...] | None = None, rows: IntArray | None = None
     ) -> None:
         """Take a part.
 
         Args:
             of: the search on the whole.
-            place: the batch entry and the key/value head; None for all of them.
+            place: the batch entry, the key/value head and, if only one is taken, the query head;
+                None for all of them.
             rows: the queries; None for all of them.
         """
         self._of, self._place, self._rows = of, place, rows
@@ -853,6 +851,33 @@ class Part:
         off = np.abs(ratios(one.got, one.want, one.noise, one.underflow))
         largest = np.nan_to_num(off, nan=math.inf).max(axis=(0, 2))
         return Part(self._of, self._place, tiles.telling(largest, count))
+
+    def of_worst_head(self) -> Part:
+        """Return the part of the query head with the largest errors, of a part of a group."""
+        assert self._place is not None
+        group = self._of.problem.shape.group
+        errors = separate(self._errors, group).max(axis=(0, 2, 3))
+        entry, kv_head = self._place[:2]
+        return Part(self._of, (entry, kv_head, kv_head * group + int(errors.argmax())), self._rows)
+
+    def of_worst_rows(self, count: int) -> Part:
+        """Return the part of so many of its queries, which have the largest errors."""
+        assert self._rows is None
+        largest = self._errors.max(axis=(0, 2))
+        return Part(self._of, self._place, np.sort(np.argsort(-largest)[:count]))
+
+    @property
+    def _errors(self) -> Array:
+        got, want = self.evidence.got, self.evidence.want
+        return np.where(np.isfinite(got), np.abs(got - want), 0.0)
+
+    def search(self) -> Search:
+        """Return a search in this part alone."""
+        one = self.evidence
+        noise = {"": {"output": one.noise}}
+        expectation = Expectation({"output": one.want}, noise, one.underflow)
+        chosen = self._of.chosen if self._rows is None else self._of.rows(self._rows)
+        return Search(self.maker.problem, expectation, Answer(output=one.got), chosen=chosen)
 
     def cut(self, array: np.ndarray) -> np.ndarray:
         """Return what belongs to this part of an array like the output."""
@@ -946,10 +971,16 @@ def _is_of_one_kind(one: Phrase, other: Phrase) -> bool:
     return kinds == ["scale", "scale"] or one.id == other.id
 
 
-def of_part(problem: Problem, evidence: Evidence, entry: int, group: int) -> Evidence:
-    """Return the evidence on the heads of one batch entry that share a key/value head."""
+def of_part(
+    problem: Problem, evidence: Evidence, entry: int, group: int, head: int | None = None
+) -> Evidence:
+    """Return the evidence on the heads of one batch entry that share a key/value head, or on one.
+
+    The arguments after the evidence are those of `ports.part`.
+    """
     got, want, noise = (
-        ports.cut(problem, it, entry, group) for it in (evidence.got, evidence.want, evidence.noise)
+        ports.cut(problem, it, entry, group, head)
+        for it in (evidence.got, evidence.want, evidence.noise)
     )
     return Evidence(got, want, noise, evidence.underflow)
 
