@@ -27,7 +27,7 @@ from conformance.arrays.given import (
 )
 from conformance.arrays.layers import diagnose_layer
 from conformance.arrays.noise import of_statistic
-from conformance.arrays.search import _every, _numbered
+from conformance.arrays.parts import every_hypothesis, numbered
 from conformance.cases.casefile import Tensor, write
 from conformance.causes.hypothesis import Maker
 from conformance.cli import main
@@ -3046,9 +3046,11 @@ def rich():
 def test_a_part_shows_every_mistake_that_does_not_join_heads_or_entries():
     for problem in rich():
         part = ports.part(problem, 1, 1)
-        small = {(one.cause, number): one for number, one in _numbered(_every(Maker(part)))}
+        small = {
+            (one.cause, number): one for number, one in numbered(every_hypothesis(Maker(part)))
+        }
         compared = 0
-        for number, one in _numbered(_every(Maker(problem))):
+        for number, one in numbered(every_hypothesis(Maker(problem))):
             other = small.get((one.cause, number))
             if other is None or one.cause.id.startswith(ports.ACROSS) or one.breaks:
                 continue
@@ -3082,8 +3084,8 @@ def test_few_rows_show_every_mistake_that_does_not_join_queries():
         (reading,) = readings(Given(**arrays, **options))
         problem, rows = reading.problem, np.array([0, 2, 7, 8])
         maker = Maker(ports.rows_of(problem, rows), chosen=(rows, 9))
-        few = {(one.cause, number): one for number, one in _numbered(_every(maker))}
-        for number, one in _numbered(_every(Maker(problem))):
+        few = {(one.cause, number): one for number, one in numbered(every_hypothesis(maker))}
+        for number, one in numbered(every_hypothesis(Maker(problem))):
             other = few.get((one.cause, number))
             if other is None or one.breaks:
                 continue

@@ -16,7 +16,7 @@ from conformance.arrays.given import (
     Numbers,
     laid_out,
 )
-from conformance.arrays.search import where_wrong
+from conformance.causes.location import where_wrong
 from conformance.definition import comparison
 from conformance.definition.comparison import BETWEEN_ANSWERS, element
 from conformance.definition.dtypes import Array, dtype_of

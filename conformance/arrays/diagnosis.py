@@ -26,7 +26,8 @@ from conformance.arrays.given import (
     separate,
 )
 from conformance.arrays.noise import expected
-from conformance.arrays.search import NEAR, TELLING, Search, last_axis, of_part, where_wrong
+from conformance.arrays.parts import NEAR, of_part
+from conformance.arrays.search import TELLING, Search
 from conformance.causes import precision, softmax
 from conformance.causes.diagnose import hypotheses
 from conformance.causes.hypothesis import (
@@ -36,6 +37,7 @@ from conformance.causes.hypothesis import (
     Maker,
     rms,
 )
+from conformance.causes.location import last_axis, where_wrong
 from conformance.definition.comparison import Comparison, accuracy_class, against, element
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Answer, Problem
@@ -519,8 +521,7 @@ class Judged:
     def __init__(self, reading: Reading, given: Given, screen: tiles.Screen | None = None) -> None:
         self.given = given
         self.whole: Reading | None = None
-        # Whether other rows have been tried before.
-        self._again = screen is not None
+        self._longer: Problem | None = None
         self.chosen: Chosen | None = None
         if tiles.is_long(reading):
             self.whole = reading
@@ -531,6 +532,9 @@ class Judged:
             reading = tiles.thinned(reading, self.chosen[0])
             if screen:
                 self.screen = screen
+            else:
+                # With other rows, what joins all of them has been tried before.
+                self._longer = self.whole.problem
         self.reading = reading
         self.problem = reading.problem
         self.answer = _without_masked_rows(reading)
@@ -604,14 +608,13 @@ class Judged:
     @cached_property
     def _search(self) -> Search:
         where = None if self.whole is None else self._where
-        longer = None if self.whole is None or self._again else self.whole.problem
         return Search(
             self.problem,
             self.expectation,
             self.answer,
             where=where,
             chosen=self.chosen,
-            longer=longer,
+            longer=self._longer,
         )
 
     @cached_property

@@ -6,7 +6,7 @@ is a `Hypothesis` like those of `conformance.causes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -41,7 +41,7 @@ WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """The windows that models use, in keys that count the query's own."""
 
 MOST_KEYS = 512
-"""The last of the keys, every 64th of which may be the first that was not written."""
+"""The keys up to which every 64th may be the first that repeats the one before it."""
 
 EPSILONS = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2)
 """Numbers that models and their ports add to the mean square in a norm, besides the usual 1e-6."""
@@ -185,6 +185,24 @@ class _Swapped(Stages):
         return merged(context.swapaxes(1, 2))
 
 
+def changed(of: Collection[str], change: Callable[[Array], Array]) -> Change:
+    """Return the stage `input` in which some of the inputs are changed."""
+    return lambda a, name: (
+        change(getattr(a.problem, name)) if name in of else getattr(a.problem, name)
+    )
+
+
+def taken(of: Collection[str], at: IntArray) -> Change:
+    """Return the stage `input` in which the rows of some inputs are those at other places."""
+    return changed(of, lambda array: array[:, at])
+
+
+def _beginnings(keys: int, queries: int, end: int) -> set[int]:
+    """Return the first keys from which on rows may not be written: every 64th before `end`."""
+    every = {keys - queries, keys // 2, *range(64, end, 64)}
+    return {it for it in every if 0 < it < keys}
+
+
 def _stale(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which rows of keys and values are old, or have not been written."""
     shape = maker.problem.shape
@@ -192,14 +210,8 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
     if keys < 2:
         return
 
-    def changed(of: tuple[str, ...], change: Callable[[Array], Array]) -> Change:
-        return lambda a, name: (
-            change(getattr(a.problem, name)) if name in of else getattr(a.problem, name)
-        )
-
     index, named = np.arange(keys), {"score": "key", "mix": "value"}
-    ends = {keys - 1, keys // 2, keys - queries, *range(64, keys, 64)} - {0, keys}
-    for end in sorted(end for end in ends if 0 < end < keys):
+    for end in sorted(_beginnings(keys, queries, keys) | {keys - 1}):
         told = (
             Phrase("where.key.last", {"at": end})
             if end == keys - 1
@@ -231,17 +243,9 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
             ("cache.rows-one-on", np.roll(index, 1)),
             ("cache.rows-one-back", np.roll(index, -1)),
         ):
-
-            def moved(array: Array, at: IntArray = at) -> Array:
-                return array[:, at]
-
-            yield maker.staged(cause, {"of": [*of]}, input=changed(of, moved))
+            yield maker.staged(cause, {"of": [*of]}, input=taken(of, at))
         for cause, about, at in _repeated(keys, queries):
-
-            def repeated(array: Array, at: IntArray = at) -> Array:
-                return array[:, at]
-
-            yield maker.staged(cause, {"of": [*of], **about}, input=changed(of, repeated))
+            yield maker.staged(cause, {"of": [*of], **about}, input=taken(of, at))
         for start in dict.fromkeys((0, first)):
 
             def shifted(array: Array, start: int = start) -> Array:
@@ -265,8 +269,8 @@ def _repeated(keys: int, queries: int) -> Iterator[tuple[str, About, IntArray]]:
     Each is the id of a cause, arguments of its phrase, and the index of what is in each row.
     """
     index = np.arange(keys)
-    for first in sorted({keys - queries, keys // 2, *range(64, min(keys, MOST_KEYS), 64)}):
-        if 0 < first < keys - 1:
+    for first in sorted(_beginnings(keys, queries, min(keys, MOST_KEYS))):
+        if first < keys - 1:
             about: About = {"keys": Phrase("where.key.from", {"first": first})}
             yield "cache.rows-repeat-one", about, np.minimum(index, first - 1)
     for count in sorted({queries, 2, 3, 4, 5, 8, 16, 32, 64}):

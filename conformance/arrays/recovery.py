@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.arrays.ports import taken
 from conformance.causes.hypothesis import About, Evidence, Maker, rms, significant
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
@@ -176,13 +177,8 @@ def overwritten(maker: Maker, evidence: Evidence) -> Phrase:
     row, by = (int(it) for it in np.unravel_index(int(left.argmin()), left.shape))
     index = np.where(np.arange(keys) == row, by, np.arange(keys))
     for of in (("key", "value"), ("value",)):
-
-        def held(a: Stages, name: str, of: tuple[str, ...] = of) -> Array:
-            array: Array = getattr(a.problem, name)
-            return array[:, index] if name in of else array
-
         about: About = {"of": [*of], "row": row, "by": by}
-        found = maker.staged("cache.row-of-another", about, input=held)
+        found = maker.staged("cache.row-of-another", about, input=taken(of, index))
         if evidence.explained(found.make().output):
             return found.cause
     return NOTHING

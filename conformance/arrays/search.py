@@ -13,16 +13,25 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import MethodType
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.arrays import ports, recovery, suggestion, tiles
+from conformance.arrays import ports, recovery, suggestion
 from conformance.arrays.given import MOST_LOGITS, merged, separate
 from conformance.arrays.noise import expected
+from conformance.arrays.parts import (
+    FEWEST_ROWS,
+    NEAR,
+    Part,
+    Seen,
+    elements_explained,
+    every_hypothesis,
+    explained,
+    numbered,
+    rows_explained,
+)
 from conformance.causes import gradients, logits, precision, softmax
-from conformance.causes.diagnose import ELEMENTS, hypotheses
+from conformance.causes.diagnose import ELEMENTS
 from conformance.causes.hypothesis import (
     BETTER,
     HALF,
@@ -36,7 +45,7 @@ from conformance.causes.hypothesis import (
     alike,
     rms,
 )
-from conformance.causes.location import indices
+from conformance.causes.location import where_wrong
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import DTYPES, Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation
@@ -110,37 +119,12 @@ MOST_PAIRED = 2**13
 """The most attention weights of a problem, or a part, for which pairs of mistakes are tried."""
 
 
-MOST_FIRST = 2**15
-"""The most attention weights of the part on which every mistake is tried first."""
-
-
-FEWEST_ROWS = 8
-"""The fewest rows of a head on which mistakes are tried first, and on which pairs are tried."""
-
-
 FEWEST_PAIRED = 4
 """The fewest rows on which pairs are tried where a part has a single head."""
 
 
 MOST_PARTIAL = 3
 """The most mistakes that are named because they explain some of the wrong elements."""
-
-
-LEAST_SHARE = 0.1
-"""The least share of the wrong elements that such a mistake explains."""
-
-
-NEAR = 0.1
-"""The largest rms error, relative to that of the right answer, that a mistake leaves for which the
-noise of its own answer is measured."""
-
-ALONG = 0.7
-"""The least correlation of the error with what a known mistake changes, if it is no rounding."""
-
-
-BY_CHANCE = 4.5
-"""A correlation with rounding errors, times the root of their number, that none of some hundred
-mistakes reaches by chance."""
 
 
 MOST_SIZE = 4096
@@ -319,7 +303,7 @@ class Search:
         partly: list[tuple[float, Phrase, int]] = []
         made: dict[Phrase, tuple[float, Phrase]] = {}
         # One after another, since some hypotheses hold weights, which are large for wide heads.
-        for number, hypothesis in _numbered(self.every(whole)):
+        for number, hypothesis in numbered(self.every(whole)):
             seen = dismissed.get((hypothesis.cause, number))
             if seen is not None:
                 self._note(hypothesis.cause, seen)
@@ -365,10 +349,10 @@ class Search:
         """
         if self._longer is None or self.chosen is None:
             return []
-        rows, part = self.chosen[0], Part(self, self._worst_part)
+        rows, part = self.chosen[0], self._part(self._worst_part)
         known: list[tuple[float, Phrase]] = []
         # Once, since all masks of the longer problem are made on the way.
-        of_whole = [*_numbered(self._joining(Maker(self._longer)))]
+        of_whole = [*numbered(self._joining(Maker(self._longer)))]
         for _, hypothesis in of_whole:
             if not _joins_later(hypothesis):
 
@@ -383,7 +367,7 @@ class Search:
             return known
         possible: set[tuple[Phrase, int]] = set()
         of_part = Maker(ports.part(self._longer, *self._worst_part))
-        for number, hypothesis in _numbered(self._joining(of_part)):
+        for number, hypothesis in numbered(self._joining(of_part)):
             cause = hypothesis.cause
             if not cause.id.startswith(ports.ACROSS) and _joins_later(hypothesis):
                 predicted = self._predicted(hypothesis, part, rows)
@@ -425,14 +409,18 @@ class Search:
             return self
         if not problem.heads_alone:
             return None
-        part = Part(self, self._worst_part)
+        part = self._part(self._worst_part)
         heads = shape.group
         if FEWEST_ROWS * heads * shape.key_length > MOST_PAIRED:
             heads, part = 1, part.of_worst_head()
         count = MOST_PAIRED // (heads * shape.key_length)
         if count < min(FEWEST_PAIRED, shape.query_length):
             return None
-        return (part if count >= shape.query_length else part.of_worst_rows(count)).search()
+        if count < shape.query_length:
+            part = part.of_worst_rows(count)
+        one = part.evidence
+        expectation = Expectation({"output": one.want}, {"": {"output": one.noise}}, one.underflow)
+        return Search(part.maker.problem, expectation, Answer(output=one.got), chosen=part.chosen)
 
     def _pairs(self) -> list[tuple[float, Phrase]]:
         """Return the pairs of mistakes that explain this output, each with its misfit."""
@@ -440,11 +428,12 @@ class Search:
         known: list[tuple[float, Phrase]] = []
         named: set[frozenset[Phrase]] = set()
         alone = {
-            (it.cause, n): output.misfit(self._predicted(it)) for n, it in _numbered(_every(maker))
+            (it.cause, n): output.misfit(self._predicted(it))
+            for n, it in numbered(every_hypothesis(maker))
         }
         before = output.misfit(output.want)
         self.close |= {cause for (cause, _), left in alone.items() if left <= BETTER * before}
-        for number, first in _numbered(_every(maker)):
+        for number, first in numbered(every_hypothesis(maker)):
             left = alone[first.cause, number]
             stages = first.make()
             if first.cause.id not in COMMON or type(stages) is not Stages or left == before:
@@ -454,7 +443,7 @@ class Search:
             if cause and math.isfinite(misfit) and misfit <= NEAR * left:
                 about: About = {"causes": [first.cause, cause]}
                 known.append((misfit, Phrase(TWO, {**about})))
-            for other, second in _numbered(_every(beside)):
+            for other, second in numbered(every_hypothesis(beside)):
                 both = frozenset((first.cause, second.cause))
                 if second.breaks or second.cause.id.startswith(RARE) or both in named:
                     continue
@@ -517,8 +506,8 @@ class Search:
         known: list[tuple[float, Phrase]] = []
         if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
             return []
-        of_whole = {(it.cause, number): it for number, it in _numbered(self.every(whole))}
-        for number, first in _numbered(self.every(maker)):
+        of_whole = {(it.cause, number): it for number, it in numbered(self.every(whole))}
+        for number, first in numbered(self.every(maker)):
             again = of_whole.get((first.cause, number))
             if first.cause not in causes or again is None or type(again.make()) is not Stages:
                 continue
@@ -528,20 +517,18 @@ class Search:
                     known.append((misfit, Phrase(TWO, both)))
         return self._apart(_chosen(known, self.problem.dtype))
 
-    def rows(self, rows: IntArray) -> Chosen:
-        """Return what some of these queries are, of how many."""
-        every, count = self.chosen or (None, self.problem.shape.query_length)
-        return (rows if every is None else every[rows]), count
+    def _part(self, place: tuple[int, ...] | None = None) -> Part:
+        return Part(self.problem, self.output, self.chosen, place)
 
     def _maker(self, problem: Problem) -> Maker:
         return Maker(problem, chosen=self.chosen)
 
     def every(self, maker: Maker) -> Iterator[Hypothesis]:
         """Yield the hypotheses that are tried."""
-        return (it for it in _every(maker) if not self._only or it.cause in self._only)
+        return (it for it in every_hypothesis(maker) if not self._only or it.cause in self._only)
 
     def _explains(self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
-        if not _explained(evidence, predicted, hypothesis):
+        if not explained(evidence, predicted, hypothesis):
             return False
         if not self._explains_each_row(evidence, predicted):
             return False
@@ -629,8 +616,8 @@ class Search:
             return []
         of_heads: list[Part] = []
         if not shape.batch == shape.kv_heads == 1:
-            of_heads = [Part(self, self._worst_part)]
-        thin = [it.thin() for it in (*of_heads, Part(self))]
+            of_heads = [self._part(self._worst_part)]
+        thin = [it.thin() for it in (*of_heads, self._part())]
         return [*(it for it in thin if it is not None), *of_heads]
 
     @cached_property
@@ -683,7 +670,7 @@ class Search:
         """
         asked: dict[tuple[Phrase, int], Seen | None] = {}
         for part in parts:
-            for number, hypothesis in _numbered(self.every(part.maker)):
+            for number, hypothesis in numbered(self.every(part.maker)):
                 cause, evidence = hypothesis.cause, part.evidence
                 if (cause, number) in asked or not part.shows(cause):
                     continue
@@ -693,7 +680,7 @@ class Search:
                 open_still = (
                     not shows
                     or self._explains(evidence, predicted, hypothesis)
-                    or _rows_explained(evidence, predicted)
+                    or rows_explained(evidence, predicted)
                 )
                 asked[cause, number] = None if open_still else Seen.of(cause, evidence, predicted)
         return {key: seen for key, seen in asked.items() if seen is not None}
@@ -713,7 +700,7 @@ class Search:
             return
         where = NOTHING
         if self._where is where_wrong:
-            explained = _elements_explained(self.output, predicted)
+            explained = elements_explained(self.output, predicted)
             heads = ports.apart(self.problem)
             where = where_wrong(np.asarray(separate(explained, heads).all(axis=-1)))
         self.partial.append((cause, seen.share, where))
@@ -724,7 +711,7 @@ class Search:
         """Remember of the mistakes that explain most of a part what they explain of the whole."""
         most = sorted(partly, key=lambda one: -one[0])[:MOST_PARTIAL]
         named = {(cause, number) for _, cause, number in most}
-        for number, hypothesis in _numbered(self.every(whole)) if named else ():
+        for number, hypothesis in numbered(self.every(whole)) if named else ():
             if (hypothesis.cause, number) in named:
                 self._note_partial(hypothesis.cause, self._predicted(hypothesis))
 
@@ -804,135 +791,9 @@ class Search:
         return []
 
 
-class Part:
-    """A part of a problem on heads, and of the evidence: of some heads, some queries, or both.
-
-    Attributes:
-        evidence: the evidence on this part.
-    """
-
-    def __init__(
-        self, of: Search, place: tuple[int, ...] | None = None, rows: IntArray | None = None
-    ) -> None:
-        """Take a part.
-
-        Args:
-            of: the search on the whole.
-            place: the batch entry, the key/value head and, if only one is taken, the query head;
-                None for all of them.
-            rows: the queries; None for all of them.
-        """
-        self._of, self._place, self._rows = of, place, rows
-        self.evidence = of.output
-        if place is not None:
-            self.evidence = of_part(of.problem, self.evidence, *place)
-        if rows is not None:
-            self.evidence = self.evidence.of_rows(rows)
-
-    def shows(self, cause: Phrase) -> bool:
-        """Return whether this part shows a mistake, which must not join what is left out."""
-        if self._place is not None and cause.id.startswith(ports.ACROSS):
-            return False
-        return self._rows is None or not ports.joins_queries(cause)
-
-    def thin(self) -> Part | None:
-        """Return a part of it with few queries, most of them wrong; None if it has few.
-
-        None is also returned for a problem whose queries cannot be told from each other by their
-        positions, because lengths or a tree belong to them.
-        """
-        problem, shape = self._of.problem, self._of.problem.shape
-        heads = shape.batch * shape.heads if self._place is None else shape.group
-        count = max(FEWEST_ROWS, MOST_FIRST // (heads * shape.key_length))
-        lengths = (problem.query_lengths, problem.key_lengths, problem.tree)
-        if 2 * count > shape.query_length or any(it is not None for it in lengths):
-            return None
-        one = self.evidence
-        off = np.abs(ratios(one.got, one.want, one.noise, one.underflow))
-        largest = np.nan_to_num(off, nan=math.inf).max(axis=(0, 2))
-        return Part(self._of, self._place, tiles.telling(largest, count))
-
-    def of_worst_head(self) -> Part:
-        """Return the part of the query head with the largest errors, of a part of a group."""
-        assert self._place is not None
-        group = self._of.problem.shape.group
-        errors = separate(self._errors, group).max(axis=(0, 2, 3))
-        entry, kv_head = self._place[:2]
-        return Part(self._of, (entry, kv_head, kv_head * group + int(errors.argmax())), self._rows)
-
-    def of_worst_rows(self, count: int) -> Part:
-        """Return the part of so many of its queries, which have the largest errors."""
-        assert self._rows is None
-        largest = self._errors.max(axis=(0, 2))
-        return Part(self._of, self._place, np.sort(np.argsort(-largest)[:count]))
-
-    @property
-    def _errors(self) -> Array:
-        got, want = self.evidence.got, self.evidence.want
-        return np.where(np.isfinite(got), np.abs(got - want), 0.0)
-
-    def search(self) -> Search:
-        """Return a search in this part alone."""
-        one = self.evidence
-        noise = {"": {"output": one.noise}}
-        expectation = Expectation({"output": one.want}, noise, one.underflow)
-        chosen = self._of.chosen if self._rows is None else self._of.rows(self._rows)
-        return Search(self.maker.problem, expectation, Answer(output=one.got), chosen=chosen)
-
-    def cut(self, array: np.ndarray) -> np.ndarray:
-        """Return what belongs to this part of an array like the output."""
-        if self._place is not None:
-            array = ports.cut(self._of.problem, array, *self._place)
-        return array if self._rows is None else array[:, self._rows]
-
-    @cached_property
-    def maker(self) -> Maker:
-        """The factory of hypotheses about this part."""
-        problem, chosen = self._of.problem, self._of.chosen
-        if self._place is not None:
-            problem = ports.part(problem, *self._place)
-        if self._rows is not None:
-            chosen = self._of.rows(self._rows)
-            problem = ports.rows_of(problem, self._rows)
-        return Maker(problem, chosen=chosen)
-
-
-class Seen(NamedTuple):
-    """What a mistake explains that does not explain everything.
-
-    Attributes:
-        share: the share of the wrong elements that it explains; 0 if that is too small, or if it
-            changes elements that are right.
-        close: whether at least half of the error would not be there without it.
-        along: whether it changes the output as the error does, but by more or less.
-    """
-
-    share: float = 0.0
-    close: bool = False
-    along: bool = False
-
-    @classmethod
-    def of(cls, cause: Phrase, evidence: Evidence, predicted: Array) -> Seen:
-        """Return what the output with a mistake has in common with the one that was returned."""
-        if predicted.shape != evidence.got.shape or not cause:
-            return cls()
-        known = np.isfinite(predicted) & np.isfinite(evidence.got)
-        left, before = (rms((evidence.got - it)[known]) for it in (predicted, evidence.want))
-        along = not cause.id.endswith("rounded") and _correlated(evidence, predicted)
-        share = float(_elements_explained(evidence, predicted).sum() / evidence.wrong.sum())
-        right = share >= LEAST_SHARE and evidence.near(predicted)[~evidence.wrong].all()
-        return cls(share if right else 0.0, left <= BETTER * before, along)
-
-
 def _nothing(bits: int) -> Mapping[str, Array]:
     """Return no errors for perturbed inputs: nobody can be asked again."""
     return {}
-
-
-def _every(maker: Maker) -> Iterator[Hypothesis]:
-    # "untold.causal" of `ports` is the same mask: nobody asks for anything by arrays.
-    yield from (it for it in hypotheses(maker) if it.cause.id != "causal.unasked")
-    yield from ports.hypotheses(maker)
 
 
 def _every_and(causes: Sequence[Phrase]) -> Callable[[Maker], Iterator[Hypothesis]]:
@@ -940,24 +801,16 @@ def _every_and(causes: Sequence[Phrase]) -> Callable[[Maker], Iterator[Hypothesi
 
     def every(maker: Maker) -> Iterator[Hypothesis]:
         if not all(it.id == TWO for it in causes):
-            yield from _every(maker)
+            yield from every_hypothesis(maker)
         for both in causes:
             first, second = both.parts("causes") or (None, None)
-            made = (it.make() for it in _every(maker) if first and it.cause == first)
+            made = (it.make() for it in every_hypothesis(maker) if first and it.cause == first)
             for stages in itertools.islice(made, 1):
-                for it in _every(maker.beside(stages)):
+                for it in every_hypothesis(maker.beside(stages)):
                     if it.cause == second:
                         yield Hypothesis(both, it.make)
 
     return every
-
-
-def _numbered(listed: Any) -> Iterator[tuple[int, Hypothesis]]:
-    """Yield hypotheses, each with how many with an equal cause were before it."""
-    seen: dict[Phrase, int] = {}
-    for hypothesis in listed:
-        number = seen[hypothesis.cause] = seen.get(hypothesis.cause, -1) + 1
-        yield number, hypothesis
 
 
 def _joins_later(hypothesis: Hypothesis) -> bool:
@@ -971,132 +824,8 @@ def _is_of_one_kind(one: Phrase, other: Phrase) -> bool:
     return kinds == ["scale", "scale"] or one.id == other.id
 
 
-def of_part(
-    problem: Problem, evidence: Evidence, entry: int, group: int, head: int | None = None
-) -> Evidence:
-    """Return the evidence on the heads of one batch entry that share a key/value head, or on one.
-
-    The arguments after the evidence are those of `ports.part`.
-    """
-    got, want, noise = (
-        ports.cut(problem, it, entry, group, head)
-        for it in (evidence.got, evidence.want, evidence.noise)
-    )
-    return Evidence(got, want, noise, evidence.underflow)
-
-
-def _explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
-    """Return whether the answer with a mistake is the one that was returned, up to noise.
-
-    If it nearly is, the noise of the answer with the mistake is measured: with larger logits, it is
-    larger than that of the right answer.
-    """
-    if evidence.explained(predicted):
-        return True
-    if predicted.shape != evidence.got.shape or hypothesis.breaks:
-        return False
-    known = np.isfinite(predicted) & np.isfinite(evidence.got)
-    left = float(np.mean((evidence.got - predicted)[known] ** 2)) if known.any() else math.inf
-    before = float(np.mean((evidence.got - evidence.want)[known] ** 2)) if known.any() else 0.0
-    if not left <= NEAR**2 * before or not evidence.spread:
-        return False
-    noisy = hypothesis.make()
-    problem = noisy.problem
-    random = np.random.Generator(np.random.PCG64(1))
-    u, summed = problem.format.roundoff, problem.format.accumulator
-
-    def held(a: Stages, what: str, values: Array) -> Array:
-        size: Any = np.abs(values) * u
-        if what == "logits" and "score" not in a.own:
-            # A sum of products, each partial sum of which was rounded, may cancel.
-            q, k = (a.projected[name] for name in ("query", "key"))
-            norms = [np.sqrt((it**2).sum(axis=-1)) for it in (q, a.repeat(k, "key"))]
-            products = norms[0][..., None] * norms[1][:, :, None]
-            if products.shape == values.shape:
-                size = size + products * abs(a.problem.logit_scale) * summed
-        return values + size * random.uniform(-1, 1, values.shape)
-
-    if "held" in vars(noisy):
-        return False
-    noisy.held = MethodType(held, noisy)  # type: ignore[method-assign]
-    for shared in ("weights", "context"):
-        vars(noisy).pop(shared, None)
-    errors = noisy.output - predicted
-    if errors.shape != evidence.got.shape or not np.isfinite(errors[known]).all():
-        return False
-    rows = np.sqrt(np.where(known, errors, 0.0) ** 2).max(axis=-1, keepdims=True)
-    return evidence.explained(predicted, rows / evidence.spread)
-
-
-def _elements_explained(evidence: Evidence, predicted: Array) -> BoolArray:
-    """Return which wrong elements a mistake explains."""
-    # A prediction of huge numbers has so much noise that it is near everything.
-    off, left = (np.abs(evidence.got - it) for it in (evidence.want, predicted))
-    explained: BoolArray = evidence.near(predicted) & evidence.wrong & (left <= BETTER * off)
-    return explained
-
-
-def _rows_explained(evidence: Evidence, predicted: Array) -> bool:
-    """Return whether a mistake explains the wrong rows if it is made in these only."""
-    if predicted.shape != evidence.got.shape:
-        return False
-    rows = evidence.wrong.any(axis=-1, keepdims=True)
-    mixed = np.where(rows, predicted, evidence.want)
-    return not np.isnan(mixed).any() and evidence.explained(mixed)
-
-
-def _correlated(evidence: Evidence, predicted: Array) -> bool:
-    """Return whether the error is, in units of σ, about a multiple of what a mistake changes.
-
-    Rounding errors are not: they are as good as random.
-    """
-    known = np.isfinite(predicted) & np.isfinite(evidence.got) & (evidence.noise > 0)
-    noise = np.where(known, evidence.noise, 1.0)
-    changed, off = (((array - evidence.want) / noise)[known] for array in (predicted, evidence.got))
-    size = math.sqrt(float(changed @ changed) * float(off @ off))
-    if not (size > 0 and math.isfinite(size)):
-        return False
-    return abs(float(changed @ off)) / size > max(ALONG, BY_CHANCE / math.sqrt(off.size))
-
-
 def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
     """Return the causes that fit about as well as the best, without repetitions."""
     fitting = [cause for _, cause in (alike(known) if dtype in HALF else known)]
     named = [cause for cause in fitting if cause.id not in FITTED]
     return [*dict.fromkeys(named or fitting)]
-
-
-def where_wrong(wrong: BoolArray, tokens: str = "query") -> Phrase:
-    """Return a phrase that says in which batch entries, heads and tokens rows are wrong.
-
-    `wrong` is `[batch heads length]`. The result is an empty phrase if all or none are, or if no
-    short phrase says it; parts that a short phrase describes are the smallest that hold all wrong
-    rows, and not every row in them has to be wrong.
-    """
-    if wrong.all() or not wrong.any():
-        return NOTHING
-    parts = []
-    for axis, name in enumerate(("batch", "head", tokens)):
-        others = tuple(other for other in range(3) if other != axis)
-        at = np.nonzero(wrong.any(axis=others))[0]
-        if 0 < at.size < wrong.shape[axis]:
-            part = indices(name, at, wrong.shape[axis]) or _every_nth(name, at)
-            parts += [part] if part else []
-    if len(parts) > 1:
-        return Phrase("where", {"parts": [*parts]})
-    return parts[0] if parts else NOTHING
-
-
-def _every_nth(axis: str, at: np.ndarray) -> Phrase:
-    """Return a phrase for equally spaced indices, such as the last row of every tile."""
-    steps = np.diff(at)
-    if at.size >= 3 and (steps == steps[0]).all():
-        about = {"first": int(at[0]), "step": int(steps[0])}
-        return Phrase(f"where.{axis}.every", {**about})
-    return NOTHING
-
-
-def last_axis(wrong: BoolArray, name: str) -> Phrase:
-    """Return which components of the last axis are wrong; NOTHING if all or none are."""
-    at = np.nonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))[0]
-    return indices(name, at, wrong.shape[-1]) if 0 < at.size < wrong.shape[-1] else NOTHING

@@ -91,6 +91,42 @@ def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
     return NOTHING
 
 
+def where_wrong(wrong: BoolArray, tokens: str = "query") -> Phrase:
+    """Return a phrase that says in which batch entries, heads and tokens rows are wrong.
+
+    `wrong` is `[batch heads length]`. The result is an empty phrase if all or none are, or if no
+    short phrase says it; parts that a short phrase describes are the smallest that hold all wrong
+    rows, and not every row in them has to be wrong.
+    """
+    if wrong.all() or not wrong.any():
+        return NOTHING
+    parts = []
+    for axis, name in enumerate(("batch", "head", tokens)):
+        others = tuple(other for other in range(3) if other != axis)
+        at = np.nonzero(wrong.any(axis=others))[0]
+        if 0 < at.size < wrong.shape[axis]:
+            part = indices(name, at, wrong.shape[axis]) or _every_nth(name, at)
+            parts += [part] if part else []
+    if len(parts) > 1:
+        return Phrase("where", {"parts": [*parts]})
+    return parts[0] if parts else NOTHING
+
+
+def _every_nth(axis: str, at: np.ndarray) -> Phrase:
+    """Return a phrase for equally spaced indices, such as the last row of every tile."""
+    steps = np.diff(at)
+    if at.size >= 3 and (steps == steps[0]).all():
+        about = {"first": int(at[0]), "step": int(steps[0])}
+        return Phrase(f"where.{axis}.every", {**about})
+    return NOTHING
+
+
+def last_axis(wrong: BoolArray, name: str) -> Phrase:
+    """Return which components of the last axis are wrong; NOTHING if all or none are."""
+    at = np.nonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))[0]
+    return indices(name, at, wrong.shape[-1]) if 0 < at.size < wrong.shape[-1] else NOTHING
+
+
 def rows(problem: Problem, wrong: BoolArray) -> Phrase:
     """Return a phrase that says whether the wrong rows are those with, or without, blocked keys.
 
