@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 
 import conformance
-from conformance.arrays import configuration, diagnosis, files, ports, recovery, search, tiles
+from conformance.arrays import (
+    configuration,
+    diagnosis,
+    files,
+    pairs,
+    ports,
+    recovery,
+    search,
+    tiles,
+)
 from conformance.arrays.between import against
 from conformance.arrays.diagnosis import Diagnosis, diagnose
 from conformance.arrays.given import (
@@ -3547,7 +3556,7 @@ def test_two_mistakes_in_a_larger_dump_are_both_named(sizes):
 @pytest.mark.parametrize("most", [2**9, 2**7])
 def test_two_mistakes_are_sought_in_a_few_rows_of_one_head(most, monkeypatch):
     # Eight rows of all heads that share a key/value head would be more than the most.
-    monkeypatch.setattr(search, "MOST_PAIRED", most)
+    monkeypatch.setattr(pairs, "MOST_PAIRED", most)
     q, k, v = drawn(batch=1, kv_heads=1, queries=24)
     output = attention(q, *(np.repeat(x, 4, axis=1) for x in (k, v)), causal=1, scale=1.0)
     found = diagnose(q, k, v, output, causal=True, layout="batch heads length head")

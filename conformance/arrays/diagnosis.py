@@ -26,6 +26,7 @@ from conformance.arrays.given import (
     separate,
 )
 from conformance.arrays.noise import expected
+from conformance.arrays.pairs import PairSearch
 from conformance.arrays.parts import NEAR, of_part
 from conformance.arrays.search import TELLING, Search
 from conformance.causes import precision, softmax
@@ -606,9 +607,9 @@ class Judged:
         return max(one.excess for one in self.compared)
 
     @cached_property
-    def _search(self) -> Search:
+    def _search(self) -> PairSearch:
         where = None if self.whole is None else self._where
-        return Search(
+        return PairSearch(
             self.problem,
             self.expectation,
             self.answer,
@@ -646,7 +647,7 @@ class Judged:
                     return causes
         return []
 
-    def _less_accurate(self, search: Search) -> list[Phrase]:
+    def _less_accurate(self, search: PairSearch) -> list[Phrase]:
         """Return the causes if the output was computed in a narrower dtype than it is judged by.
 
         They are that it is no more accurate than this dtype or, if it deviates in this one too, the

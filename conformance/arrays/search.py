@@ -1,4 +1,4 @@
-"""Search for the mistakes that explain an answer: one, two together, or some of its elements.
+"""Search for the mistake that explains an answer, or some of its elements.
 
 Every known mistake is tried, first on a few queries of one batch entry and of the heads that share
 one key/value head, which is quick, and what explains that part, on everything. A mistake is named
@@ -20,8 +20,6 @@ from conformance.arrays import ports, recovery, suggestion
 from conformance.arrays.given import MOST_LOGITS, merged, separate
 from conformance.arrays.noise import expected
 from conformance.arrays.parts import (
-    FEWEST_ROWS,
-    NEAR,
     Part,
     Seen,
     elements_explained,
@@ -36,7 +34,6 @@ from conformance.causes.hypothesis import (
     BETTER,
     HALF,
     MOST_ELEMENTS,
-    About,
     Best,
     Chosen,
     Evidence,
@@ -81,46 +78,6 @@ TELLING = (
 
 TWO = "mistakes.two"
 """The id of the cause that is two mistakes together."""
-
-
-COMMON = (
-    *(it for it in TELLING if it not in ("softmax.uniform", "window.one-fewer-before")),
-    "scale.by-head-size",
-    "mask.not-applied-beside-causal",
-    "mask.inverted-beside-causal",
-    "mask.transposed",
-    "causal.sees-next-key",
-    "causal.without-own-key",
-    "heads.merged-by-reshape",
-    "softmax.base-2",
-    "sinks.not-applied",
-    "alibi.not-applied",
-    "alibi.added",
-    "norm.without-weight",
-    "key.reshaped",
-    "output.permuted",
-    "cache.one-row-late",
-    "untold.causal",
-    "untold.rotary",
-    "untold.norm",
-)
-"""Mistakes of which one may be made together with any other; the others are not tried in pairs."""
-
-
-RARE = (
-    *("tiles.", "keys.", "softmax.power", "softmax.small", "softmax.normaliser", "softmax.maximum"),
-    *("logits.cut", "precision.", "scale.rounded", "causal.by-tile", "causal.positions-rounded"),
-    *("window.in-blocks", "mask.blocked-", "cache.chunk", "cache.forgotten", "cache.aligned"),
-)
-"""How the ids of causes begin that are not tried beside another one, mostly those of kernels."""
-
-
-MOST_PAIRED = 2**13
-"""The most attention weights of a problem, or a part, for which pairs of mistakes are tried."""
-
-
-FEWEST_PAIRED = 4
-"""The fewest rows on which pairs are tried where a part has a single head."""
 
 
 MOST_PARTIAL = 3
@@ -246,7 +203,7 @@ class Search:
         found = [it for it in found if it not in self.open_causes] or found
         if len(found) < 2:
             return found
-        kept, self.telling = suggestion.apart(self.problem, found, _every_and(found))
+        kept, self.telling = suggestion.apart(self.problem, found, every_and(found))
         kinds: dict[tuple[str, ...], list[Phrase]] = {}
         for it in kept:
             parts = [one.id for one in it.parts("causes") if isinstance(one, Phrase)]
@@ -339,7 +296,7 @@ class Search:
             known += self._less_simple(whole, parts[0] if parts else None, bool(known))
         if not known:
             self._note_again(whole, partly)
-        return _chosen(known, self.problem.dtype)
+        return chosen_causes(known, self.problem.dtype)
 
     def _across_rows(self) -> list[tuple[float, Phrase]]:
         """Return the mistakes that join queries, of which some rows alone show nothing.
@@ -384,138 +341,6 @@ class Search:
 
     def _joining(self, maker: Maker) -> Iterator[Hypothesis]:
         return (it for it in self.every(maker) if ports.joins_queries(it.cause))
-
-    def pairs(self) -> list[Phrase]:
-        """Return the causes that are two mistakes together, one of which is common.
-
-        Neither explains the output alone, and each of them leaves most of what the other explains.
-        """
-        if not self.output.wrong.any():
-            return []
-        small = self._small()
-        known = [] if small is None else small._pairs()
-        if small is not None and small is not self:
-            # What explains these rows has to explain everything.
-            known = [(self._of_both(cause), cause) for _, cause in known]
-            known = [(misfit, cause) for misfit, cause in known if math.isfinite(misfit)]
-            self.open_causes |= small.open_causes
-        found = self._apart(_chosen(known, self.problem.dtype))
-        return found or ([] if small is None else self.with_factor(small.close))
-
-    def _small(self) -> Search | None:
-        """Return a search in a part that is small enough for pairs; None if there is none."""
-        problem, shape = self.problem, self.problem.shape
-        if math.prod(shape.logits) <= MOST_PAIRED:
-            return self
-        if not problem.heads_alone:
-            return None
-        part = self._part(self._worst_part)
-        heads = shape.group
-        if FEWEST_ROWS * heads * shape.key_length > MOST_PAIRED:
-            heads, part = 1, part.of_worst_head()
-        count = MOST_PAIRED // (heads * shape.key_length)
-        if count < min(FEWEST_PAIRED, shape.query_length):
-            return None
-        if count < shape.query_length:
-            part = part.of_worst_rows(count)
-        one = part.evidence
-        expectation = Expectation({"output": one.want}, {"": {"output": one.noise}}, one.underflow)
-        return Search(part.maker.problem, expectation, Answer(output=one.got), chosen=part.chosen)
-
-    def _pairs(self) -> list[tuple[float, Phrase]]:
-        """Return the pairs of mistakes that explain this output, each with its misfit."""
-        output, maker = self.output, self._maker(self.problem)
-        known: list[tuple[float, Phrase]] = []
-        named: set[frozenset[Phrase]] = set()
-        alone = {
-            (it.cause, n): output.misfit(self._predicted(it))
-            for n, it in numbered(every_hypothesis(maker))
-        }
-        before = output.misfit(output.want)
-        self.close |= {cause for (cause, _), left in alone.items() if left <= BETTER * before}
-        for number, first in numbered(every_hypothesis(maker)):
-            left = alone[first.cause, number]
-            stages = first.make()
-            if first.cause.id not in COMMON or type(stages) is not Stages or left == before:
-                continue
-            beside = maker.beside(stages)
-            misfit, cause = self._permuted_or_multiplied(beside)
-            if cause and math.isfinite(misfit) and misfit <= NEAR * left:
-                about: About = {"causes": [first.cause, cause]}
-                known.append((misfit, Phrase(TWO, {**about})))
-            for other, second in numbered(every_hypothesis(beside)):
-                both = frozenset((first.cause, second.cause))
-                if second.breaks or second.cause.id.startswith(RARE) or both in named:
-                    continue
-                if _is_of_one_kind(first.cause, second.cause):
-                    continue
-                misfit, alone_too = (
-                    self._of_pair(second),
-                    alone.get((second.cause, other), math.inf),
-                )
-                if math.isfinite(misfit) and misfit <= NEAR * min(left, alone_too):
-                    named.add(both)
-                    about = {"causes": [first.cause, second.cause]}
-                    known.append((misfit, Phrase(TWO, {**about})))
-                    if self._leaves_open(self._predicted(second)):
-                        self.open_causes.add(known[-1][1])
-        return known
-
-    def _permuted_or_multiplied(self, maker: Maker) -> tuple[float, Phrase]:
-        """Return the cause that an output is another one multiplied, or in another order.
-
-        The other one is that of `maker`, beside a mistake. The first result is the misfit.
-        """
-        output, want = self.output, maker.right.output
-        if want.shape != output.got.shape or not np.isfinite(want).all():
-            return math.inf, NOTHING
-        evidence = Evidence(output.got, want, output.noise, output.underflow)
-        best = Best(self.problem.dtype, lambda cause: True)
-        logits.factor_of_output(maker, evidence, best)
-        if best.cause:
-            return min(best.known, key=lambda it: it[0])
-        return 0.0, recovery.permuted(self.problem, evidence)
-
-    def _of_pair(self, second: Hypothesis) -> float:
-        """Return the misfit of a mistake beside another; ∞ if they do not explain the output."""
-        try:
-            predicted = self._predicted(second)
-        except (AssertionError, IndexError, ValueError):
-            # A hypothesis may presuppose what the first mistake takes away, such as a shape.
-            return math.inf
-        if predicted.shape != self.output.got.shape:
-            return math.inf
-        misfit = self.output.misfit(predicted)
-        if not misfit <= NEAR * self.output.misfit(self.output.want):
-            return math.inf
-        return misfit if self._explains(self.output, predicted, second) else math.inf
-
-    def _of_both(self, both: Phrase) -> float:
-        """Return the misfit of the two mistakes that a cause holds; ∞ if they do not explain it."""
-        made = _every_and([both])(self._maker(self.problem))
-        return min((self._of_pair(hypothesis) for hypothesis in made), default=math.inf)
-
-    def with_factor(self, causes: Collection[Phrase]) -> list[Phrase]:
-        """Return the causes that are one of these mistakes and a wrong factor of the logits.
-
-        What such a factor leaves beside a mistake may be as small as rounding in a narrower dtype.
-        """
-        whole = self._maker(self.problem)
-        part = next(iter(self._parts()), None)
-        maker, evidence = (whole, self.output) if part is None else (part.maker, part.evidence)
-        known: list[tuple[float, Phrase]] = []
-        if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
-            return []
-        of_whole = {(it.cause, number): it for number, it in numbered(self.every(whole))}
-        for number, first in numbered(self.every(maker)):
-            again = of_whole.get((first.cause, number))
-            if first.cause not in causes or again is None or type(again.make()) is not Stages:
-                continue
-            for second, factor in logits.fitted_factors(maker.beside(first.make()), evidence):
-                for misfit, named in self._factor(whole.beside(again.make()), second, factor):
-                    both: dict[str, Argument] = {"causes": [first.cause, named]}
-                    known.append((misfit, Phrase(TWO, both)))
-        return self._apart(_chosen(known, self.problem.dtype))
 
     def _part(self, place: tuple[int, ...] | None = None) -> Part:
         return Part(self.problem, self.output, self.chosen, place)
@@ -796,7 +621,7 @@ def _nothing(bits: int) -> Mapping[str, Array]:
     return {}
 
 
-def _every_and(causes: Sequence[Phrase]) -> Callable[[Maker], Iterator[Hypothesis]]:
+def every_and(causes: Sequence[Phrase]) -> Callable[[Maker], Iterator[Hypothesis]]:
     """Return a function that yields all hypotheses, and those of two mistakes among `causes`."""
 
     def every(maker: Maker) -> Iterator[Hypothesis]:
@@ -818,13 +643,7 @@ def _joins_later(hypothesis: Hypothesis) -> bool:
     return not ports.prepares_otherwise(hypothesis.make())
 
 
-def _is_of_one_kind(one: Phrase, other: Phrase) -> bool:
-    """Return whether two mistakes are about the same number, so that any two make a third."""
-    kinds = [it.id.partition(".")[0] for it in (one, other)]
-    return kinds == ["scale", "scale"] or one.id == other.id
-
-
-def _chosen(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
+def chosen_causes(known: list[tuple[float, Phrase]], dtype: str) -> list[Phrase]:
     """Return the causes that fit about as well as the best, without repetitions."""
     fitting = [cause for _, cause in (alike(known) if dtype in HALF else known)]
     named = [cause for cause in fitting if cause.id not in FITTED]
