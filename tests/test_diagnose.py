@@ -3919,6 +3919,17 @@ def test_a_row_that_holds_something_else_is_not_taken_for_another(case, one_mist
     assert [Phrase(it.id, it.arguments) for it in found.causes] == told, str(found)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_sequences_under_one_causal_mask_are_told(dtype, one_mistake):
+    q, k, v = map(in_bfloat16, drawn(queries=40))
+    output = attention(q, k, v, causal=0)
+    output = in_bfloat16(output) if dtype == "bfloat16" else output
+    segments = [[0] * 10 + [1] * 18 + [2] * 12] * 2
+    told = {"segments": segments, "causal": True, "dtype": dtype, "layout": "b h n d"}
+    found = diagnose(q, k, v, output, **told)
+    assert [it.id for it in found.causes] == ["segments.not-applied"], str(found)
+
+
 # Tokens of all batch entries in one axis, and names
 
 

@@ -1232,6 +1232,9 @@ def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
     if problem.causal is not None:
         kept = _without(problem, "causal")
         more = problem.shape.key_length - maker.queries
+        # Positions begin again in each sequence, but not for what knows of no sequences.
+        plain = _without(problem, "segments", "causal") & (_counted(maker, more) <= 0)
+        yield maker.masked("segments.not-applied", plain)
         yield maker.masked("segments.aligned-as-a-whole", kept & (_counted(maker, more) <= 0))
         at_start = problem.replace(causal=None).distances() <= 0
         yield maker.masked("segments.aligned-at-start", kept & at_start)
