@@ -992,6 +992,7 @@ def test_a_factor_beside_a_mistake_is_no_lesser_accuracy(cause, factor):
             assert not found.notes
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("heads", [[2, 2, 2, 2], [2, 2, 2, 0], [1, 1, 3, 3]])
 def test_the_output_of_one_head_for_all_is_told(heads, one_mistake):
     output = attention(GQ, GK, GV)[:, heads]
@@ -1686,6 +1687,7 @@ JOINING = {
 """What joins queries: by what is misread, or otherwise."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("short_is_long")
 @pytest.mark.parametrize("cause", JOINING)
 def test_a_long_output_tells_a_mistake_that_joins_queries(cause, monkeypatch, one_mistake):
