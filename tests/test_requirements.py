@@ -136,6 +136,24 @@ def test_requirement_kills_its_mutant(requirement):
     assert killed(mutant(KILLS[requirement]), requirement)[requirement]
 
 
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [("mask-added-as-numbers", True), ("blocked-minus-5", False), ("blocked-minus-50", False)],
+)
+def test_a_boolean_that_blocks_with_a_small_number_is_not_said_to_be_added(name, added):
+    adapter, session, found = mutant(name), Session(explains=False), set()
+    for item in plan([adapter], find_cases("plain/no-mask/cross"), [DTYPE], "cpu"):
+        for finding in session.examine(item).findings:
+            if finding.requirement == "mask.polarity-is-as-declared":
+                found |= {
+                    one.arguments["meaning"].id
+                    for one in finding.value.parts("meanings")
+                    if one.arguments["form"].id == "form.bool"
+                }
+    assert found
+    assert ("mask.added" in found) is added
+
+
 ROWS = ("causal/bottom-right/blocks", "logits/large/self")
 
 

@@ -502,7 +502,9 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: MaskForm) -> Phr
         return BLOCKS
     if moved.all() and (changes[1] < STILL).all():
         return IGNORED
-    return ADDED if moved.all() and INFINITE not in form.values else UNEXPLAINED
+    # A boolean that leaves some weight on every key is as likely to block with too small a number.
+    added = moved.all() and INFINITE not in form.values and form.dtype != "bool"
+    return ADDED if added else UNEXPLAINED
 
 
 def observations(ex: Examination) -> list[tuple[MaskArgument, MaskForm, Entry]]:
