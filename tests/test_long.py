@@ -977,6 +977,35 @@ def test_the_command_examines_a_kernel_of_ones_own(capsys, tmp_path):
     ElementTree.fromstring(plotted.read_text(encoding="utf-8"))
 
 
+UNSCALED = """
+import torch
+from conformance import attention_function
+
+@attention_function("torch")
+def unscaled(query, key, value):
+    return torch.softmax(query @ key.mT, -1) @ value
+
+@attention_function("torch")
+def raises(query, key, value):
+    raise RuntimeError("no kernel is built")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code"),
+    [
+        ("unscaled", [], ExitCode.OK),
+        ("unscaled", ["--strict"], ExitCode.DEVIATES),
+        ("raises", [], ExitCode.NOTHING_VERIFIED),
+    ],
+)
+def test_what_deviates_fails_when_strict(capsys, tmp_path, name, options, code):
+    (tmp_path / "mine.py").write_text(UNSCALED, encoding="utf-8")
+    asked = ["--lengths", "64", "--dtype", "float32", "--head-size", "16", *options]
+    out = told(capsys, f"{tmp_path / 'mine.py'}:{name}", *asked, code=code).out
+    assert re.search(r"^float32: no length at which .* from 64 \(\d+ of \d+ problems\)", out, re.M)
+
+
 @pytest.mark.night
 def test_what_is_not_reached_is_said_before_it_is_allocated(capsys):
     out = told(

@@ -60,6 +60,7 @@ def add_parser(commands: Commands) -> None:
     long.add_argument(
         "--record", type=Path, metavar="FOLDER", help="keep the results there, as NAME.json"
     )
+    long.add_argument("--strict", action="store_true", help="exit with 1 if something deviates")
     add_device(long)
     add_quiet(long)
     add_format(long, "long")
@@ -69,8 +70,9 @@ def add_parser(commands: Commands) -> None:
 def _long(options: argparse.Namespace) -> int:
     """Examine implementations, and write what the options request; return the exit code.
 
-    The code is `NOTHING_VERIFIED` if no problem conforms, deviates or ends in an error, or else
-    `INCOMPLETE` if some were not reached, or else `OK`. Deviations do not affect it.
+    The code is `NOTHING_VERIFIED` if no problem conforms or deviates, or else
+    `DEVIATES` if some deviate and --strict is given, or else `INCOMPLETE` if some were not reached,
+    or else `OK`.
     """
     options.steps = _lengths(options.lengths)
     options.memory = _bytes(options.memory_limit) if options.memory_limit else None
@@ -97,8 +99,10 @@ def _long(options: argparse.Namespace) -> int:
         if not as_json:
             print(f"drawn: {options.plot}")
     verdicts = {step.verdict for climb in climbs for step in climb.steps}
-    if not verdicts & {"conforms", "deviates", "error"}:
+    if not verdicts & {"conforms", "deviates"}:
         return ExitCode.NOTHING_VERIFIED
+    if options.strict and verdicts & {"deviates", "error"}:
+        return ExitCode.DEVIATES
     return ExitCode.INCOMPLETE if "not reached" in verdicts else ExitCode.OK
 
 
@@ -214,9 +218,12 @@ def summary(steps: list[Step]) -> list[str]:
             elif reach.beside > reach.most:
                 text += f", and {reach.beside:,} on one side"
         else:
-            text = f"{reach.dtype}: conforms nowhere"
+            text = f"{reach.dtype}: no length at which everything conforms"
         if reach.first is not None:
-            text += f", deviates from {reach.first.length:,}"
+            asked = [step for step in steps if step.dtype == reach.dtype and step.judged]
+            there = [step for step in asked if step.length == reach.first.length]
+            wrong = sum(step.wrong for step in there)
+            text += f", deviates from {reach.first.length:,} ({wrong} of {len(there)} problems)"
         lines.append(text + (f"; {len(reach.missing)} not reached" if reach.missing else ""))
     return lines
 

@@ -103,6 +103,11 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         return self.verdict in ("deviates", "error")
 
     @property
+    def judged(self) -> bool:
+        """Whether there is a verdict on a call: "conforms", "deviates" or "error"."""
+        return self.verdict == "conforms" or self.wrong
+
+    @property
     def worst(self) -> ArrayStatistics | None:
         """The statistics of the array with the largest `excess`, or None if there are none."""
         return max(self.seen, key=lambda seen: seen.excess, default=None)
@@ -200,7 +205,7 @@ def as_record(climb: Climb) -> Record:
     results = [
         CaseResult(own.name, step.case, step.dtype, device, step.mode, _findings(step))
         for step in climb.steps
-        if step.verdict in ("conforms", "deviates", "error")
+        if step.judged
     ]
     header = Header(RECORD, own.name, climb.provenance, [own], planned=len(results))
     return Record(header, True, results)
