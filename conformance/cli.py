@@ -53,9 +53,10 @@ COMMANDS = (
 
 EXIT_CODES = {
     ExitCode.OK: "everything requested was checked; deviations are findings, not failures",
-    ExitCode.DEVIATES: "run --strict or -x: a requirement of level must is not met; gate: worse "
-    "than the baseline says, or the baseline is out of date; compare: worse than before; probe "
-    "--strict: the adapter declares something else; explore, reproduce: a deviation was found; "
+    ExitCode.DEVIATES: "run --strict or -x: a requirement of level must is not met; "
+    "long --strict: a problem deviates; gate: worse than the baseline says, or the baseline is out "
+    "of date; compare: worse than before; probe --strict: the adapter declares something else; "
+    "explore, reproduce: a deviation was found; "
     "judge: a candidate is not right; diagnose: the output deviates; convert: the two layers "
     "differ; join: two parts disagree; matrix: so do two parts, or a command in an environment "
     "ended so",

@@ -330,7 +330,7 @@ MISTAKES = {
     "leaking mask, as observed": (
         lambda: function(low=-10.0),
         "plain/no-mask/cross",
-        "declared mask[bool] attends, observed added",
+        "declared mask[bool] attends, observed unexplained",
     ),
     "leaking mask, as seen": (
         lambda: function(low=-10.0),

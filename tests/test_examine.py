@@ -17,7 +17,10 @@ from conformance import Outcome, attention_function, examine
 from conformance.cli import main
 from conformance.definition.problem import Answer
 from conformance.errors import ConformanceError, ExitCode, NotAnAdapter, UnknownName
+from conformance.records.findings import CaseResult, Finding, Phrase
 from conformance.records.record import read, read_arrays
+from conformance.running.examine import counted, worst
+from conformance.words import say
 
 ONE = {"cases": "mask/shared/self", "dtypes": "float32"}
 SOME = {"cases": ["mask/*/self", "probe/masks"], "dtypes": "float32"}
@@ -218,3 +221,20 @@ def test_gradients_that_are_not_declared_are_not_compared():
     )
     assert one == other
     assert ("output.equals-definition", "conforms") in one
+
+
+def test_causes_that_differ_in_their_numbers_are_one():
+    def result(case, cause):
+        wrong = Finding("output.equals-definition", "deviates", "the output", cause=cause)
+        return CaseResult("mine", case, "float32", "cpu", "default", [wrong])
+
+    added = Phrase("mask.added-where-attended")
+    factors = [Phrase("scale.factor", {"factor": factor}) for factor in (0.5, 0.8, 0.8)]
+    results = [
+        *(result("mask/shared/self", added) for _ in range(2)),
+        *(result("plain/no-mask/cross", cause) for cause in factors),
+    ]
+    (line,) = (line for line in counted("mine", results, reasons=False) if "output." in line)
+    assert line.endswith(f"(3 of them, with other numbers: {say(factors[1])})")
+    shown, count = worst(results)
+    assert (shown.findings[0].cause.id, count) == ("scale.factor", 5)

@@ -24,7 +24,6 @@ from conformance.errors import ConformanceError, ExitCode, UnknownName
 from conformance.records.findings import (
     INFINITE,
     NOT_VERIFIED,
-    NOTHING,
     VERIFIED,
     WRONG,
     CaseResult,
@@ -411,8 +410,10 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
         # The call itself fails, so a line for each requirement would say nothing.
         return
     for requirement, findings in unmet(results):
-        cause, times = _cause(findings)
+        cause, times, same = _cause(findings)
         share = f"{times} of them: " if times < len(findings) else ""
+        if not same:
+            share = f"{share.removesuffix(': ') or 'all'}, with other numbers: "
         verdicts = wording.counts_text(count(finding.verdict for finding in findings))
         yield f"  {requirement.id}: {verdicts}{f' ({share}{cause})' if cause else ''}"
     for reason, times in reasons_of(results, NOT_VERIFIED).items():
@@ -456,29 +457,41 @@ def unmet(results: Iterable[CaseResult]) -> list[tuple[RequirementInfo, list[Fin
     return [(item, wrong[name]) for name, item in _requirements().items() if name in wrong]
 
 
-def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
-    """Return the text of the most frequent cause and the number of its findings, or "" and 0."""
-    causes = Counter(finding.cause for finding in findings if finding.cause)
-    ((cause, times),) = causes.most_common(1) or [(NOTHING, 0)]
-    return say(cause), times
+def _cause(findings: Sequence[Finding]) -> tuple[str, int, bool]:
+    """Return the text of the most frequent cause, its findings, and whether all say the same.
+
+    Causes that differ in their numbers only, such as the factor of a scale, are one. Without any
+    cause, the text is "".
+    """
+    kinds = _kinds(findings)
+    if not kinds:
+        return "", 0, True
+    ((kind, times),) = kinds.most_common(1)
+    causes = Counter(finding.cause for finding in findings if finding.cause.id == kind)
+    return say(max(causes, key=causes.__getitem__)), times, len(causes) == 1
+
+
+def _kinds(findings: Iterable[Finding]) -> Counter[str]:
+    return Counter(finding.cause.id for finding in findings if finding.cause)
 
 
 def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
     """Return the result to show in full, and the number of results that deviate or are errors.
 
     The result to show is chosen by these criteria, in this order: a requirement of level "must", a
-    case rather than an experiment, a known cause, and a large deviation. It is None if no result
-    deviates or is an error.
+    case rather than an experiment, a known cause, which most findings have, and a large deviation.
+    It is None if no result deviates or is an error.
     """
+    wrong = [result for result in results if result.verdict in WRONG]
+    kinds = _kinds(finding for result in wrong for finding in result.findings)
 
-    def weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
+    def weight(result: CaseResult) -> tuple[bool, bool, int, tuple[float, float]]:
         return max(
-            (is_must(finding), not result.entries, bool(finding.cause), gravity(finding))
+            (is_must(finding), not result.entries, kinds[finding.cause.id], gravity(finding))
             for finding in result.findings
             if finding.verdict in WRONG
         )
 
-    wrong = [result for result in results if result.verdict in WRONG]
     return max(wrong, key=weight, default=None), len(wrong)
 
 
