@@ -1041,6 +1041,15 @@ def test_python_and_numpy_are_told_where_they_differ():
     ]
 
 
+def test_a_record_in_the_folder_of_versions_is_one_version(tmp_path):
+    records = ROOT / "docs" / "examples" / "records"
+    report = tmp_path / "report"
+    asked = [str(records / "after.json"), "--versions", str(records), "--output", str(report)]
+    assert main(["report", *asked]) == ExitCode.OK
+    made = msgspec.json.decode(report.with_suffix(".json").read_bytes())
+    assert [len(course["points"]) for course in made["timelines"]] == [2]
+
+
 def test_records_of_versions_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "x.json").write_text("{")
     found, problems = load_versions(find_records([tmp_path]))

@@ -108,8 +108,12 @@ def write(
             of the baseline does not fit the records.
     """
     with progress("reading records") as advance:
-        loaded = load(find_records(records), read_run(run))
-        others, refused = load_versions(find_records(versions))
+        current = find_records(records)
+        loaded = load(current, read_run(run))
+        # A folder with records of all versions has the one that is reported, too.
+        known = {path.resolve() for path in current}
+        earlier = [path for path in find_records(versions) if path.resolve() not in known]
+        others, refused = load_versions(earlier)
         advance("making the report")
         problems = [*loaded.problems, *refused]
         report = build(loaded.current, expected, problems, loaded.earlier, others, baseline)
