@@ -299,7 +299,9 @@ def _print(
         if not entries:
             reasons = {finding.detail for result in own for finding in result.findings}
             text = printable("; ".join(sorted(reasons - {""})))
-            console.print(f"  nothing to ask: {escape(text)}")
+            console.print(
+                f"  nothing to ask{f': {escape(text)}' if text else ' of what it declares'}"
+            )
             continue
         values = _values(own)
         console.print(_table(values, entries, evidence=options.evidence))
