@@ -1956,6 +1956,213 @@ def test_two_outputs_alone():
         against(output, output[:1])
 
 
+def in_order(array, *order):
+    return np.ascontiguousarray(array.transpose(order))
+
+
+RIGHT = attention(Q, K, V)
+"""An output `[batch heads tokens head]`; with equal sizes, SQUARE has as many tokens as heads."""
+SQUARE = attention(*drawn(queries=4))
+MERGED = in_order(RIGHT, 0, 2, 1, 3).reshape(2, 12, 32)
+
+
+def with_part(array, at, factor):
+    found = array.copy()
+    found[at] *= np.float32(factor)
+    return found
+
+
+OUTPUTS = {
+    "factor": (RIGHT * np.float32(0.3), RIGHT, "outputs.factor", {"factor": 0.3}),
+    "sign": (-RIGHT, RIGHT, "outputs.negated", {}),
+    "sign of two heads": (
+        with_part(RIGHT, np.s_[:, 1:3], -1),
+        RIGHT,
+        "outputs.negated",
+        {},
+    ),
+    "zero": (0 * RIGHT, RIGHT, "outputs.zero", {}),
+    "tiled heads": (
+        RIGHT[:, [0, 2, 1, 3]],
+        RIGHT,
+        "outputs.grouped",
+        {"of": "heads", "groups": 2, "each": 2},
+    ),
+    "heads in another order": (
+        RIGHT[:, [0, 3, 1, 2]],
+        RIGHT,
+        "outputs.permuted",
+        {"of": "heads", "order": [0, 3, 1, 2]},
+    ),
+    "heads in another order, side by side": (
+        MERGED.reshape(2, 12, 4, 8)[:, :, [0, 2, 1, 3]].reshape(2, 12, 32),
+        MERGED,
+        "outputs.permuted",
+        {"of": "components"},
+    ),
+    "components before heads": (
+        MERGED.reshape(2, 12, 4, 8).swapaxes(2, 3).reshape(2, 12, 32),
+        MERGED,
+        "outputs.reshaped",
+        {"order": [0, 1, 3, 2]},
+    ),
+    "reversed tokens": (RIGHT[:, :, ::-1], RIGHT, "outputs.reversed", {"of": "tokens"}),
+    "rolled tokens": (np.roll(RIGHT, 1, 2), RIGHT, "outputs.rolled", {"count": 1}),
+    "tokens rolled back": (np.roll(RIGHT, -2, 2), RIGHT, "outputs.rolled", {"count": -2}),
+    "late tokens": (
+        np.concatenate([RIGHT[:, :, :1] * 2, RIGHT[:, :, :-1]], 2),
+        RIGHT,
+        "outputs.late",
+        {"count": 1},
+    ),
+    "early tokens": (
+        np.concatenate([RIGHT[:, :, 1:], RIGHT[:, :, :1] * 2], 2),
+        RIGHT,
+        "outputs.early",
+        {"count": 1},
+    ),
+    "factor of a head": (
+        with_part(RIGHT, np.s_[:, 2], 1.5),
+        RIGHT,
+        "outputs.factor",
+        {"factor": 1.5},
+    ),
+    "an entry of zeros": (with_part(RIGHT, 1, 0), RIGHT, "outputs.zero", {}),
+    "transposed": (
+        in_order(SQUARE, 0, 2, 1, 3),
+        SQUARE,
+        "outputs.transposed",
+        {"order": [0, 2, 1, 3]},
+    ),
+    "reshaped": (
+        in_order(RIGHT, 0, 2, 1, 3).reshape(RIGHT.shape),
+        RIGHT,
+        "outputs.reshaped",
+        {"order": [0, 2, 1, 3]},
+    ),
+    "reshaped without a transposition": (
+        RIGHT.reshape(2, 12, 32),
+        RIGHT,
+        "outputs.reshaped",
+        {"order": [0, 1, 2, 3], "one": "this output"},
+    ),
+    "reshaped without a transposition, side by side": (
+        RIGHT.reshape(2, 12, 32),
+        MERGED,
+        "outputs.reshaped",
+        {"order": [0, 2, 1, 3]},
+    ),
+}
+"""An output, the other one, and how the first comes from it."""
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_how_one_output_comes_from_another_is_told(name, dtype):
+    one, other, cause, arguments = OUTPUTS[name]
+    if dtype == "bfloat16":
+        one = in_bfloat16(one)
+    # One more rounding is no difference.
+    found = against(one, (other * np.float64(1 + 1e-7)).astype(np.float32))
+    assert found.verdict == "deviates"
+    assert found.cause, str(found)
+    assert found.cause.id == cause, str(found)
+    assert arguments.items() <= found.cause.arguments.items(), str(found)
+    assert len(found.causes) == 1, str(found)
+
+
+def test_outputs_that_differ_in_any_other_way_get_no_cause():
+    for other in (attention(Q, K, V, scale=1.0), with_part(RIGHT, np.s_[0, 1, 2, 3], 2)):
+        found = against(other, RIGHT)
+        assert (found.verdict, found.causes) == ("deviates", [])
+        assert "outputs.apart" in [it.id for it in found.notes]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        in_order(RIGHT, 0, 2, 1, 3),
+        MERGED,
+        MERGED.reshape(24, 4, 8),
+        RIGHT.reshape(8, 12, 8),
+        in_order(RIGHT, 3, 1, 0, 2),
+        RIGHT[None],
+        RIGHT.ravel(),
+    ],
+)
+def test_outputs_with_axes_in_another_order_are_read_so(other):
+    for one, two in ((RIGHT, other), (other, RIGHT)):
+        found = against(one, two)
+        assert found.verdict == "noise", str(found)
+        assert found.assumed[0].id == "reading.axes-of-other"
+    spoilt = with_part(RIGHT, np.s_[:, 2], 1.01)
+    found = against(spoilt, other)
+    assert (found.verdict, found.cause.id) == ("deviates", "outputs.factor"), str(found)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 1, 1, 1), (2, 1, 2, 1, 3)])
+def test_outputs_of_any_shape_are_compared(shape):
+    one = np.arange(1, 1 + math.prod(shape), dtype=np.float32).reshape(shape)
+    assert against(one, one).verdict == "noise"
+    for of in (np.ravel(one), one[None]):
+        assert against(2 * one, of).cause.text == "the output is 2 times the other one"
+    assert against(one * np.float32(np.nan), one).causes == []
+
+
+def test_an_output_that_is_the_other_one_rounded_is_said_to_be_so():
+    for name in ("bfloat16", "float16"):
+        narrow = dtype_of(name).round(RIGHT)
+        found = against(narrow, RIGHT)
+        assert (found.verdict, found.dtype) == ("noise", name)
+        (note,) = [it for it in found.notes if it.id == "outputs.rounded"]
+        assert note.text == f"this output is the other one rounded to {name}"
+        (note,) = [it for it in against(RIGHT, narrow).notes if it.id == "outputs.rounded"]
+        assert note.text == f"the other output is this one rounded to {name}"
+    assert "outputs.rounded" not in [it.id for it in against(RIGHT, RIGHT).notes]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors", "pt"])
+def test_two_files_of_one_array_are_two_outputs(tmp_path, capsys, suffix):
+    paths = {name: tmp_path / f"{name}.{suffix}" for name in ("one", "two")}
+    for path, array in zip(paths.values(), (RIGHT, RIGHT[:, [0, 2, 1, 3]]), strict=True):
+        if suffix == "npy":
+            np.save(path, array)
+        elif suffix == "npz":
+            np.savez(path, array)
+        elif suffix == "pt":
+            torch = pytest.importorskip("torch")
+            torch.save(torch.from_numpy(array.copy()), path)
+        else:
+            write(path, {"mine": Tensor.of("mine", array)}, {})
+    one, two = map(str, paths.values())
+    assert main(["diagnose", one, "--against", one]) == ExitCode.OK
+    capsys.readouterr()
+    assert main(["diagnose", one, "--against", two]) == ExitCode.DEVIATES
+    said = capsys.readouterr().out
+    assert "tiled against grouped" in said
+    assert "query=q" in said
+    assert main(["diagnose", one]) == ExitCode.USAGE
+    assert "--against" in capsys.readouterr().err
+
+
+def test_two_arrays_are_two_outputs(tmp_path, capsys):
+    found = conformance.compare(RIGHT, 2 * RIGHT)
+    assert (found.cause.id, found.cause.arguments) == ("outputs.factor", {"factor": 2.0})
+    assert found.notes[-1].id == "outputs.alone"
+    assert conformance.compare(RIGHT, MERGED).verdict == "noise"
+    assert conformance.compare(MERGED, MERGED, heads=4, dtype="float32").layout.endswith("head)")
+    with pytest.raises(BadArrays, match=r"the first of the two sides can not be called"):
+        conformance.compare(RIGHT, attention, Q, K, V)
+    with pytest.raises(BadArrays, match=r"value, output missing; two outputs .*compare\(one, two"):
+        diagnose(RIGHT, RIGHT)
+    with pytest.raises(BadArrays, match=r"different shapes.* no order of axes, joined"):
+        conformance.compare(np.zeros((2, 9, 4)), np.zeros((3, 4, 6)))
+    both = tmp_path / "both.npz"
+    np.savez(both, output=RIGHT, wanted=-RIGHT)
+    assert main(["diagnose", str(both)]) == ExitCode.DEVIATES
+    assert "another sign" in capsys.readouterr().out
+
+
 # Two callables
 
 

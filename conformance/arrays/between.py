@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from conformance.arrays import figure
@@ -15,7 +17,10 @@ from conformance.arrays.given import (
     MERGED,
     Numbers,
     laid_out,
+    split,
 )
+from conformance.arrays.likeness import Measure, in_one_shape, related, rounded, transposed
+from conformance.causes.hypothesis import rms
 from conformance.causes.location import where_wrong
 from conformance.definition import comparison
 from conformance.definition.comparison import BETWEEN_ANSWERS, element
@@ -51,35 +56,44 @@ def against(
         layout: as for `conformance.diagnose`.
         heads: as for `conformance.diagnose`.
 
+    If the shapes differ, axes are put into the order, and those that are joined are divided, by
+    which the outputs have most in common. What is said of outputs that deviate from each other is
+    how one comes from the other, such as by a factor or another order of heads.
+
     Raises:
-        BadArrays: if the shapes differ.
+        BadArrays: if no order of axes brings the outputs into one shape, or they are no numbers.
     """
     one, two = Numbers.of("output", output), Numbers.of("the other output", other)
     for name, numbers in (("output", one), ("the other output", two)):
         if numbers.values.dtype != np.float64 or not numbers.values.size:
             raise BadArrays(f"{name} holds no floating-point numbers, but {numbers.dtype}")
-    if one.values.shape != two.values.shape:
-        raise BadArrays(
-            f"the outputs have different shapes, {list(one.values.shape)} and "
-            f"{list(two.values.shape)}; bring them into one layout"
-        )
-    count = one.values.ndim
+    this, that = np.atleast_1d(one.values), np.atleast_1d(two.values)
+    sides: Sequence[Array] = (this, that)
+    read: list[Phrase] = []
+    if this.shape != that.shape:
+        first, second, order = in_one_shape(this, that)
+        sides = (first, second)
+        read = [order.phrase("reading.axes-of-other")]
+        if layout and len(split(layout)) != sides[0].ndim:
+            layout = ""
+    if not layout and sides[0].ndim not in LAYOUTS:
+        sizes = [size for size in sides[0].shape if size > 1]
+        # Whatever the other axes are, the last one holds the components.
+        kept = sizes if len(sizes) in LAYOUTS else [-1, *(sizes[-1:] or [1])]
+        sides = [it.reshape(kept) for it in sides]
+    count = sides[0].ndim
     listed = [MERGED[count]] if heads and count in MERGED else [*LAYOUTS.get(count, ())]
-    if not layout and not listed:
-        raise BadArrays(f"the outputs have {count} axes; say what they are: layout= (--layout)")
-    assumed = (
-        [] if layout or len(listed) == 1 else [Phrase("reading.layout", {"layout": listed[0]})]
-    )
+    if not layout and len(listed) > 1:
+        read.append(Phrase("reading.layout", {"layout": listed[0]}))
     layout = layout or listed[0]
-    got, want = (laid_out("output", it.values, layout, heads) for it in (one, two))
+    got, want = (laid_out("output", it, layout, heads) for it in sides)
     name = dtype or max(
         (one.dtype, two.dtype, _narrowest(one), _narrowest(two)),
         key=lambda it: dtype_of(it).roundoff,
     )
-    share = _relative_noise(name, got.shape)
-    size = np.sqrt(np.nanmean(np.where(np.isfinite(want), want, np.nan) ** 2, -1, keepdims=True))
-    sigma = np.broadcast_to(share * np.nan_to_num(size), got.shape)
     underflow = dtype_of(name).underflow
+    measure = Measure(_relative_noise(name, got.shape), underflow)
+    sigma = measure.sigma(want)
     both = np.isnan(got) & np.isnan(want)
     got, want = np.where(both, 0.0, got), np.where(both, 0.0, want)
     compared = comparison.compare("output", got, want, sigma, underflow, BETWEEN_ANSWERS)
@@ -90,6 +104,10 @@ def against(
         at = np.unravel_index(int(ratio.argmax()), ratio.shape)
         worst = element("output", at, got[at], want[at], sigma[at])
         where = where_wrong(np.asarray(wrong.any(axis=-1)))
+    causes: list[Phrase] = []
+    if not compared.fits:
+        causes = [*transposed(this, that, measure)]
+        causes = causes or [*related(got, want, wrong, measure)]
     difference = Difference(
         array="output",
         fits=compared.fits,
@@ -107,10 +125,37 @@ def against(
         accuracy="",
         layout=layout,
         differences=[difference],
-        assumed=[*map(told, assumed)],
-        notes=[told(Phrase("arrays.noise-of-random-heads"))],
+        causes=[*map(told, causes)],
+        assumed=[*map(told, read)],
+        notes=[*map(told, _notes(got, want))],
         map=figure.of_ratios(ratio, BETWEEN_ANSWERS),
     )
+
+
+def between_outputs(output: Any, other: Any, **options: Any) -> Diagnosis:
+    """Return what `against` says of two outputs, and if they differ, how to learn the mistake.
+
+    The options are those of `against`.
+
+    Raises:
+        BadArrays: as `against` does.
+    """
+    found = against(output, other, **options)
+    if found.verdict == "noise":
+        return found
+    note = told(Phrase("outputs.alone"))
+    return msgspec.structs.replace(found, notes=[*found.notes, note])
+
+
+def _notes(got: Array, want: Array) -> Iterator[Phrase]:
+    """Yield how far two outputs are apart, whether one is rounded, and by what they are judged."""
+    known = np.isfinite(got) & np.isfinite(want)
+    size = rms(want[known])
+    if (got != want).any() and size > 0:
+        percent = float(f"{100 * rms((got - want)[known]) / size:.2g}")
+        yield Phrase("outputs.apart", {"percent": percent})
+    yield from rounded(got, want)
+    yield Phrase("arrays.noise-of-random-heads")
 
 
 def _narrowest(numbers: Numbers) -> str:

@@ -157,10 +157,10 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def diagnose(
-    query: Any,
-    key: Any,
-    value: Any,
-    output: Any,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    output: Any = None,
     *,
     mask: Any = None,
     mask_true: Literal["", "attends", "blocks"] = "",
@@ -269,6 +269,12 @@ def diagnose(
     options |= files.renamed(options.pop("others"), options)
     options = {name: files.scalar(it) for name, it in options.items()}
     other = options.pop("wanted")
+    missing = [it for it in ("query", "key", "value", "output") if options[it] is None]
+    if missing:
+        raise BadArrays(
+            f"{', '.join(missing)} missing; two outputs without the heads that they come from are "
+            "compared by conformance.compare(one, two)"
+        )
     given = Given(**options)
     if other is None:
         return of(given)

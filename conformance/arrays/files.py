@@ -96,7 +96,8 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, Numbers], dict[str, Any]]:
     if not arrays and foreign:
         raise BadArrays(
             f"no array has a known name, but {', '.join(sorted(foreign)[:MOST_NAMED])}; call them "
-            "query, key, value, output, mask, ... (docs/diagnose.md)"
+            "query, key, value, output, mask, ... (docs/diagnose.md); one output is compared with "
+            "another by `diagnose ONE --against OTHER`, whatever its name"
         )
     if {"query", "key", "value"} <= arrays.keys():
         # Heads tell more than what they are projected from.
@@ -166,6 +167,19 @@ def _argument(canonical: str) -> str:
     """Return the argument of `conformance.diagnose` that an array, or a part of it, belongs to."""
     group = canonical.partition(".")[0]
     return "gradients" if group == "gradient" else group
+
+
+def bare_output(paths: Sequence[Path]) -> Numbers | None:
+    """Return the only array in a file without a known name, or None if there is another one.
+
+    Raises:
+        BadArrays: if the file cannot be read.
+    """
+    if len(paths) != 1 or paths[0].is_dir():
+        return None
+    contents = _contents(paths[0])
+    known = any(_meant(name, contents) for name in contents)
+    return output(paths[0]) if len(contents) == 1 and not known else None
 
 
 def output(path: Path) -> Numbers:

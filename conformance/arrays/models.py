@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from conformance.arrays import configuration
-from conformance.arrays.between import against
+from conformance.arrays.between import against, between_outputs
 from conformance.arrays.diagnosis import Diagnosis, Judged, diagnose
 from conformance.arrays.diagnosis import told as stated
 from conformance.arrays.given import BLOCKS, Given, Numbers, readings
@@ -438,8 +438,8 @@ def _differ(
 
 
 def compare(
-    old: Callable[..., Any],
-    new: Callable[..., Any],
+    old: Any,
+    new: Any,
     *inputs: Any,
     frameworks: tuple[str, str] | None = None,
     heads: bool | int | None = None,
@@ -453,10 +453,11 @@ def compare(
     weights of their own, the second output is compared with the first, as `against` does. If it
     deviates, the attentions in both are compared as `compare_models` does; or, if only one of the
     two is an attention of torch, both outputs are compared with the definition by its weights.
+    Two arrays are two outputs, the second of which is compared with the first.
 
     Args:
         old: a function or layer that takes the inputs and returns the output, or a tuple that
-            begins with it.
+            begins with it; or an output.
         new: another one, which is diagnosed.
         inputs: arrays, which each side gets in its framework.
         frameworks: the frameworks of both, such as ("torch", "jax"); None for that of the inputs.
@@ -469,6 +470,16 @@ def compare(
     Raises:
         ConformanceError: as `diagnose` or `against` does, or if a framework is not installed.
     """
+    arrays = [name for name, it in (("first", old), ("second", new)) if not callable(it)]
+    if len(arrays) == 2 and not inputs:
+        sizes = {} if heads is None or isinstance(heads, bool) else {"heads": heads}
+        return between_outputs(new, old, **sizes, **told)
+    if arrays:
+        raise BadArrays(
+            f"the {' and the '.join(arrays)} of the two sides can not be called with inputs; pass "
+            "two functions and their inputs, or two outputs alone; an output beside its query, key "
+            "and value is what diagnose takes"
+        )
     numbers = [Numbers.of(f"input {n}", array) for n, array in enumerate(inputs)]
     own = _framework_of(inputs)
     names = frameworks or (own, own)

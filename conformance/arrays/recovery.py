@@ -55,14 +55,24 @@ def permuted(problem: Problem, evidence: Evidence) -> Phrase:
             continue
         of_got = np.moveaxis(got, axis, 0).reshape(sizes[axis], -1)
         of_want = np.moveaxis(want, axis, 0).reshape(sizes[axis], -1)
-        # The nearest slice has the largest product with this one, less half of its own square.
-        nearest = (of_got @ of_want.T - (of_want**2).sum(axis=1) / 2).argmax(axis=1)
-        if len(set(nearest.tolist())) < len(nearest) or (nearest == np.arange(len(nearest))).all():
+        order = nearest(of_got, of_want)
+        if order is None:
             continue
-        found: Array = np.take(want, nearest, axis=axis).reshape(evidence.want.shape)
+        found: Array = np.take(want, order, axis=axis).reshape(evidence.want.shape)
         if evidence.explained(found):
-            return Phrase("output.permuted", {"axis": name, **_order(nearest)})
+            return Phrase("output.permuted", {"axis": name, **listed(order)})
     return NOTHING
+
+
+def nearest(got: Array, want: Array) -> IntArray | None:
+    """Return the order in which slices `[slices elements]` are those of another array.
+
+    It is None if two slices are nearest to the same one, or each is nearest to its own.
+    """
+    # The nearest slice has the largest product with this one, less half of its own square.
+    order: IntArray = (got @ want.T - (want**2).sum(axis=1) / 2).argmax(axis=1)
+    unlike = len(set(order.tolist())) < len(order) or (order == np.arange(len(order))).all()
+    return None if unlike else order
 
 
 def factors(problem: Problem, evidence: Evidence) -> Phrase:
@@ -184,9 +194,9 @@ def overwritten(maker: Maker, evidence: Evidence) -> Phrase:
     return NOTHING
 
 
-def _order(nearest: np.ndarray) -> dict[str, list[Part]]:
+def listed(order: np.ndarray) -> dict[str, list[Part]]:
     """Return the order as an argument: a list, or for long ones how it begins."""
-    return {"order": [int(at) for at in nearest[:MOST_LISTED]]}
+    return {"order": [int(at) for at in order[:MOST_LISTED]]}
 
 
 FEWEST_SEEING = 4

@@ -124,7 +124,7 @@ CODES = {
 
 def _diagnose(options: argparse.Namespace) -> int:
     from conformance.arrays import configuration, figure, files
-    from conformance.arrays.between import against
+    from conformance.arrays.between import between_outputs
     from conformance.arrays.diagnosis import diagnose
     from conformance.arrays.layers import diagnose_layer
     from conformance.words import say
@@ -134,7 +134,8 @@ def _diagnose(options: argparse.Namespace) -> int:
     said = {
         name: value for name in files.OPTIONS if (value := getattr(options, name, None)) is not None
     }
-    arrays, told = files.read(options.files)
+    bare = files.bare_output(options.files) if options.against is not None else None
+    arrays, told = ({"output": bare}, {}) if bare is not None else files.read(options.files)
     told |= said
     if options.suggest is not None:
         from conformance.arrays.suggestion import suggest
@@ -153,13 +154,15 @@ def _diagnose(options: argparse.Namespace) -> int:
     if options.against is not None:
         other = files.output(options.against)
         if not {"query", "key", "value"} & arrays.keys():
-            if "output" not in arrays:
+            output = arrays.get("output", arrays.get("wanted"))
+            if output is None:
                 raise ConformanceError(f"{options.files[0]} has no array called output")
-            kept: dict[str, Any] = {n: told[n] for n in ("dtype", "layout", "heads") if n in told}
-            found = against(arrays["output"], other, **kept)
+            found = between_outputs(output, other, **_kept(told))
         else:
             dump = files.arguments(arrays, told, options.files)
             found = diagnose(**{**dump, "wanted": other})
+    elif arrays.keys() == {"output", "wanted"}:
+        found = between_outputs(arrays["output"], arrays["wanted"], **_kept(told))
     elif "x" in arrays:
         weights = files.weights(options.files)
         found = diagnose_layer(weights=weights, of=options.of, **files.arguments(arrays, told))
@@ -175,3 +178,8 @@ def _diagnose(options: argparse.Namespace) -> int:
     else:
         print(printable(str(found)))
     return CODES[found.verdict]
+
+
+def _kept(told: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that say something of two outputs alone."""
+    return {name: told[name] for name in ("dtype", "layout", "heads") if name in told}
