@@ -229,7 +229,7 @@ STORIES = {
     "causal mask that was not told": (
         of(Q, K, V, attention(Q, K, V, causal=0)),
         "untold.causal",
-        {"alignment": "bottom-right"},
+        {},
     ),
     "window one too short": (
         of(Q, K, V, attention(Q, K, V, mask=np.tri(12) - np.tri(12, k=-3) > 0), window=4),
@@ -1790,7 +1790,7 @@ def seen_by(offset, queries, keys):
         (40, seen_by(0, 40, 40), {}, "untold.causal"),
         (52, seen_by(0, 40, 52), {"causal": "bottom-right"}, "causal.aligned"),
         (52, seen_by(12, 40, 52), {"causal": "top-left"}, "causal.aligned"),
-        (52, seen_by(12, 40, 52), {}, "untold.causal"),
+        (52, seen_by(12, 40, 52), {}, "untold.causal-aligned"),
         (52, seen_by(13, 40, 52), {"causal": "bottom-right"}, "causal.sees-next-key"),
         (
             52,
@@ -1807,7 +1807,7 @@ def test_the_rows_of_a_long_output_are_those_of_the_whole(keys, seen, told, caus
     found = diagnose(q, k, v, output, layout="batch heads length head", **told)
     assert any(it.id.startswith(cause or "window.") for it in found.causes), str(found)
     alignments = {it.arguments.get("alignment") for it in found.causes}
-    assert keys == 40 or cause != "untold.causal" or alignments == {"bottom-right"}
+    assert keys == 40 or cause != "untold.causal-aligned" or alignments == {"bottom-right"}
     whole = [it for it in found.notes if it.id == "arrays.in-tiles"]
     assert whole
 
@@ -3366,6 +3366,41 @@ def attends(query, key, value, seen, scale):
 
 
 @pytest.mark.sample(2)
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("keys", [12, 20])
+def test_an_output_that_is_right_if_it_is_causal_is_said_to_be_so(
+    request, tmp_path, capsys, keys, long
+):
+    if long:
+        request.getfixturevalue("short_is_long")
+    q, k, v = drawn(keys=keys)
+    right = attention(q, k, v, causal=keys - 12)
+    dump = tmp_path / "dump.npz"
+    np.savez(dump, query=q, key=k, value=v, output=right)
+    assert main(["diagnose", str(dump)]) == ExitCode.DEVIATES
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    aligned, flag = (", aligned bottom-right", " bottom-right") if keys > 12 else ("", "")
+    said = (
+        f"deviates unless it is causal{aligned}, which was not told: then all elements are within"
+    )
+    assert first.startswith(f"{said} noise, ")
+    assert first.endswith(f"--causal{flag}, says so")
+    assert second.startswith("  else     ")
+    assert second.endswith("σ")
+    assert ("bottom-right" in " ".join((first, *rest))) == (keys > 12)
+    found = diagnose(q, k, v, right)
+    assert (found.verdict, found.unless.id) == (
+        "deviates",
+        found.cause.id.replace("untold", "unless"),
+    )
+    assert main(["diagnose", str(dump), "--causal", *flag.split()]) == ExitCode.OK
+    # A mistake beside it, or a rounding that no dtype explains, is no noise if it is told.
+    for wrong in (with_part(right, np.s_[0, 1, 2, 3], 1.001), attention(q, k, v, causal=keys - 11)):
+        assert diagnose(q, k, v, wrong, layout="batch heads length head").unless is None
+    assert diagnose(q, k, v, attention(q, k, v, scale=1.0)).unless is None
+
+
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("beyond", [1, -1])
 def test_a_mistake_in_a_causal_mask_that_is_not_told_is_named(beyond):
     random = np.random.default_rng(7)
@@ -3386,11 +3421,11 @@ def test_a_causal_mask_that_is_not_told_is_one_cause(keys):
     q, k, v = drawn(queries=5, keys=keys)
     for alignment, offset in (("top-left", 0), ("bottom-right", keys - 5)):
         found = diagnose(q, k, v, attention(q, k, v, causal=offset))
-        # Of a square, both alignments are the same.
-        wanted = alignment if keys != 5 else "bottom-right"
-        assert [(it.id, it.arguments) for it in found.causes] == [
-            ("untold.causal", {"alignment": wanted})
-        ], str(found)
+        # Of a square, both alignments are the same, and none is named.
+        wanted = ("untold.causal-aligned", {"alignment": alignment})
+        wanted = wanted if keys != 5 else ("untold.causal", {})
+        assert [(it.id, it.arguments) for it in found.causes] == [wanted], str(found)
+        assert found.unless.arguments.items() >= wanted[1].items()
 
 
 def test_advice_is_to_be_followed_on_the_command_line(tmp_path, capsys):

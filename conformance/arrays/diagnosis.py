@@ -123,6 +123,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
         notes: what limits this answer.
         hidden: if nothing deviates, mistakes that would not show in these numbers.
         wanted: the same for the output to which this one was compared, or None.
+        unless: of an output that deviates, what was not told and makes it noise if it is meant; or
+            None.
         place: where in a model this attention is; "" if it was given alone.
         map: |error| / σ of the output over queries and components of the head that is worst.
     """
@@ -138,6 +140,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     notes: list[Told] = []
     hidden: list[Told] = []
     wanted: Diagnosis | None = None
+    unless: Told | None = None
     place: str = ""
     map: figure.ErrorMap | None = None
 
@@ -306,6 +309,10 @@ def of(given: Given, layout: str = "") -> Diagnosis:
         raise UnknownName("accuracy", given.accuracy, ("A0", "A", "B", "C", "TF32"))
     if given.output is None:
         raise BadArrays("output is missing; query, key, value and output are needed")
+    return _unless_causal(_of(given, layout), given)
+
+
+def _of(given: Given, layout: str) -> Diagnosis:
     try:
         found = judged(_laid(readings(given), layout), given)
     except Ambiguous:
@@ -447,6 +454,31 @@ def _if_causal(given: Given, layout: str) -> Diagnosis | None:
         return None
     assumed = [*found.assumed, told(Phrase("reading.causal-not-told"))]
     return msgspec.structs.replace(found, assumed=assumed) if found.causes else None
+
+
+def _unless_causal(found: Diagnosis, given: Given) -> Diagnosis:
+    """Return a diagnosis that says if the output is right, provided that it is meant to be causal.
+
+    That this is the cause is not enough: all that was given must then be within noise.
+    """
+    cause = next((it for it in found.causes if it.id in _UNTOLD_CAUSAL), None)
+    if cause is None or given.causal is not None:
+        return found
+    alignment: Any = cause.arguments.get("alignment", True)
+    causal = replace(given, causal=alignment)
+    again = judged(_laid(readings(causal), found.layout), causal)
+    if again.verdict != "noise":
+        return found
+    ratio = max(it.max_ratio for it in again.differences)
+    about = {**cause.arguments, "ratio": ratio}
+    return msgspec.structs.replace(found, unless=told(Phrase(_UNTOLD_CAUSAL[cause.id], about)))
+
+
+_UNTOLD_CAUSAL = {
+    "untold.causal": "unless.causal",
+    "untold.causal-aligned": "unless.causal-aligned",
+}
+"""What is said of an output if this is its cause, and it is right with a causal mask."""
 
 
 @np.errstate(all="ignore")
@@ -947,7 +979,11 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     if found.verdict == "deviates" and not wrong:
         yield "deviates"
     elif found.verdict == "deviates":
-        yield f"deviates: {_counted(wrong[0])}"
+        if found.unless is None:
+            yield f"deviates: {_counted(wrong[0])}"
+        else:
+            yield f"deviates unless {found.unless.text}"
+            yield _row("else", _counted(wrong[0]))
         for one in wrong[1:]:
             yield f"          {_counted(one)}"
     elif found.verdict == "noise":

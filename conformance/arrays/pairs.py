@@ -46,6 +46,7 @@ COMMON = (
     "output.permuted",
     "cache.one-row-late",
     "untold.causal",
+    "untold.causal-aligned",
     "untold.rotary",
     "untold.norm",
 )

@@ -177,7 +177,7 @@ class Seen(NamedTuple):
 
 def every_hypothesis(maker: Maker) -> Iterator[Hypothesis]:
     """Yield all hypotheses about arrays, the simplest first."""
-    # "untold.causal" of `ports` is the same mask: nobody asks for anything by arrays.
+    # Those of `ports` that begin with "untold." are the same masks: nobody asks for anything here.
     yield from (it for it in hypotheses(maker) if it.cause.id != "causal.unasked")
     yield from ports.hypotheses(maker)
 

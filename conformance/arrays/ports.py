@@ -59,7 +59,8 @@ def _untold(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which a feature is there that was not told."""
     problem, shape = maker.problem, maker.problem.shape
     queries, keys = maker.queries, shape.key_length
-    chosen = queries != shape.query_length
+    # All rows of a few queries may be chosen, too, and have positions then.
+    chosen = maker.chosen
     positions = None
     if queries != keys and problem.causal is None and (chosen or problem.positions is None):
         positions = Positions(
@@ -69,10 +70,13 @@ def _untold(maker: Maker) -> Iterator[Hypothesis]:
     # Rows that were chosen have positions, which no alignment changes.
     at_end: dict[str, Any] = {"positions": positions} if chosen and positions is not None else {}
     if problem.causal is None and keys > 1:
-        about: About = {"alignment": "bottom-right"}
-        yield maker.asked("untold.causal", about, causal="bottom-right", **at_end)
-        if queries != keys:
-            yield maker.asked("untold.causal", {"alignment": "top-left"}, causal="top-left")
+        if queries == keys:
+            # There is one alignment only.
+            yield maker.asked("untold.causal", causal="bottom-right", **at_end)
+        else:
+            name, about = "untold.causal-aligned", {"alignment": "bottom-right"}
+            yield maker.asked(name, {**about}, causal="bottom-right", **at_end)
+            yield maker.asked(name, {"alignment": "top-left"}, causal="top-left")
     if problem.window == NO_WINDOW:
         for size in WINDOWS:
             if size < keys:

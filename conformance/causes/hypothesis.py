@@ -130,6 +130,7 @@ class Maker:
         right: the correct computation.
         rows: the indices of the queries: those of the problem, or of a longer one that it is from.
         queries: the number of queries of that problem.
+        chosen: whether the queries are some of a longer problem, or all of one that is too long.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Maker:
         self.handed = handed
         self.right = Stages(problem)
         count = problem.shape.query_length
+        self.chosen = chosen is not None
         self.rows, self.queries = (np.arange(count), count) if chosen is None else chosen
 
     def beside(self, stages: Stages) -> Maker:
