@@ -248,7 +248,10 @@ def test_an_object_that_is_no_adapter():
     told = refused(f"{MINIATURES}:not_an_adapter")
     assert "dict is no adapter; derive from conformance.Layer, or decorate a function" in told
     assert "type is no adapter" in refused(f"{MINIATURES}:Foreign")
-    assert "function is no adapter" in refused(f"{MINIATURES}:attention")
+    assert "new-adapter" not in told
+    spec = f"{MINIATURES}:attention"
+    told = refused(spec)
+    assert f"function is no adapter; mha-conformance new-adapter {spec} writes one" in told
 
 
 def test_an_adapter_with_something_left_to_define():

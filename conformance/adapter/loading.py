@@ -336,8 +336,10 @@ def adapted(found: Any, name: str, spec: str = "") -> Adapter:
             raise NotAnAdapter(f"{spec}: {found.__name__} does not define {missing}")
         found = _guarded(found, spec, f"{found.__name__}() fails")
     if not isinstance(found, Adapter):
+        is_named = inspect.isfunction(found) and ":" in spec
+        wrap = f"; mha-conformance new-adapter {spec} writes one around it" if is_named else ""
         raise NotAnAdapter(
-            f"{spec}: {type(found).__name__} is no adapter; derive from conformance.Layer, "
+            f"{spec}: {type(found).__name__} is no adapter{wrap}; derive from conformance.Layer, "
             "or decorate a function with conformance.attention_function; a layer that keeps a "
             "cache derives from conformance.StatefulLayer"
         )
