@@ -124,6 +124,114 @@ def test_a_function_that_is_wrong_is_wrapped_and_told(tmp_path, capsys):
     assert "Its output is wrong even without a mask" in told.out
 
 
+def examined(folder, capsys):
+    """Return how many items of a few cases, with masks of each kind, have each verdict."""
+    cases = [f"mask/{name}/cross" for name in ("key-padding", "shared", "per-batch", "per-head")]
+    given = [part for case in (*cases, "plain/no-mask/cross") for part in ("--case", case)]
+    capsys.readouterr()
+    main(["run", f"{folder}/attend_adapter.py:attend", "--dtype", "float32", *given,
+          "--no-isolate", "--format", "json"])  # fmt: skip
+    (found,) = json.loads(capsys.readouterr().out)["implementations"]
+    return found["items"]
+
+
+def test_a_mask_without_a_default_is_none_where_there_is_none(tmp_path, capsys):
+    code, told = wrapped(tmp_path, capsys, attention("mask"))
+    assert code == ExitCode.OK
+    assert "its output is right where there is no mask. Ask for the rest:" in told.out
+    assert "wrong" not in told.out
+    assert 'given.setdefault("mask", None)' in (tmp_path / "attend_adapter.py").read_text()
+    assert examined(tmp_path, capsys) == {"conforms": 5}
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("mask", ["mask", "~mask", "mask[:, None]", "~mask[:, None, None]"])
+def test_a_mask_that_must_not_be_none_blocks_nothing(tmp_path, capsys, heads_first, mask):
+    given = mask.replace("mask", "mask.astype(bool)")
+    text = attention("mask, scale", given, heads_first).replace("q.shape[-1] ** -0.5", "scale")
+    code, told = wrapped(tmp_path, capsys, text.replace("if mask is not None", "if True"))
+    assert code == ExitCode.OK
+    assert "With None in mask, every call raised AttributeError: 'NoneType' object" in told.out
+    assert "its output is right where there is no mask. Ask for the rest:" in told.out
+    found = examined(tmp_path, capsys)
+    assert set(found) <= {"conforms", "unsupported"}
+    assert found["conforms"] >= 2
+    ruff = [sys.executable, "-m", "ruff", "format", "--diff", "--no-cache", "--isolated"]
+    ruff += ["--line-length", "100", "attend_adapter.py"]
+    done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("framework", "imports"),
+    [("torch", "torch"), ("jax", "jax.numpy"), ("tensorflow", "tensorflow.experimental.numpy")],
+)
+def test_a_mask_that_blocks_nothing_is_of_the_framework(tmp_path, capsys, framework, imports):
+    pytest.importorskip(framework)
+    text = (
+        f"import {imports} as xp\n\n\ndef attend(q, k, v, mask):\n"
+        "    logits = xp.matmul(q, xp.swapaxes(k, 2, 3)) * k.shape[-1] ** -0.5\n"
+        "    powers = xp.exp(xp.where(mask[:, None], logits, xp.full_like(logits, -1e9)))\n"
+        "    return xp.matmul(powers / xp.sum(powers, -1)[..., None], v)\n"
+    )
+    code, told = wrapped(tmp_path, capsys, text, "--framework", framework)
+    assert code == ExitCode.OK
+    assert "is right where there is no mask. Ask for the rest:" in told.out
+    adapter = (tmp_path / "attend_adapter.py").read_text()
+    assert 'MaskArgument("mask", "batch query key", true="attends", broadcasts=True)' in adapter
+    assert "With None in mask, every call raised" in told.out
+
+
+def test_what_raises_is_told_with_its_error_and_is_not_called_wrong(tmp_path, capsys):
+    text = 'def attend(q, k, v, mask):\n    raise ValueError("no such kernel.")\n'
+    code, told = wrapped(tmp_path, capsys, text)
+    assert code == ExitCode.OK
+    assert "Every call raised, even without a mask" in told.out
+    assert "are arranged: ValueError: no such kernel. Look whether" in told.out
+    assert "wrong" not in told.out
+
+
+@pytest.mark.parametrize("true", OF_TRUE)
+@pytest.mark.parametrize(
+    ("axes", "broadcasting"),
+    [
+        ("batch heads query key", ""),
+        ("batch query key", "[:, None]"),
+        ("batch key", "[:, None, None]"),
+        ("query key", "[None, None]"),
+    ],
+)
+def test_the_axes_of_a_mask_and_what_true_means_are_found(
+    tmp_path, capsys, axes, broadcasting, true
+):
+    text = attention("mask=None", OF_TRUE[true] + broadcasting)
+    code, told = wrapped(tmp_path, capsys, text)
+    assert code == ExitCode.OK
+    assert "its output is right where there is no mask. Ask for the rest:" in told.out
+    adapter = (tmp_path / "attend_adapter.py").read_text()
+    assert f'MaskArgument("mask", "{axes}", true="{true}", broadcasts=True)' in adapter
+    found = examined(tmp_path, capsys)
+    assert set(found) <= {"conforms", "unsupported"}
+    assert found["conforms"] >= 2
+
+
+def test_a_mistake_in_one_kind_of_mask_does_not_hide_behind_narrower_axes(tmp_path, capsys):
+    code, _ = wrapped(tmp_path, capsys, attention("mask=None", "mask[:, :, :1]"))
+    assert code == ExitCode.OK
+    adapter = (tmp_path / "attend_adapter.py").read_text()
+    assert 'MaskArgument("mask", "batch heads query key", true="attends"' in adapter
+    assert examined(tmp_path, capsys)["deviates"] >= 2
+
+
+def test_a_mask_that_is_not_identified_is_told_to_be_a_guess(tmp_path, capsys):
+    code, told = wrapped(tmp_path, capsys, attention("mask=None", "mask.of_a_kind"))
+    assert code == ExitCode.OK
+    (line,) = [line for line in told.out.splitlines() if "guess" in line]
+    assert "mask could not be identified, so its axes are a guess" in line
+    assert "raised AttributeError: 'numpy.ndarray' object has no attribute 'of_a_kind'." in line
+    assert "Ask for the rest" not in told.out
+
+
 @pytest.mark.parametrize(
     ("text", "more", "told"),
     [

@@ -221,6 +221,7 @@ class NewAdapter:
                 "imports": self.wrapped.imports,
                 "declared": self.wrapped.declared,
                 "ignored": self.wrapped.ignored,
+                "filled": self.wrapped.filled,
             }
         return {
             name: environment.get_template(template).render(values)
