@@ -145,7 +145,10 @@ def test_a_mask_without_a_default_is_none_where_there_is_none(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("heads_first", [True, False])
-@pytest.mark.parametrize("mask", ["mask", "~mask", "mask[:, None]", "~mask[:, None, None]"])
+@pytest.mark.parametrize(
+    "mask",
+    ["mask", "~mask", "mask[:, None]", "~mask[:, None, None]", "~mask.squeeze(1)[:, None]"],
+)
 def test_a_mask_that_must_not_be_none_blocks_nothing(tmp_path, capsys, heads_first, mask):
     given = mask.replace("mask", "mask.astype(bool)")
     text = attention("mask, scale", given, heads_first).replace("q.shape[-1] ** -0.5", "scale")
@@ -196,7 +199,9 @@ def test_what_raises_is_told_with_its_error_and_is_not_called_wrong(tmp_path, ca
     ("axes", "broadcasting"),
     [
         ("batch heads query key", ""),
+        ("batch 1 query key", ".squeeze(1)[:, None]"),
         ("batch query key", "[:, None]"),
+        ("batch 1 1 key", ".squeeze((1, 2))[:, None, None]"),
         ("batch key", "[:, None, None]"),
         ("query key", "[None, None]"),
     ],
@@ -209,7 +214,9 @@ def test_the_axes_of_a_mask_and_what_true_means_are_found(
     assert code == ExitCode.OK
     assert "its output is right where there is no mask. Ask for the rest:" in told.out
     adapter = (tmp_path / "attend_adapter.py").read_text()
-    assert f'MaskArgument("mask", "{axes}", true="{true}", broadcasts=True)' in adapter
+    named = axes.replace("1 ", "")
+    assert f'MaskArgument("mask", "{named}", true="{true}", broadcasts=True)' in adapter
+    assert ('given["mask"] = given["mask"][:, None' in adapter) == (named != axes)
     found = examined(tmp_path, capsys)
     assert set(found) <= {"conforms", "unsupported"}
     assert found["conforms"] >= 2

@@ -35,7 +35,9 @@ AXES = "batch heads query key"
 
 MASK_AXES = {
     AXES: ("mask/key-padding/cross", "mask/per-head/cross"),
+    "batch 1 query key": ("mask/key-padding/cross", "mask/per-batch/cross"),
     "batch query key": ("mask/key-padding/cross", "mask/per-batch/cross"),
+    "batch 1 1 key": ("mask/key-padding/cross",),
     "batch key": ("mask/key-padding/cross",),
     "query key": ("mask/shared/cross",),
 }
@@ -67,7 +69,19 @@ class Mask:
     def declared(self) -> Declaration:
         """The declaration of this argument."""
         more = ", broadcasts=True" if self.broadcasts else ""
-        return {"mask": f'MaskArgument("{self.name}", "{self.axes}", {self.means}{more})'}
+        return {"mask": f'MaskArgument("{self.name}", "{self.named}", {self.means}{more})'}
+
+    @property
+    def named(self) -> str:
+        """The axes that declarations can name: those of size 1 are inserted by a wrapper."""
+        return " ".join(axis for axis in self.axes.split() if axis != "1")
+
+    @property
+    def index(self) -> str:
+        """The index that inserts the axes of size 1, such as "[:, None]"; "" if there are none."""
+        axes = self.axes.rpartition("1")[0].split()
+        index = ["None" if axis == "1" else ":" for axis in [*axes, "1"]]
+        return f"[{', '.join(index)}]" if "1" in self.axes else ""
 
     @property
     def told(self) -> str:
@@ -103,12 +117,28 @@ class Filled:
         masks: what the masks among them take, if they get arrays that block nothing, by name; empty
             if they get None.
         layout: the layout of query, key and value.
+        inserted: the index that inserts axes of size 1 into a mask, by the mask's name.
     """
 
     needed: tuple[str, ...]
     framework: str
     masks: Mapping[str, Mask]
     layout: str
+    inserted: dict[str, str] = field(default_factory=dict)
+
+    def having(self, masks: Mapping[str, Mask]) -> Filled:
+        """Return the same with other masks: arrays for those that get one, and their axes."""
+        indices = {name: mask.index for name, mask in masks.items()}
+        return replace(
+            self,
+            masks={name: masks.get(name, mask) for name, mask in self.masks.items()},
+            inserted={n: index for n, index in (self.inserted | indices).items() if index},
+        )
+
+    @property
+    def does_nothing(self) -> bool:
+        """Whether no wrapper is necessary."""
+        return not (self.needed or self.inserted)
 
     @property
     def imports(self) -> list[str]:
@@ -122,6 +152,11 @@ class Filled:
             # Masks of the same axes share the line with their shape.
             shapes = [line for line in lines if line.startswith("shape =")]
             lines += [line for line in self._lines_of(name) if line not in shapes[-1:]]
+        for name, index in self.inserted.items():
+            lines += [
+                f'if given.get("{name}") is not None:',
+                f'    given["{name}"] = given["{name}"]{index}',
+            ]
         return lines
 
     def _lines_of(self, name: str) -> list[str]:
@@ -139,7 +174,7 @@ class Filled:
             "query": f"query.shape[{length}]",
             "key": f"key.shape[{length}]",
         }
-        shape = ", ".join(sizes[axis] for axis in mask.axes.split())
+        shape = ", ".join(sizes[axis] for axis in mask.named.split())
         filling = "ones" if mask.means == 'true="attends"' else "zeros"
         dtype = "query.dtype" if mask.means == 'number="added"' else "bool"
         code = _MODULES[self.framework][1].format(filling=filling, dtype=dtype)
@@ -433,16 +468,21 @@ class _Found:
             if mask.broadcasts:
                 bias = Mask("", means='number="added"')
                 masks = {n: replace(mask if n in MASKS else bias, name=n) for n in names}
-                yield replace(self.filled, masks=masks)
+                yield replace(self.filled, masks=masks).having(masks)
+
+    def _having(self, name: str, mask: Mask) -> Filled | None:
+        """Return the values of arguments if a mask takes this, or None if no wrapper is needed."""
+        layout = self.declared[0]["layout"].strip('"')
+        filled = self.filled or Filled((), self.framework, {}, layout)
+        filled = filled.having({name: mask})
+        return None if filled.does_nothing else filled
 
     def find_mask(self, name: str) -> None:
         """Find the axes of a mask, and what its elements mean; if none fits, note a guess."""
         others = [one for one in self.declared if "mask" not in one]
         closest: tuple[Trial, Mask] | None = None
         for mask in _masks(name):
-            filled = self.filled
-            if filled and name in filled.masks:
-                filled = replace(filled, masks={**filled.masks, name: mask})
+            filled = self._having(name, mask)
             first, *more = MASK_AXES[mask.axes]
             trial = self.tried(first, *others, mask.declared, filled=filled)
             if trial.is_right:
