@@ -62,7 +62,7 @@ EXIT_CODES = {
     "ended so",
     ExitCode.USAGE: "wrong usage, an unknown name, a file that is no adapter or no record; "
     "convert: refused, and nothing is written",
-    ExitCode.NOTHING_VERIFIED: "nothing was checked at all",
+    ExitCode.NOTHING_VERIFIED: "nothing was verified, for example because every call raises",
     ExitCode.INCOMPLETE: "incomplete: something requested was not checked; what was measured is "
     "kept",
     ExitCode.INTERRUPTED: "interrupted; a record keeps what was measured",

@@ -291,6 +291,14 @@ def test_nothing_verified_is_3(arguments, told):
     assert told in done.stdout
 
 
+def test_nothing_is_verified_where_every_call_raises():
+    narrow = ["--case", "mask/*", "--dtype", "float32"]
+    done = mha("run", mini("Raises"), *narrow, expect=ExitCode.NOTHING_VERIFIED)
+    assert "nothing was verified: no item conforms or deviates" in done.stdout
+    whole = ["--case", "mask/per-batch/self", "--case", "plain/no-mask/self", "--dtype", "float32"]
+    assert "nothing was verified" not in mha("run", mini("Raises"), *whole).stdout
+
+
 def test_a_device_that_is_not_there(tmp_path):
     arguments = ["--dtype", "float32", "--case", "mask/per-batch/self", "--device", "gpu"]
     arguments += ["--record", "r.json"]

@@ -93,6 +93,9 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 VERIFIED: frozenset[str] = frozenset({"conforms", "deviates", "observed", "error"})
 """The verdicts of checks that were carried out: the implementation answered or raised an error."""
 
+ANSWERED = VERIFIED - {"error"}
+"""The verdicts of checks that had an answer to judge, which an error has not."""
+
 NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable", "not-run"})
 """The verdicts of items that were planned but could not be checked."""
 

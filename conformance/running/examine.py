@@ -22,9 +22,9 @@ from conformance.adapter.loading import adapted, load, registered
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError, ExitCode, UnknownName
 from conformance.records.findings import (
+    ANSWERED,
     INFINITE,
     NOT_VERIFIED,
-    VERIFIED,
     WRONG,
     CaseResult,
     Finding,
@@ -393,6 +393,8 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
     refused = reasons_of(results, ("unsupported",)).most_common()
+    if "error" in counts and not ANSWERED & counts.keys():
+        yield "  nothing was verified: no item conforms or deviates"
     many = counts.get("unsupported", 0) > len(results) / 3
     if many:
         for reason, times in refused if reasons else refused[:5]:
@@ -511,10 +513,10 @@ def everything(record: str) -> str:
 def exit_code(results: Iterable[CaseResult], *, complete: bool) -> ExitCode:
     """Return the exit code of a run in which deviations are not failures.
 
-    `complete` says whether every planned item has a result.
+    `complete` says whether every planned item has a result. Items that raise errors verify nothing.
     """
     verdicts = {result.verdict for result in results}
-    if not verdicts & VERIFIED:
+    if not verdicts & ANSWERED:
         return ExitCode.NOTHING_VERIFIED
     return ExitCode.OK if complete and not verdicts & NOT_VERIFIED else ExitCode.INCOMPLETE
 

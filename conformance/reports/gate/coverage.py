@@ -50,6 +50,7 @@ import tomlkit
 from conformance.errors import BrokenBaseline
 from conformance.records import LEVELS
 from conformance.records.findings import (
+    ANSWERED,
     NOT_VERIFIED,
     RUN,
     STORED,
@@ -257,7 +258,7 @@ def raised(text: str, record: Record) -> str:
         verified = document.setdefault("verified", tomlkit.table(is_super_table=True))
         changed = False
         # An error is recorded for more requirements than the output that replaces it once fixed.
-        for name, places in counted(record, VERIFIED - {"error"}).items():
+        for name, places in counted(record, ANSWERED).items():
             table = verified.setdefault(name, tomlkit.table())
             for place, chapters in places.items():
                 before = table.get(place, {})
