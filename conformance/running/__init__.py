@@ -81,7 +81,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "default": "cpu",
         "help": "where to run (default: cpu)",
     },
-    "record": {"metavar": "FILE", "help": "write what was found to this JSON file"},
+    "record": {
+        "metavar": "FILE",
+        "help": "write what was found to this JSON file; if options narrow the run, as --case and "
+        "--level core do, NAME.narrowed.json beside NAME.json is written",
+    },
     "fresh": {
         "action": "store_true",
         "help": "measure everything again, also what still holds of the record that is there",
