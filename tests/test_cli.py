@@ -567,7 +567,28 @@ def test_two_files_with_a_function_of_one_name(tmp_path, monkeypatch, capsys):
     assert "first mha-conformance run a.py:Correct --record a-Correct.json, each" in line
 
 
+@pytest.mark.parametrize("more", [[], ["--html", "page.html"]], ids=["plain", "html"])
+def test_a_report_of_one_missing_record_is_one_line(more, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "nope.json", *more]) == ExitCode.USAGE
+    told = capsys.readouterr()
+    assert "nope.json: cannot be read (No such file" in told.err
+    assert (told.out, told.err.count("\n"), [*tmp_path.iterdir()]) == ("", 1, [])
+    # The record of a narrowed run lies beside, and the line names it.
+    (tmp_path / "nope.narrowed.json").touch()
+    assert main(["report", "nope.json", *more]) == ExitCode.USAGE
+    assert "nope.narrowed.json" in capsys.readouterr().err
+    # A report of several records says which are missing, and goes on.
+    assert main(["report", "nope.json", "no.json", *more]) == ExitCode.NOTHING_VERIFIED
+
+
 # Help and lists
+
+
+def test_help_says_where_a_narrowed_run_is_recorded(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "NAME.narrowed.json" in capsys.readouterr().out
 
 
 def test_help_names_every_exit_code(capsys):

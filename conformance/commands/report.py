@@ -195,6 +195,11 @@ def _report(options: argparse.Namespace) -> int:
                 f"mha-conformance run {path} --record {Path(file).stem}-{name}.json, each with a "
                 "record of its own"
             )
+    beside = chosen or options.expect or options.versions or options.run
+    if len(options.records) == 1 and not options.records[0].exists() and not beside:
+        from conformance.records.record import read
+
+        read(options.records[0])  # raises: nothing else was named that a report could be made of
     code: int = ExitCode.OK
     output = options.output
     if not chosen and options.baseline is not None and not options.baseline.exists():
