@@ -32,7 +32,7 @@ from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.experiments import EXPERIMENTS, TOPICS
 from conformance.frameworks.base import package_versions
-from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult, Phrase
+from conformance.records.findings import ANSWERED, NOT_VERIFIED, CaseResult, Phrase
 from conformance.records.header import Header, Implementation
 from conformance.records.record import (
     PICTURED,
@@ -339,7 +339,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str, level: str) -> Re
     if len(previous.results) != header.planned:
         return None
     verdicts = {result.verdict for result in previous.results}
-    return previous if verdicts & VERIFIED and not verdicts & NOT_VERIFIED else None
+    return previous if verdicts & ANSWERED and not verdicts & NOT_VERIFIED else None
 
 
 def _stands(one: Implementation) -> bool:
