@@ -275,8 +275,8 @@ def diagnose(
     missing = [it for it in ("query", "key", "value", "output") if options[it] is None]
     if missing:
         raise BadArrays(
-            f"{', '.join(missing)} missing; two outputs without the heads that they come from are "
-            "compared by conformance.compare(one, two)"
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; two outputs "
+            "without the heads that they come from are compared by conformance.compare(one, two)"
         )
     given = Given(**options)
     if other is None:
