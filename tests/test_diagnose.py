@@ -2153,7 +2153,9 @@ def test_two_arrays_are_two_outputs(tmp_path, capsys):
     assert conformance.compare(MERGED, MERGED, heads=4, dtype="float32").layout.endswith("head)")
     with pytest.raises(BadArrays, match=r"the first of the two sides can not be called"):
         conformance.compare(RIGHT, attention, Q, K, V)
-    with pytest.raises(BadArrays, match=r"value, output are missing; two outputs .*compare\(one, two"):
+    with pytest.raises(
+        BadArrays, match=r"value, output are missing; two outputs .*compare\(one, two"
+    ):
         diagnose(RIGHT, RIGHT)
     with pytest.raises(BadArrays, match=r"different shapes.* no order of axes, joined"):
         conformance.compare(np.zeros((2, 9, 4)), np.zeros((3, 4, 6)))

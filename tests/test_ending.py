@@ -49,7 +49,11 @@ def test_an_error_of_every_call_is_one_line():
     def lines(*more):
         return list(counted("mine", [item(0, *error, rejected, unsupported, *more)], reasons=False))
 
-    assert lines()[:2] == ["mine: 1 error", "  error, 1 item: it raises"]
+    assert lines()[:3] == [
+        "mine: 1 error",
+        "  nothing was verified: no item conforms or deviates",
+        "  error, 1 item: it raises",
+    ]
     # Something was answered, so not every call fails.
     for one in (Finding(OUTPUT, "conforms"), deviates()):
         assert "  error, 1 item: it raises" not in lines(one)
