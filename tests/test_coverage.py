@@ -78,6 +78,17 @@ def test_less_than_before_is_red_and_says_what_fell_away(tmp_path, less, told):
     assert "mine" in printed
 
 
+def test_less_is_verified_where_answers_are_wrong(tmp_path):
+    """What is unsupported has not changed, so it is no reason."""
+    before = Made().say("unsupported", requirement=GRADIENT, case=CROSS, detail="no gradients")
+    now = without(Made(), requirement=GRADIENT, case=SELF).say("deviates", requirement=OUTPUT)
+    now.say("unsupported", requirement=GRADIENT, case=CROSS, detail="no gradients")
+    printed = str(tell(judge(counted(tmp_path, before), now.record())))
+    assert "beside 2 findings there that are wrong, less is asked of the same answers" in printed
+    assert "  mend what deviates, or, if that is meant, lower these numbers" in printed
+    assert "unsupported: no gradients" not in printed
+
+
 def test_a_loss_is_red_although_as_much_is_gained(tmp_path):
     """A case of the chapter is lost in one requirement, and another is gained in it."""
     before = without(Made(), case=SELF, requirement=GRADIENT)

@@ -373,10 +373,15 @@ class _Log:
             self.hidden |= len(lost) > MOST_LOST and not self.verbose
             counts = some(lost, len(lost) if self.verbose else MOST_LOST)
             self._line(f"less verified: {name} at {place}: {counts}", BAD)
-            if reason := next((it.reason for it in losses if it.reason), ""):
+            if wrong := sum(it.wrong for it in losses):
+                few = f"{plural(wrong, 'finding')} there that {'is' if wrong == 1 else 'are'} wrong"
+                self._line(f"  beside {few}, less is asked of the same answers", DIM)
+            elif reason := next((it.reason for it in losses if it.reason), ""):
                 self._line(f"  unsupported: {reason}", DIM)
         path = self.judgement.baseline.path
-        self._line(f"  if that is meant, lower these numbers of [verified.NAME] in {path}", DIM)
+        mend = "mend what deviates, or, " if any(it.wrong for it in self.judgement.less) else ""
+        meant = f"{mend}if that is meant, lower these numbers of [verified.NAME] in {path}"
+        self._line(f"  {meant}", DIM)
 
     def _gained(self) -> None:
         """Print on one line for each implementation what it promises beyond the baseline."""

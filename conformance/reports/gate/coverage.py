@@ -55,6 +55,7 @@ from conformance.records.findings import (
     RUN,
     STORED,
     VERIFIED,
+    WRONG,
     CaseResult,
     Finding,
 )
@@ -130,6 +131,8 @@ class Loss(NamedTuple):
         place: "dtype:device:mode", after the level unless it is "full". If the dtype and the mode
             are "*", the `chapter` is a case or a requirement.
         reason: the most frequent reason why findings there are unsupported, or "".
+        wrong: the findings there that deviate or are errors. Of an answer that is wrong, fewer
+            questions are asked.
     """
 
     implementation: str
@@ -138,6 +141,7 @@ class Loss(NamedTuple):
     expected: int
     verified: int
     reason: str
+    wrong: int = 0
 
 
 def read_counts(table: Any) -> Counts:
@@ -188,9 +192,11 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
     now, device = counted(record), record.header.provenance.device
     level = _level(record)
     reasons: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    wrong: Counter[tuple[str, str, str]] = Counter()
     for name, place, chapter, finding in _findings(record):
         if finding.verdict == "unsupported":
             reasons[name, place, chapter][finding.detail] += 1
+        wrong[name, place, chapter] += finding.verdict in WRONG
     found = []
     for one in record.header.implementations:
         for place, chapters in expected.get(one.name, {}).items():
@@ -200,9 +206,9 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
             for chapter, least in chapters.items():
                 times = now.get(one.name, {}).get(place, {}).get(chapter, 0)
                 if times < least:
-                    why = reasons[one.name, place, chapter]
-                    reason = max(why, key=why.__getitem__, default="")
-                    found.append(Loss(one.name, place, chapter, least, times, reason))
+                    key = one.name, place, chapter
+                    reason = max(reasons[key], key=reasons[key].__getitem__, default="")
+                    found.append(Loss(*key, least, times, reason, wrong[key]))
     return found
 
 
