@@ -91,6 +91,17 @@ class ProblemDesk:
         """Return a desk with another problem."""
         return ProblemDesk(self.lab, problem)
 
+    @cached_property
+    def causal(self) -> ProblemDesk:
+        """A desk with the same problem under a causal flag, aligned to the last key."""
+        return self.having(_causal(self.problem))
+
+
+@lru_cache(maxsize=8)
+def _causal(problem: Problem) -> Problem:
+    """Return the same object again, so that its noise is computed once for all implementations."""
+    return problem.replace(causal="bottom-right")
+
 
 @lru_cache(maxsize=8)
 def _expected(problem: Problem, gradients: bool) -> Expectation:
@@ -263,7 +274,7 @@ def _by_queries(desk: ProblemDesk, spans: Iterable[tuple[int, int]]) -> Pairs:
     """
     if desk.problem.shape.sharing == "self":
         raise Unsupported("its queries are its keys")
-    plain, desk = desk, desk.having(desk.problem.replace(causal="bottom-right"))
+    plain, desk = desk, desk.causal
     try:
         _ = desk.output
     except Unsupported:
