@@ -121,7 +121,7 @@ def spellings(ex: Examination) -> Finding | None:
     if len(every) < 2:
         return None
     for spelling in every[1:]:
-        again = ex.ask(ex.problem, spelling=spelling)
+        again = _spelled(ex, spelling)
         said = f"{{array}} with {spelling.label} is not that with {every[0].label}"
         finding = _equal(spellings.id, ex, again, ex.answer, said)
         if finding.verdict != "conforms":
@@ -139,6 +139,22 @@ def _spellings(ex: Examination) -> list[Spelling]:
     return ex.bench.answers.get(
         key, lambda: list(itertools.islice(ex.adapter.masks.spellings(ex.problem), most))
     )
+
+
+def _spelled(ex: Examination, spelling: Spelling) -> Answer:
+    """Return the answer to the case in an encoding of its masks.
+
+    It is that of a call in which `call.leaves-inputs-unchanged` looks for changes, if it does.
+    """
+    if _watches_spellings(ex):
+        return ex.side_effects(spelling).first
+    return ex.ask(ex.problem, spelling=spelling)
+
+
+def _watches_spellings(ex: Examination) -> bool:
+    """Return whether `call.leaves-inputs-unchanged` tries the encodings of the mask, too."""
+    both = unchanged.serves(ex.case) and spellings.serves(ex.case)
+    return both and ex.calls_eagerly and not ex.adapter.compiles
 
 
 def _changed(name: str, lines: tuple[str, ...]) -> Finding:
@@ -163,7 +179,7 @@ def unchanged(ex: Examination) -> Finding | None:
     if not ex.calls_eagerly:
         return None
     changed = ex.side_effects().changed
-    if not changed and spellings.serves(ex.case) and not ex.adapter.compiles:
+    if not changed and _watches_spellings(ex):
         for spelling in _spellings(ex)[1:]:
             # If an encoding is refused, `mask.spellings-agree` reports it.
             with suppress(RaisedInside):
