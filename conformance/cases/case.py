@@ -204,6 +204,18 @@ def _on(case: Case, grid: Grid) -> Case:
 
 @lru_cache(maxsize=2048)
 def _problem(case: Case, dtype: str) -> Problem:
+    problem = rounded(_exact(case), dtype)
+    arrays = [getattr(problem, name) for name in ARRAY_NAMES]
+    arrays += [*problem.weights.named().values(), *problem.feature_arrays().values()]
+    for array in arrays:
+        if array is not None:
+            array.setflags(write=False)
+    return problem
+
+
+@lru_cache(maxsize=16)
+def _exact(case: Case) -> Problem:
+    """Return the problem before rounding; the dtypes of a case follow each other in a plan."""
     shape, random = case.shape, case.random()
     several = apart(shape, FAMILIES[case.family].sharing) if case.beside else shape
     drawn = draw(several, random)
@@ -223,14 +235,7 @@ def _problem(case: Case, dtype: str) -> Problem:
     exact = assembled(
         shape, drawn, mask=mask, attn_bias=bias, causal=causal, scale=scale, **fixed | fields
     )
-    with_loss = _without_loss_on_masked_rows(exact) if case.defined or fields else exact
-    problem = rounded(with_loss, dtype)
-    arrays = [getattr(problem, name) for name in ARRAY_NAMES]
-    arrays += [*problem.weights.named().values(), *problem.feature_arrays().values()]
-    for array in arrays:
-        if array is not None:
-            array.setflags(write=False)
-    return problem
+    return _without_loss_on_masked_rows(exact) if case.defined or fields else exact
 
 
 def _without_loss_on_masked_rows(problem: Problem) -> Problem:
