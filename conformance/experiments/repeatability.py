@@ -18,7 +18,7 @@ import numpy as np
 from conformance.adapter.arguments import AXES, MaskArgument
 from conformance.definition.comparison import all_between, worst_of
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import Expectation, expect
+from conformance.definition.expectation import Expectation
 from conformance.definition.features import Segments
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
@@ -85,7 +85,7 @@ class ProblemDesk:
 
     def expectation(self, *, gradients: bool) -> Expectation:
         """Return the expected answer to the problem, for its noise."""
-        return _expected(self.problem, gradients)
+        return _expected(self.problem, gradients, self.lab.expect)
 
     def having(self, problem: Problem) -> ProblemDesk:
         """Return a desk with another problem."""
@@ -104,7 +104,7 @@ def _causal(problem: Problem) -> Problem:
 
 
 @lru_cache(maxsize=8)
-def _expected(problem: Problem, gradients: bool) -> Expectation:
+def _expected(problem: Problem, gradients: bool, expect: Callable[..., Expectation]) -> Expectation:
     return expect(problem, gradients=gradients)
 
 

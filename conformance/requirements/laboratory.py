@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ from conformance.cases.case import assembled, draw, rounded
 from conformance.definition.attention import heads_alone
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import expect
+from conformance.definition.expectation import Expectation, expect
 from conformance.definition.problem import Answer, Problem, Score, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
@@ -240,6 +240,7 @@ class Laboratory:
             problems; None to choose what suits the implementation.
         fixed_sharing: which inputs are the same array if there is no `case`; None for as few inputs
             as the implementation supports.
+        expect: the function that computes the expectation for a problem, as in `Workbench`.
     """
 
     adapter: Adapter
@@ -249,6 +250,7 @@ class Laboratory:
     only: tuple[str, ...] = ()
     case: Shape | None = None
     fixed_sharing: Sharing | None = None
+    expect: Callable[..., Expectation] = expect
     _plain: dict[tuple[Sizes, str, float | None], Outcome] = field(default_factory=dict)
 
     @cached_property

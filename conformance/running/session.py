@@ -344,7 +344,9 @@ class Session:
         adapter, where = inquiry.adapter, (inquiry.dtype, inquiry.device, inquiry.mode)
         place = (adapter.name, *where[:2], inquiry.mode.name)
         if place not in self.laboratories:
-            self.laboratories[place] = Laboratory(adapter, *where, only=self.only)
+            self.laboratories[place] = Laboratory(
+                adapter, *where, only=self.only, expect=self.bench.expect
+            )
         return self.laboratories[place]
 
     def _between_modes(self, inquiry: Inquiry, entries: Sequence[Entry]) -> Iterator[Finding]:
