@@ -15,10 +15,12 @@ from mutants.promises import BROKEN, TORCH, Exact
 
 from conformance.adapter.base import EQUAL_BITS, PROMISES
 from conformance.adapter.loading import adapted
+from conformance.definition.expectation import expect
 from conformance.errors import UnknownName, WrongDeclaration
 from conformance.experiments import experiment
-from conformance.experiments.repeatability import RELATIONS
+from conformance.experiments.repeatability import CHUNKS, RELATIONS
 from conformance.records.findings import Phrase
+from conformance.requirements.examination import Workbench
 from conformance.requirements.probed import is_promise
 from conformance.running.session import Inquiry, Session
 
@@ -75,6 +77,29 @@ def test_what_is_not_promised_is_observed():
     assert found[PROMISED].verdict == "conforms"
     _, found = findings(Exact("batch-of-one", promises=[]))
     assert PROMISED not in found
+
+
+class OfWhole(Exact):
+    """Has other last bits for a part of the queries."""
+
+    def attend(self, query, key, value, masks, **options):
+        output = super().attend(query, key, value, masks, **options)
+        return output if query.shape[2] > CHUNKS[-1] else output * (1 + 2.0**-22)
+
+
+def test_the_noise_of_a_problem_is_computed_once():
+    asked = []
+
+    def expecting(problem, *, gradients):
+        asked.append((problem.digest(), gradients))
+        return expect(problem, gradients=gradients)
+
+    adapter = OfWhole(promises=["steps", "chunks"])
+    row = Inquiry(adapter, experiment("repeatability"), "float32", "cpu", adapter.modes[0])
+    seen = Session(Workbench(expect=expecting)).inquire(row)[0].entries
+    values = {entry.subject.id: entry.value.id for entry in seen}
+    assert values["again.steps"] == values["again.chunks"] == "again.within-noise"
+    assert len(asked) == len({*asked}) > 0
 
 
 class Apart(Exact):

@@ -21,7 +21,7 @@ from mutants.zoo import SMALL, find_mutants
 from conformance.adapters.ours import Ours
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.experiments import EXPERIMENTS, experiment
-from conformance.requirements import REQUIREMENTS
+from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.running.session import Session, inquiries, plan
 from conformance.words import say
 
@@ -343,3 +343,23 @@ def test_an_encoding_that_is_refused_is_a_finding_about_encodings_only(adapter, 
     found = {one.requirement: one.verdict for one in Session().examine(item).findings}
     assert found["mask.spellings-agree"] == "error"
     assert found["call.leaves-inputs-unchanged"] == unchanged
+
+
+class Counting(miniatures.Correct):
+    """Counts its calls."""
+
+    calls = 0
+
+    def attend(self, query, key, value, masks, **options):
+        self.calls += 1
+        return super().attend(query, key, value, masks, **options)
+
+
+def test_calls_in_which_encodings_are_compared_also_show_changed_inputs():
+    adapter = Counting()
+    (item,) = plan([adapter], find_cases("causal/with-left-aligned-padding/cross"), [DTYPE], "cpu")
+    examined = Session().examination(item)
+    assert find_requirement("mask.spellings-agree").check(examined).verdict == "conforms"
+    before = adapter.calls
+    assert find_requirement("call.leaves-inputs-unchanged").check(examined).verdict == "conforms"
+    assert adapter.calls - before == 2, "those in the preferred encoding"
