@@ -267,13 +267,16 @@ def of_parts(
             for name in arrays[0]
         }
 
+    def careful() -> Expectation | None:
+        return of_parts(problem, accuracy, expect_carefully) if expected is expect else None
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = [*pool.map(of_part, parts)]
     return replace(
         found[0],
         arrays=joined([it.arrays for it in found]),
         noise={name: joined([it.noise[name] for it in found]) for name in found[0].noise},
-        careful=lambda: of_parts(problem, accuracy, expect_carefully),
+        careful=careful,
     )
 
 

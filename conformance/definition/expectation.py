@@ -70,6 +70,13 @@ CAREFUL = 8
 With 10 samples, the smallest of 66,048 σ of a value gradient was 0.45 of its careful estimate.
 """
 
+MOST_CAREFUL = 64
+"""The same for arrays that are doubtful still, where a log-normaliser is stored in the dtype.
+
+Its error is an exponent, so that a few samples have most of the noise: with logits near -300 in
+bfloat16, 96 samples gave 0.74 of the σ of 768.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
@@ -220,9 +227,19 @@ def expect_carefully(
     """Return the expectation with σ from `CAREFUL` times the samples.
 
     In small problems, too, all elements of a row may share one error, such as that of a key's only
-    logit. Its σ is then estimated from no more numbers than there are samples.
+    logit. Its σ is then estimated from no more numbers than there are samples. The function
+    `careful` of the result returns an estimate from `MOST_CAREFUL` times the samples if the least
+    accurate class of half precision decides.
     """
-    return expect(problem, CAREFUL, gradients=gradients, promised=promised)
+    found = expect(problem, CAREFUL, gradients=gradients, promised=promised)
+    deciding = classes_of(problem.format)[-1]
+    if promised or not deciding.accumulators:
+        return found
+
+    def careful() -> Expectation:
+        return expect(problem, MOST_CAREFUL, gradients=gradients, classes=(deciding,))
+
+    return replace(found, careful=careful)
 
 
 def _squares(
