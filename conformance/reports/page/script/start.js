@@ -1,7 +1,8 @@
-// Parts of the page are put in place when they come into sight, when an address leads into them,
-// and all of them when the page is printed.
+// Parts of a page of many implementations are put in place when they come into sight, when an address
+// leads into them, and the rest while nothing else is to be done.
 
-const FEW = 4;
+const FEW = 24;
+const SLICE = 20; // milliseconds
 let applied;
 let asked = 0;
 
@@ -100,11 +101,14 @@ startFilter();
 startMatrix();
 startPanel();
 adopt(document);
-// A report of a few implementations is light enough to be all there, for those who search in the page.
-if (data.columns.length <= FEW) {
-  rowsOf().forEach(fillRow);
-  each("main > section > .part, [data-part=causes]", fill);
+// In the end, all is there for those who search in the page, save it or take a picture of it.
+const rest = rowsOf().map((line) => () => fillRow(line));
+each("main > section > .part, [data-part=causes]", (part) => rest.push(() => fill(part)));
+function fillRest(until) {
+  while (rest.length && performance.now() < until) rest.shift()();
+  if (rest.length) setTimeout(() => fillRest(performance.now() + SLICE));
 }
+fillRest(data.columns.length <= FEW ? Infinity : 0);
 
 // A place on the page keeps the filter.
 document.addEventListener("click", (event) => {
