@@ -54,6 +54,21 @@ def test_every_pattern_finds_something(entry):
             assert any(fits((pattern.removeprefix("!"),), name) for name in names), pattern
 
 
+LEANS = re.compile(
+    r"^(And|So|But|Likewise|The same|As above)\b|\bas above\b|\bonce more\b", re.IGNORECASE
+)
+
+
+@for_each(entry=ENTRIES)
+def test_no_reason_leans_on_the_entry_before_it(entry):
+    """A report lists reasons by kind and number of findings, and a page those of one library."""
+    assert not LEANS.search(entry.reason), entry.reason
+
+
+def test_a_reason_that_leans_on_another_is_noticed():
+    assert all(map(LEANS.search, ("And so is what it returns.", "The scale is float32, as above.")))
+
+
 @for_each(entry=[*ENTRIES, *_entries([EXAMPLE])])
 def test_every_entry_has_a_reason_and_a_link_that_leads_somewhere(entry):
     assert entry.has_reason

@@ -51,7 +51,7 @@ from conformance.reports.load import find_records, load
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.page.views import cards, polarity, pooled, position, symptoms, where
 from conformance.reports.tables import normalised, worst_verdict
-from conformance.reports.wording import fared, parts, ratio, shape
+from conformance.reports.wording import fared, parts, ratio, shape, short
 from conformance.reports.writing import build, write
 
 # Counting
@@ -930,3 +930,16 @@ def test_a_feature_counts_the_items_whose_case_has_it():
     assert found["Window"].items == {"conforms": 1, "deviates": 1, "unsupported": 1}
     assert fared(found["Window"]) == "✗ 1 of 2"
     assert fared(found["ALiBi"]) == "not asked"
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "cut"),
+    [
+        ("the mean of the values", 30, "the mean of the values"),
+        ("the mean of the values, but", 26, "the mean of the values…"),
+        ("lost to rounding. scaled_dot", 20, "lost to rounding…"),
+        ("attention_mask_of_a_decoder", 12, "attention_m…"),
+    ],
+)
+def test_a_long_text_is_cut_between_words(text, most, cut):
+    assert short(text, most) == cut
