@@ -173,6 +173,10 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+FEW_CHOICES = 6
+"""Up to so many choices are all named where a value is none of them."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like those of the suite."""
 
@@ -181,6 +185,21 @@ class _Parser(argparse.ArgumentParser):
         end = "" if message.endswith("?") else ";"
         told = f"{printable(message)}{end} {self.prog} --help says what there is"
         self.exit(ExitCode.USAGE, f"mha-conformance: {told}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise `argparse.ArgumentError` for a value that is no choice.
+
+        It names a similar one if there are too many choices to read.
+        """
+        choices = [*map(str, action.choices or ())]
+        if len(choices) > FEW_CHOICES and str(value) not in choices:
+            import difflib
+
+            near = difflib.get_close_matches(str(value), choices, n=1)
+            if near:
+                told = f"unknown: {str(value)[:40]!r}; did you mean {near[0]}?"
+                raise argparse.ArgumentError(action, told)
+        super()._check_value(action, value)
 
     # The types of the base class are overloads for namespaces of any class.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -333,6 +333,8 @@ def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
             ExitCode.USAGE,
             "unknown implementation 'torch-mah'; did you mean torch-mha or ",
         ),
+        (["gat"], ExitCode.USAGE, "argument COMMAND: unknown: 'gat'; did you mean gate?"),
+        (["run", "ours", "--level", "cor"], ExitCode.USAGE, "choose from 'first', 'core', 'defa"),
         (["run", "missing.py:A"], ExitCode.USAGE, "missing.py:A: there is no file missing.py"),
         (
             ["run", "empty.py"],
@@ -360,7 +362,7 @@ def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
         ),
         (["explain", "mine.py:A"], ExitCode.USAGE, "is an implementation"),
     ],
-    ids=lambda value: value[1] if isinstance(value, list) else "",
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_one_line_for_what_is_not_there(tmp_path, arguments, code, told):
     (tmp_path / "empty.py").write_text("")

@@ -85,8 +85,40 @@ def test_less_is_verified_where_answers_are_wrong(tmp_path):
     now.say("unsupported", requirement=GRADIENT, case=CROSS, detail="no gradients")
     printed = str(tell(judge(counted(tmp_path, before), now.record())))
     assert "beside 2 findings there that are wrong, less is asked of the same answers" in printed
-    assert "  mend what deviates, or, if that is meant, lower these numbers" in printed
+    assert "  mend what deviates, or, if that is meant, baseline update --allow-less" in printed
     assert "unsupported: no gradients" not in printed
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        lambda: without(Made(), requirement=GRADIENT, case=SELF),
+        lambda: without(Made(), case=CROSS),
+        lambda: Made(dtypes=("float32",)),
+        lambda: without(Made(), requirement=GRADIENT).say("deviates", requirement=OUTPUT),
+    ],
+    ids=["requirement", "chapter", "dtype", "wrong"],
+)
+def test_an_accepted_loss_is_green_and_a_greater_one_is_red(tmp_path, less):
+    path = tmp_path / "conformance.toml"
+    counted(tmp_path, Made())
+    record = less().record()
+    assert update(read_baseline(path), record, "because") == ExitCode.DEVIATES
+    assert update(read_baseline(path), record, "because", allow_less=True) == ExitCode.OK
+    assert judge(read_baseline(path), record).holds
+    text = read_baseline(path).text
+    assert update(read_baseline(path), record, "because", allow_less=True) == ExitCode.OK
+    assert read_baseline(path).text == text
+    greater = without(less(), case=ONE, requirement=OUTPUT).record()
+    assert any(one.chapter == ONE for one in judge(read_baseline(path), greater).less)
+
+
+def test_a_narrowed_run_lowers_nothing(tmp_path):
+    path = tmp_path / "conformance.toml"
+    text = counted(tmp_path, Made()).text
+    narrowed = without(Made(), case=CROSS).record(selection="-k 'mine'")
+    update(read_baseline(path), narrowed, "because", allow_less=True)
+    assert read_baseline(path).text == text
 
 
 def test_a_loss_is_red_although_as_much_is_gained(tmp_path):

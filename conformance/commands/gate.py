@@ -28,6 +28,8 @@ from conformance.commands.shared import (
 from conformance.errors import ConformanceError, ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from conformance.records.record import Record
     from conformance.reports.gate.baseline import Baseline
 
@@ -64,6 +66,11 @@ def add_parser(commands: Commands) -> None:
     _add_options(update)
     update.add_argument(
         "--reason", default="", metavar="TEXT", help="of entries that are new or have none"
+    )
+    update.add_argument(
+        "--allow-less",
+        action="store_true",
+        help="lower the numbers of what was verified where this run verified less",
     )
     update.set_defaults(action=_update, passes_on=True)
 
@@ -138,12 +145,11 @@ def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
 
 
 def _update(options: argparse.Namespace) -> int:
-    from conformance.reports.gate import update
     from conformance.text import relative
 
     baseline = _completed(options)
     if options.from_record is not None:
-        return update(baseline, _given(options), options.reason, _judged(options))
+        return _updated(options, baseline, _given(options), _judged(options))
     kept = options.record is not None
     # `update` prints the summary.
     record, code = _examined(options, "--no-summary")
@@ -152,7 +158,15 @@ def _update(options: argparse.Namespace) -> int:
     if kept:
         print(f"record: {options.written}")
     judged = ["--from-record", relative(options.written)] if kept else []
-    return update(baseline, record, options.reason, judged)
+    return _updated(options, baseline, record, judged)
+
+
+def _updated(
+    options: argparse.Namespace, baseline: Baseline, record: Record, judged: Sequence[str]
+) -> int:
+    from conformance.reports.gate import update
+
+    return update(baseline, record, options.reason, judged, allow_less=options.allow_less)
 
 
 def _examined(

@@ -174,12 +174,20 @@ def answer(judgement: Judgement) -> Gate:
     )
 
 
-def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
+def update(
+    baseline: Baseline,
+    record: Record,
+    reason: str,
+    judged: Sequence[str] = (),
+    *,
+    allow_less: bool = False,
+) -> int:
     """Edit a baseline so that the gate holds if possible, print the edit, and return an exit code.
 
     The exit code is 0 if the gate holds after the edit, or will hold once all entries have reasons.
     If nothing was verified, the baseline is not edited. `judged` are the command-line arguments
-    that named the record, or () if there were none; `reason` is for entries that have no reason.
+    that named the record, or () if there were none; `reason` is for entries that have no reason. If
+    `allow_less` is true, the numbers of what was verified are lowered where less was.
 
     Raises:
         ConformanceError: if the baseline cannot be edited or written.
@@ -189,7 +197,7 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
     if judgement.exit_code == ExitCode.NOTHING_VERIFIED:
         console.print(tell(judgement, judged=judged), soft_wrap=True)
         return judgement.exit_code
-    text = raised(propose(baseline, judgement, reason), record)
+    text = raised(propose(baseline, judgement, reason), record, allow_less=allow_less)
     text = repinned(text, baseline.pinned, record)
     if text != baseline.text:
         write(baseline.path, text)
@@ -380,7 +388,9 @@ class _Log:
                 self._line(f"  unsupported: {reason}", DIM)
         path = self.judgement.baseline.path
         mend = "mend what deviates, or, " if any(it.wrong for it in self.judgement.less) else ""
-        meant = f"{mend}if that is meant, lower these numbers of [verified.NAME] in {path}"
+        meant = (
+            f"{mend}if that is meant, baseline update --allow-less lowers these numbers in {path}"
+        )
         self._line(f"  {meant}", DIM)
 
     def _gained(self) -> None:
