@@ -472,6 +472,20 @@ def test_fully_masked_rows_and_their_gradients_are_told_apart():
     assert (bias.row.phrase.id, bias.row.where) == ("row.output-bias", "mode eval")
 
 
+def test_a_mode_with_both_values_is_told_as_shared():
+    bias, nan = "output bias; gradients finite", "nan"
+    modes = {"train": (nan, nan, nan), "fast": (nan, bias, nan), "eval": (bias, bias, bias)}
+    found = report(
+        *(
+            observed(MASKED, value, mode=mode, case=f"mask/{case}/self")
+            for mode, values in modes.items()
+            for case, value in zip(("a", "b", "c"), values, strict=True)
+        )
+    )
+    rows = [(item.row.phrase.id, item.row.where) for item in found.conventions[0].fully_masked]
+    assert rows == [("row.nan", "otherwise"), ("row.output-bias", "mode eval; in part mode fast")]
+
+
 def test_a_layer_on_several_backends_is_one_block():
     found = backends("attends", "attends", "blocks")
     assert {column.group for column in found.columns} == {"keras.Attention"}
@@ -516,6 +530,25 @@ def test_a_masked_row_that_only_an_experiment_saw_is_told():
     (row,) = report(probed("masked-rows", *seen, large)).conventions[0].fully_masked
     assert (row.row.phrase.id, row.row.where) == ("row.mean-of-values", "")
     assert [item.value for item in row.consequences] == ["gradients finite"]
+
+
+def test_gradients_of_a_masked_row_are_those_of_the_same_call():
+    """With inputs in another dtype the output was NaN, which the card said of all dtypes."""
+    of_keys = Phrase("gradients.nan", {"places": [Phrase("place.keys")]})
+    entries = []
+    for more, output, gradients in (
+        ({}, Phrase("row.mean-of-values"), Phrase("gradients.finite")),
+        ({"inputs_in": "float16"}, Phrase("row.nan"), of_keys),
+    ):
+        call = {"argument": "mask", "form": Phrase("form.bool"), **more}
+        entries.append(Entry(Phrase("fully-masked.output", call), output, ""))
+        entries.append(Entry(Phrase("fully-masked.gradients", call), gradients, ""))
+    own = msgspec.structs.replace(probed("masked-rows"), entries=entries)
+    mean, nan = report(own).conventions[0].fully_masked
+    assert (mean.row.phrase.id, mean.row.where) == ("row.mean-of-values", "float32")
+    assert [(item.value, item.where) for item in mean.consequences] == [("gradients finite", "")]
+    assert (nan.row.phrase.id, nan.row.where) == ("row.nan", "float16")
+    assert [(item.value, item.where) for item in nan.consequences] == [("gradients NaN: keys", "")]
 
 
 def test_nothing_is_said_of_modes_that_nobody_asked():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from conformance.records.findings import PREFIX, CaseResult, Entry, Phrase, Topic, count
@@ -485,22 +486,47 @@ def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> l
     """Return each value that fully masked queries get, with the effects on gradients.
 
     The effects are those that requirements recorded for the value, or else those that experiments
-    observed in the modes with this value.
+    observed in the calls with this value.
     """
     parts = [(result, value.part("row"), value.part("beside")) for result, value in required]
-    tried = _tried(experiments, "fully-masked.output", _is_infinite)
-    gradients = _tried(experiments, "fully-masked.gradients", _is_infinite)
+    tried = _of_calls(experiments, "fully-masked.output")
+    gradients = _of_calls(experiments, "fully-masked.gradients")
     rows = []
-    for row in _variants([*((result, value) for result, value, _ in parts), *tried]):
+    told = _once([*((result, value) for result, value, _ in parts), *tried.values()])
+    for row in _variants(told):
         beside = [(result, rest) for result, value, rest in parts if value == row.phrase and rest]
-        modes = {result.mode for result, value in tried if value == row.phrase}
         in_gradients = [
             (result, Phrase("beside", {"parts": [Phrase("beside.gradients", {"value": value})]}))
-            for result, value in gradients
-            if result.mode in modes
+            for call, (result, value) in gradients.items()
+            if call in tried and tried[call][1] == row.phrase
         ]
-        rows.append(MaskedRow(row, _variants(beside or in_gradients)))
+        rows.append(MaskedRow(row, _variants(_once(beside or in_gradients))))
     return rows
+
+
+def _once(observed: Observations) -> Observations:
+    """Return each value once for each item and dtype, however many calls of it had that value."""
+    return [
+        *{(result.id, result.dtype, value): (result, value) for result, value in observed}.values()
+    ]
+
+
+def _of_calls(
+    experiments: Sequence[CaseResult], about: str
+) -> dict[tuple[str, str], tuple[CaseResult, Phrase]]:
+    """Return what was observed of fully masked queries in each call, under the subject `about`.
+
+    The keys are the id of the item and the arguments of the subject. A call with inputs in another
+    dtype than that of the item counts as one in that dtype.
+    """
+    found = {}
+    for result in experiments:
+        for entry in result.entries:
+            if entry.subject.id == about and _is_infinite(entry.subject):
+                dtype = entry.subject.name("inputs_in") or result.dtype
+                call = result.id, str(Phrase("", entry.subject.arguments))
+                found[call] = msgspec.structs.replace(result, dtype=dtype), entry.value
+    return found
 
 
 def _variants(observed: Observations) -> list[Variant]:
@@ -512,7 +538,7 @@ def _variants(observed: Observations) -> list[Variant]:
         some = [result for result, _ in pairs]
         place = "" if len(by_value) == 1 else _where(some, every)
         if place is None:
-            place = "otherwise" if not variants else _listed(some)
+            place = "otherwise" if not variants else _in_part(some, every) or _listed(some)
         variants.append(Variant(say(value), len(some), place, value))
     return variants
 
@@ -535,6 +561,24 @@ def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | Non
             names = cases if axis == "case" else values[axis]
             places.append(f"{word}{'s' if word and len(names) > 1 else ''} {', '.join(names)}")
     return "; ".join(places).strip()
+
+
+def _in_part(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str:
+    """Return, as text, the modes or dtypes of some results, and those that others share with them.
+
+    Return "" if others share all of them.
+    """
+    others = [item for item in every if not any(item is one for one in some)]
+    texts = {}
+    for axis in ("mode", "dtype"):
+        values, word = _values(some, axis), _AXES[axis]
+        shared = {*values} & {*_values(others, axis)}
+        alone = [value for value in values if value not in shared]
+        if alone:
+            told = f"{word}{'s' if word and len(alone) > 1 else ''} {', '.join(alone)}".strip()
+            part = ", ".join(value for value in values if value in shared)
+            texts[len(shared)] = f"{told}; in part {word} {part}".replace("  ", " ")
+    return texts[min(texts)] if texts else ""
 
 
 def _cases(results: Sequence[CaseResult]) -> list[str]:
