@@ -439,3 +439,21 @@ def test_the_course_of_a_trend_is_drawn_with_its_limit():
     assert left < right == float32.points[0][0]
     assert low > float32.points[0][1] > views.height(8.0) > high >= 0
     assert float64.mark != float32.mark
+
+
+def test_a_feature_of_which_nothing_is_known_has_no_column():
+    found = [
+        data.FeatureResults("mine", name, declared, items, [])
+        for name, declared, items in (
+            ("Window", [], {"conforms": 2}),
+            ("Sinks", ["sinks"], {}),
+            ("ALiBi", [], {}),
+            ("Rotary", None, {}),
+        )
+    ]
+    known = msgspec.structs.replace(report(result(good())), features=found)
+    assert views.features(known) == (["Window", "Sinks"], ["ALiBi", "Rotary"])
+    page = render_html(known)
+    assert "Nobody here declares ALiBi, Rotary, nor was asked about it." in page
+    assert 'colspan="3">Window' in page
+    assert 'colspan="3">ALiBi' not in page

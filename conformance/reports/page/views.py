@@ -281,6 +281,15 @@ class EncodingGroup(NamedTuple):
     rows: list[HandedRow]
 
 
+def features(report: Report) -> tuple[list[str], list[str]]:
+    """Return the names of the features of which something is known, and those of the others."""
+    known = {
+        name: any(one.declared or one.items or one.seen for one in those)
+        for name, those in by_key(report.features, lambda one: one.feature).items()
+    }
+    return [name for name in known if known[name]], [name for name in known if not known[name]]
+
+
 def families(report: Report) -> list[EncodingGroup]:
     """Group the implementations by the encodings of one mask that they interpret correctly."""
     rows: dict[tuple[str, ...], list[HandedRow]] = defaultdict(list)
