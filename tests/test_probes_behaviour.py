@@ -13,7 +13,7 @@ from conformance import Answer, CausalFlag, MaskArgument, attention_function
 from conformance.cases.catalogue import find_cases
 from conformance.experiments import experiment
 from conformance.experiments.blocked_keys import nan_places
-from conformance.requirements.laboratory import Seen
+from conformance.requirements.laboratory import Accepted
 from conformance.words import say
 
 # Shapes
@@ -346,7 +346,7 @@ def test_where_gradients_are_lost(lost, places):
     gradients = {name: np.zeros(shape) for name, shape in shapes.items()}
     for name, index in lost:
         gradients[name][index] = np.nan
-    seen = Seen(None, Answer(np.zeros((2, 4, 3)), None, gradients), np.zeros((2, 1, 4, 5)))
+    seen = Accepted(None, Answer(np.zeros((2, 4, 3)), None, gradients), np.zeros((2, 1, 4, 5)))
     assert list(map(say, nan_places(seen, BLOCKED))) == places
 
 

@@ -90,7 +90,7 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Attempt:
     """The outcome of one call: whether the output is right, and if not, what is wrong."""
 
     verdict: str
@@ -228,7 +228,7 @@ class Recognised:
     framework: str
     declared: list[str]
     ignored: list[str]
-    plain: Trial
+    plain: Attempt
     filled: Filled | None = None
     refused: str = ""
     guessed: tuple[str, ...] = ()
@@ -389,18 +389,18 @@ PLAIN, GROUPED = "plain/no-mask/cross", "plain/no-mask/gqa"
 
 
 @dataclass
-class _Found:
+class _Recognising:
     """What has been found of a function so far; see the attributes of `Recognised`."""
 
     function: Callable[..., Any]
     framework: str
     filled: Filled | None
     declared: list[Declaration] = field(default_factory=list)
-    plain: Trial = Trial("not-run")
+    plain: Attempt = Attempt("not-run")
     refused: str = ""
     guessed: list[str] = field(default_factory=list)
 
-    def tried(self, case: str, *declared: Declaration, filled: Filled | None = None) -> Trial:
+    def tried(self, case: str, *declared: Declaration, filled: Filled | None = None) -> Attempt:
         """Return the outcome of a case in float32 with these declarations."""
         import conformance
         from conformance import attention_function, examine
@@ -417,13 +417,13 @@ class _Found:
             with np.errstate(all="ignore"):
                 (result,) = examine(adapter, cases=case, dtypes="float32").results
         except ConformanceError as error:
-            return Trial("error", str(error))
+            return Attempt("error", str(error))
         # Other requirements, such as one on the dtype of the output, decide nothing here.
         outputs = (it for it in result.findings if it.requirement == "output.equals-definition")
         finding = next(outputs, None)
         if finding is None:
-            return Trial(result.verdict)
-        return Trial(finding.verdict, " ".join(without_place(finding.detail).split()))
+            return Attempt(result.verdict)
+        return Attempt(finding.verdict, " ".join(without_place(finding.detail).split()))
 
     def find_layout(self) -> None:
         """Find how heads and lengths are arranged, and what masks without a default get."""
@@ -432,7 +432,7 @@ class _Found:
             for layout in LAYOUTS
             for weights in (False, True)
         ]
-        tries: list[tuple[Trial, Declaration, Filled | None]] = []
+        tries: list[tuple[Attempt, Declaration, Filled | None]] = []
         for filled in self._fillings():
             # Arrays are only for masks in which None raises.
             if filled and filled.masks and any(it.is_wrong for it, *_ in tries[: len(layouts)]):
@@ -456,7 +456,7 @@ class _Found:
             self.refused = next(trial.detail for trial, one, _ in tries if one == layout)
         elif not (self.plain.is_right or self.plain.is_wrong):
             errors = dict.fromkeys(trial.detail.rstrip(".") for trial, *_ in tries[: len(layouts)])
-            self.plain = Trial(self.plain.verdict, "; or ".join(errors))
+            self.plain = Attempt(self.plain.verdict, "; or ".join(errors))
 
     def _fillings(self) -> Iterator[Filled | None]:
         """Yield what arguments without a default may get: masks first None, and then arrays."""
@@ -480,7 +480,7 @@ class _Found:
     def find_mask(self, name: str) -> None:
         """Find the axes of a mask, and what its elements mean; if none fits, note a guess."""
         others = [one for one in self.declared if "mask" not in one]
-        closest: tuple[Trial, Mask] | None = None
+        closest: tuple[Attempt, Mask] | None = None
         for mask in _masks(name):
             filled = self._having(name, mask)
             first, *more = MASK_AXES[mask.axes]
@@ -512,7 +512,7 @@ class _Found:
 
 def _tried(
     function: Callable[..., Any], framework: str, known: Sequence[str], needed: tuple[str, ...]
-) -> _Found:
+) -> _Recognising:
     """Return what is found of a function by trying.
 
     Where it is right with none of several declarations, the first is returned, but for masks that
@@ -525,7 +525,7 @@ def _tried(
         needed: those among them that have no default.
     """
     filled = Filled(needed, framework, {}, LAYOUTS[0]) if needed else None
-    found = _Found(function, framework, filled)
+    found = _Recognising(function, framework, filled)
     found.find_layout()
     if found.plain.is_right:
         grouped = {"grouped": "True"}

@@ -17,11 +17,11 @@ from conformance.experiments.shapes import shown
 from conformance.records.findings import NOTHING, Argument, Entry, Phrase
 from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
+    Accepted,
     Laboratory,
     Natives,
     Outcome,
     Refused,
-    Seen,
     numbers,
 )
 from conformance.requirements.meaning import ADDED, BLOCKING, INFINITE, examined, forms_of
@@ -180,7 +180,7 @@ def _flagged(lab: Laboratory, way: Blocking, native: Native, usual: Phrase) -> I
     value = row_output(lab, found)
     if value == SOMETHING_ELSE:
         alone = lab.ask(problem, {flag.name: True})
-        plain = alone.applied[ENTRY, 0, QUERY] if isinstance(alone, Seen) else None
+        plain = alone.applied[ENTRY, 0, QUERY] if isinstance(alone, Accepted) else None
         value = _row(found.applied[ENTRY, 0, QUERY], plain)
     if value != usual:
         subject = Phrase("fully-masked.output", way.about | {"flagged": flag.name})
@@ -191,7 +191,7 @@ def _flagged(lab: Laboratory, way: Blocking, native: Native, usual: Phrase) -> I
 def _by_cotangent(
     lab: Laboratory,
     about: dict[str, Argument],
-    whole: Seen,
+    whole: Accepted,
     natives: Natives,
     blocked: BoolArray,
 ) -> Iterator[Entry]:
@@ -229,7 +229,7 @@ def _by_cotangent(
         yield Entry(subject, value, evidence)
 
 
-def _values_gradient(found: Seen) -> Array:
+def _values_gradient(found: Accepted) -> Array:
     """Return, as `[key keys]`, the gradient of the values' indices, averaged over the heads.
 
     If some queries have the cotangent 1 and the others 0, each column is the sum of these queries'
@@ -241,7 +241,7 @@ def _values_gradient(found: Seen) -> Array:
     return np.asarray(of_values.sum(axis=0) / shape.heads)
 
 
-def _sum(found: Seen, expected: float, name: str) -> Phrase:
+def _sum(found: Accepted, expected: float, name: str) -> Phrase:
     """Return a phrase that compares the sum of the values' finite gradients with `expected`.
 
     `name` is "alone" if only the masked query has a cotangent, "elsewhere" if only others have.
@@ -257,7 +257,7 @@ def _sum(found: Seen, expected: float, name: str) -> Phrase:
     return Phrase("gradients.sum", {"sum": total})
 
 
-def _unlike(lab: Laboratory, found: Seen, shown: Array, whole: Seen) -> Phrase | None:
+def _unlike(lab: Laboratory, found: Accepted, shown: Array, whole: Accepted) -> Phrase | None:
     """Return a phrase that says where gradients are not those of the masked query's output.
 
     Only the masked query has a cotangent. `shown` `[heads key]` are its weights, which its output
@@ -283,12 +283,12 @@ def _unlike(lab: Laboratory, found: Seen, shown: Array, whole: Seen) -> Phrase |
     return Phrase("gradients.unlike", {"places": [*found_at]}) if found_at else None
 
 
-def _plain_rows(lab: Laboratory, found: Seen) -> Array:
+def _plain_rows(lab: Laboratory, found: Accepted) -> Array:
     """Return the weights `[heads key]` of the masked query without a mask."""
     return np.asarray(lab.unmasked(found)[ENTRY, :, QUERY])
 
 
-def row_output(lab: Laboratory, found: Seen, entry: int = ENTRY, query: int = QUERY) -> Phrase:
+def row_output(lab: Laboratory, found: Accepted, entry: int = ENTRY, query: int = QUERY) -> Phrase:
     """Return the phrase for the output of a query.
 
     There are phrases for NaN, zeros, the output bias alone, the mean of the values, the output
@@ -318,7 +318,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
     return SOMETHING_ELSE
 
 
-def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
+def _gradients(found: Accepted, blocked: BoolArray) -> tuple[Phrase, str]:
     """Return a phrase that says where gradients are NaN or infinite, or `FINITE`, and evidence."""
     places = nan_places(found, blocked)
     if places:
@@ -327,7 +327,7 @@ def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
     return FINITE, f"all of {', '.join(found.answer.gradients)}"
 
 
-def nan_places(found: Seen, blocked: BoolArray) -> list[Phrase]:
+def nan_places(found: Accepted, blocked: BoolArray) -> list[Phrase]:
     """Return the places where gradients are NaN or infinite, such as "keys" or "parameters".
 
     `blocked` `[batch query]` is True for masked queries.
@@ -465,7 +465,7 @@ def _moved(array: Array, usual: Array | None) -> BoolArray:
     return moved
 
 
-def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
+def _places(found: Accepted, usual: Outcome | None) -> list[Phrase]:
     """Return the places that a hidden number reaches, apart from the blocked token's own row.
 
     A place is reached if an element in it is not finite. If `usual`, the outcome without the
@@ -475,7 +475,7 @@ def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
     own = found.problem.shape.sharing == "self"
     seen = queries != HIDDEN if own else queries >= 0
     places: list[Phrase] = []
-    before = usual.answer if isinstance(usual, Seen) else None
+    before = usual.answer if isinstance(usual, Accepted) else None
     moved = {
         name: _moved(array, None if before is None else before.arrays().get(name))
         for name, array in found.answer.arrays().items()
@@ -500,6 +500,6 @@ def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
     return places
 
 
-def _arrays(found: Seen) -> str:
+def _arrays(found: Accepted) -> str:
     lost = [name for name, array in found.answer.arrays().items() if not np.isfinite(array).all()]
     return f"not finite: {', '.join(lost)}" if lost else "everything is finite"

@@ -33,10 +33,10 @@ from conformance.experiments.masks import (
 from conformance.records.findings import NOTHING, Argument, Entry, Phrase
 from conformance.requirements.laboratory import (
     REFUSED,
+    Accepted,
     Laboratory,
     Outcome,
     Refused,
-    Seen,
     Sizes,
     numbers,
 )
@@ -207,7 +207,7 @@ def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> 
     shown = (np.arange(problem.shape.key_length) >= 2)[None, None, None]
     native = way.native(shown, problem.shape)
     found = None if native is None else lab.ask(problem, {flag: True, way.argument.name: native})
-    if isinstance(found, Seen):
+    if isinstance(found, Accepted):
         weights = found.applied[:, :, :2]
         earlier = causal_mask(problem.shape, "top-left")[:, :, :2]
         is_lowered = weights.any() and not (weights * earlier).any()
@@ -216,7 +216,7 @@ def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> 
         yield Entry(Phrase("causal.later-only", {"flag": flag} | way.about), value, evidence)
 
 
-def _aligned(lab: Laboratory, found: Seen) -> Phrase:
+def _aligned(lab: Laboratory, found: Accepted) -> Phrase:
     shape = found.problem.shape
     if np.isnan(found.applied).all():
         return Phrase("causal.nan")
@@ -253,7 +253,7 @@ def _with_its_mask(
             yield Entry(subject, _aligned(lab, found), _rows_of(found))
 
 
-def _rows_of(found: Seen, most: int | None = None) -> str:
+def _rows_of(found: Accepted, most: int | None = None) -> str:
     return "entry 0, head 0: " + "; ".join(numbers(row) for row in found.applied[0, 0][:most])
 
 
@@ -331,7 +331,7 @@ def _windowed(
     return agreeing(subject, seen_window(lab, found), _rows_of(found, 3), said)
 
 
-def seen_window(lab: Laboratory, found: Seen) -> Phrase:
+def seen_window(lab: Laboratory, found: Accepted) -> Phrase:
     """Return the phrase for the first window that explains the weights.
 
     Weights that are all NaN, all zero, uniform, or the same as without a window have phrases of
@@ -427,7 +427,7 @@ def chunks(lab: Laboratory) -> Iterator[Entry]:
                     yield agreeing(subject, _seen_chunk(lab, found), _rows_of(found, 3), said)
 
 
-def _seen_chunk(lab: Laboratory, found: Seen) -> Phrase:
+def _seen_chunk(lab: Laboratory, found: Accepted) -> Phrase:
     """Return the phrase for the first blocks that explain the weights, or `UNEXPLAINED`."""
     shape = found.problem.shape
     if lab.alike(found, lab.unmasked(found)):

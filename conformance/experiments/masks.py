@@ -22,9 +22,9 @@ from conformance.requirements.laboratory import (
     CANNOT_BE_ASKED,
     REFUSED,
     SOMETHING_ELSE,
+    Accepted,
     Laboratory,
     Refused,
-    Seen,
     Sizes,
     numbers,
 )
@@ -231,7 +231,7 @@ def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
             yield Entry(subject, *_outcome(lab, found)), found.applied[0, 0]
 
 
-def _outcome(lab: Laboratory, found: Seen) -> tuple[Phrase, str]:
+def _outcome(lab: Laboratory, found: Accepted) -> tuple[Phrase, str]:
     future = np.triu(np.ones((LENGTH, LENGTH), bool), 1)
     weights = found.applied
     lost = np.isnan(weights).any(axis=-1)
@@ -308,7 +308,7 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
     return Entry(subject, value, shown_and_weights(found, *shown), declared, not declared)
 
 
-def shown_and_weights(found: Seen, *patterns: BoolArray) -> str:
+def shown_and_weights(found: Accepted, *patterns: BoolArray) -> str:
     """Return text for an entry's evidence: the first query's visible keys, and its weights."""
     rows = (np.broadcast_to(item, found.applied.shape)[0, 0, 0] * 1.0 for item in patterns)
     fed, weights = " and ".join(map(numbers, rows)), numbers(found.applied[0, 0, 0])
@@ -367,7 +367,11 @@ def _pattern(sizes: tuple[int, ...], last: str, seed: int) -> BoolArray:
 
 
 def combined(
-    lab: Laboratory, seen: Seen, ones: Sequence[BoolArray], other: BoolArray, names: tuple[str, str]
+    lab: Laboratory,
+    seen: Accepted,
+    ones: Sequence[BoolArray],
+    other: BoolArray,
+    names: tuple[str, str],
 ) -> Phrase:
     """Return how the weights combine two patterns of visible keys, or `UNEXPLAINED`.
 
@@ -478,7 +482,7 @@ def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator
         yield _Given(flag.name, True, np.broadcast_to(triangle, shape.logits))
 
 
-def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
+def _effect(lab: Laboratory, seen: Accepted, one: _Given, other: _Given) -> Phrase:
     """Return which of two arguments had an effect on the weights, and whether the scale had one.
 
     Return `UNEXPLAINED` if no combination of effects predicts the weights.

@@ -26,7 +26,7 @@ from conformance.experiments.experiment import topic
 from conformance.experiments.masks import blocking, visible_of
 from conformance.records.findings import NOTHING, Argument, Entry, Phrase
 from conformance.requirements.invariance import part_of
-from conformance.requirements.laboratory import Laboratory, Outcome, Refused, Seen
+from conformance.requirements.laboratory import Accepted, Laboratory, Outcome, Refused
 from conformance.requirements.probed import OTHER_BITS, SAME_BITS
 
 HEADS, LENGTH, HEAD = 4, 144, 64
@@ -186,7 +186,7 @@ def _related(lab: Laboratory, relations: Iterable[Relation]) -> Iterator[Entry]:
 def _first(lab: Laboratory) -> ProblemDesk:
     """Return a desk with a problem of several tiles or, if it has no answer, of usual size."""
     large = ProblemDesk(lab, lab.drawn(lab.sizes(heads=HEADS, query=LENGTH, key=LENGTH + 1), HEAD))
-    if isinstance(large.whole, Seen):
+    if isinstance(large.whole, Accepted):
         return large
     return ProblemDesk(lab, lab.drawn(lab.sizes(), HEAD))
 
@@ -424,7 +424,7 @@ def _value(relation: Relation, pairs: Sequence[EquivalentAnswer]) -> tuple[Phras
     first = pairs[0].found
     if not differ:
         # The number of entries is that of the first call; queries and keys are those of its whole.
-        batch = first.problem.shape.batch if isinstance(first, Seen) else 0
+        batch = first.problem.shape.batch if isinstance(first, Accepted) else 0
         sizes = zip(AXES, (batch, *pairs[0].desk.problem.shape.logits[1:]), strict=True)
         return Phrase("again.same-bits-at", dict(sizes)), ", ".join(pairs[0].want)
     compared = []

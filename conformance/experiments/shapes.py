@@ -21,7 +21,13 @@ from conformance.errors import WrongDeclaration
 from conformance.experiments.experiment import topic
 from conformance.experiments.masks import Blocking, blocking
 from conformance.records.findings import NOTHING, Argument, Entry, Part, Phrase
-from conformance.requirements.laboratory import CANNOT_BE_ASKED, Laboratory, Refused, Seen, Sizes
+from conformance.requirements.laboratory import (
+    CANNOT_BE_ASKED,
+    Accepted,
+    Laboratory,
+    Refused,
+    Sizes,
+)
 from conformance.requirements.meaning import (
     arrange,
     follows,
@@ -146,7 +152,7 @@ def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
         for way in _ways(lab):
             listed: list[Part] = []
             for name, seen, readings, otherwise in _tried(lab, way, WITHOUT_BROADCASTING, own):
-                if isinstance(seen, Seen):
+                if isinstance(seen, Accepted):
                     shape = " ".join(map(str, _sized(name, own)))
                     read = _as("", readings, otherwise)
                     listed.append(Phrase("reading", {"shape": shape, "axes": read}))
@@ -171,7 +177,7 @@ def _ways(lab: Laboratory) -> Iterator[Blocking]:
 
 def _tried(
     lab: Laboratory, way: Blocking, names: Sequence[str], sizes: Sizes
-) -> Iterator[tuple[str, Seen | Refused, list[str], Phrase]]:
+) -> Iterator[tuple[str, Accepted | Refused, list[str], Phrase]]:
     """Pass a mask of each shape once, and yield what happens.
 
     The shapes are those with these names, and then those of the argument's layouts; masks with
@@ -197,7 +203,7 @@ def _tried(
         seen = lab.ask(problem, {way.argument.name: way.form.array(fed)})
         readings: list[str] = []
         otherwise = NOTHING
-        if isinstance(seen, Seen):
+        if isinstance(seen, Accepted):
             readings = read_as(lab, seen, marked, attends=attends)
             if not readings:
                 otherwise = read_resized(lab, seen, marked, attends=attends)
@@ -250,7 +256,7 @@ def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
             yield " ".join(chosen)
 
 
-def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
+def read_as(lab: Laboratory, seen: Accepted, fed: Array, *, attends: bool) -> list[str]:
     """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
 
     `attends` is whether nonzero elements of the mask allow attention; if not, they block it. If a
@@ -265,7 +271,7 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[s
     return [shown(reading) for reading, keys in visible.items() if follows(lab, seen, keys)]
 
 
-def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
+def read_resized(lab: Laboratory, seen: Accepted, fed: Array, *, attends: bool) -> Phrase:
     """Return how the implementation makes a mask of a wrong size fit, or an empty phrase.
 
     A layout that explains the weights only together with a causal mask, or with what blocks and

@@ -22,7 +22,7 @@ from conformance.experiments.causal import (
 )
 from conformance.experiments.experiment import agreeing, topic
 from conformance.records.findings import NOTHING, Argument, Entry, Phrase
-from conformance.requirements.laboratory import REFUSED, Laboratory, Refused, Seen, numbers
+from conformance.requirements.laboratory import REFUSED, Accepted, Laboratory, Refused, numbers
 from conformance.requirements.meaning import follows
 
 SPANS = {
@@ -92,7 +92,7 @@ def _flag(lab: Laboratory, argument: Spans) -> dict[str, Native]:
     return causal_beside(lab, not argument.causal)
 
 
-def _rows(found: Seen) -> str:
+def _rows(found: Accepted) -> str:
     return "entry 0, head 0: " + "; ".join(numbers(row) for row in found.applied[0, 0])
 
 
@@ -173,7 +173,7 @@ def _declared(shape: Shape, told: IntArray, argument: Spans) -> Phrase:
     )
 
 
-def _seen(lab: Laboratory, found: Seen, told: IntArray) -> Phrase:
+def _seen(lab: Laboratory, found: Accepted, told: IntArray) -> Phrase:
     """Return the phrase of the first rule that explains the weights, or `UNEXPLAINED`."""
     shape = found.problem.shape
     if lab.alike(found, lab.unmasked(found)):

@@ -13,7 +13,7 @@ from conformance.definition.problem import Shape
 from conformance.experiments.causal import EVERY_KEY, UNEXPLAINED
 from conformance.experiments.experiment import agreeing, topic
 from conformance.records.findings import Argument, Entry, Phrase
-from conformance.requirements.laboratory import Laboratory, Refused, Seen, Sizes, numbers
+from conformance.requirements.laboratory import Accepted, Laboratory, Refused, Sizes, numbers
 from conformance.requirements.meaning import follows
 
 LENGTHS = (
@@ -51,7 +51,7 @@ def trees(lab: Laboratory) -> Iterator[Entry]:
             yield agreeing(subject, _seen(lab, found, tree), f"entry 0, head 0: {rows}", said)
 
 
-def _seen(lab: Laboratory, found: Seen, tree: IntArray) -> Phrase:
+def _seen(lab: Laboratory, found: Accepted, tree: IntArray) -> Phrase:
     """Return the phrase of the first rule that explains the weights, or `UNEXPLAINED`."""
     if lab.alike(found, lab.unmasked(found)):
         return EVERY_KEY

@@ -25,9 +25,9 @@ from conformance.experiments.masks import BIASES, blockings
 from conformance.records.findings import NOTHING, Entry, Part, Phrase
 from conformance.requirements.laboratory import (
     SOMETHING_ELSE,
+    Accepted,
     Laboratory,
     Refused,
-    Seen,
     numbers,
 )
 from conformance.requirements.meaning import ADDED, examined, forms_of, telling
@@ -289,7 +289,7 @@ def dropout(lab: Laboratory) -> Iterator[Entry]:
         raise Unsupported("the adapter names no mode with dropout")
     plain = lab.plain().applied
     modes = [replace(lab.mode, dropout=PROBABILITY, draw=draw) for draw in range(DRAWS)]
-    draws: list[Seen] = []
+    draws: list[Accepted] = []
     for found in [lab.ask(lab.problem(), mode=mode) for mode in modes]:
         if isinstance(found, Refused):
             yield Entry(ACTIVE, found.value, found.told)

@@ -192,7 +192,7 @@ NOTHING = 1e-25
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Accepted:
     """An answer to a problem, and the weights `[batch heads query key]` that were applied."""
 
     problem: Problem
@@ -221,7 +221,7 @@ class Refused:
         return f"unsupported: {self.reason}" if self.unsupported else self.reason
 
 
-Outcome = Seen | Refused
+Outcome = Accepted | Refused
 
 
 class NoAnswer(ConformanceError):
@@ -439,7 +439,7 @@ class Laboratory:
         answer = self._run(problem, natives, mode, {"compiled": False} | manner)
         if isinstance(answer, Refused):
             return answer
-        return Seen(problem, answer, pattern(problem, answer.output))
+        return Accepted(problem, answer, pattern(problem, answer.output))
 
     def answer(self, problem: Problem, *, compiled: bool = False) -> Answer | Refused:
         """Return the answer to any problem, or `Refused` if there is none.
@@ -509,7 +509,7 @@ class Laboratory:
 
     def plain(
         self, sizes: Sizes | None = None, dtype: str = "", scale: float | None = None
-    ) -> Seen:
+    ) -> Accepted:
         """Return the answer to the problem that `problem` returns for these arguments (cached).
 
         The problem has no mask, and its output is the attention weights.
@@ -522,13 +522,13 @@ class Laboratory:
         if key not in self._plain:
             self._plain[key] = self.ask(self.problem(key[0], dtype=key[1], scale=scale))
         found = self._plain[key]
-        if isinstance(found, Seen):
+        if isinstance(found, Accepted):
             return found
         if found.unsupported:
             raise Unsupported(found.reason)
         raise NoAnswer(f"without any mask: {found.told}")
 
-    def unmasked(self, seen: Seen) -> Array:
+    def unmasked(self, seen: Accepted) -> Array:
         """Return the weights `[batch heads query key]` for the same problem without any mask.
 
         They are those that `plain` returns for the same sizes, dtype and scale. The exceptions are
@@ -541,7 +541,7 @@ class Laboratory:
         """Return σ, the rounding noise of correct weights `[batch heads query key]`."""
         return noise_of(problem.shape, problem.dtype)
 
-    def alike(self, seen: Seen, predicted: Array) -> bool:
+    def alike(self, seen: Accepted, predicted: Array) -> bool:
         """Return whether applied and predicted weights are equal up to the noise of two answers.
 
         The noise is larger where masking makes a weight larger. Where zero is predicted, weights up

@@ -57,10 +57,10 @@ from conformance.requirements.invariance import with_other_content
 from conformance.requirements.laboratory import (
     CANNOT_BE_ASKED,
     REFUSED,
+    Accepted,
     Laboratory,
     NoAnswer,
     Refused,
-    Seen,
     numbers,
 )
 from conformance.requirements.requirement import requirement
@@ -222,7 +222,7 @@ INTO_WEIGHTS = Phrase("mask.multiplied-into-weights")
 REJECTED, UNEXPLAINED = Phrase("mask.rejected"), Phrase("mask.unexplained")
 
 
-def meaning(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
+def meaning(lab: Laboratory, seen: Accepted, fed: Array) -> Phrase:
     """Return the first meaning of the mask `fed` that predicts the weights applied in `seen`.
 
     `fed` has four axes, `[batch heads query key]`, each of which may have size 1. If no meaning
@@ -255,7 +255,7 @@ ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
 """The meanings in which 1 allows attention; in those of `BLOCKING`, it blocks."""
 
 
-def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
+def predictions(lab: Laboratory, seen: Accepted, fed: Array) -> dict[Phrase, Array]:
     """Return the weights `[batch heads query key]` that each meaning of the mask `fed` predicts.
 
     If several meanings predict the same weights, only the first of them is included. Meanings that
@@ -306,7 +306,7 @@ def added_to(plain: Array, added: Array) -> Array:
         return _normal(plain * np.exp(added - added.max(axis=-1, keepdims=True)))
 
 
-def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = True) -> bool:
+def follows(lab: Laboratory, seen: Accepted, visible: BoolArray, *, changed: bool = True) -> bool:
     """Return whether the weights are those of a mask that leaves only the keys `visible`.
 
     Where a head masks a query fully, its weights are not compared with any prediction. If all heads
@@ -334,7 +334,7 @@ def _same(one: Array, other: Array) -> bool:
     return bool((near | (one == other) | (np.isnan(one) & np.isnan(other))).all())
 
 
-def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
+def rows_changed(lab: Laboratory, seen: Accepted) -> BoolArray:
     """Return True for queries `[batch query]` whose weights a mask has changed in some head."""
     noise = lab.noise(seen.problem)
     with np.errstate(invalid="ignore"):
@@ -438,7 +438,7 @@ def declaration(argument: MaskArgument, form: MaskForm) -> Phrase:
     return next(it for it, reading in READINGS.items() if (reading(values) == attends).all())
 
 
-def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+def _weights(lab: Laboratory, seen: Accepted, fed: Array) -> tuple[Phrase, str]:
     """Return the meaning of the mask `fed`, and evidence: the first query's mask and weights."""
     arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
     row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
@@ -446,7 +446,7 @@ def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
     return meaning(lab, seen, fed), evidence
 
 
-def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+def _rows(lab: Laboratory, seen: Accepted, fed: Array) -> tuple[Phrase, str]:
     """Return the meaning of a mask without a key axis, and evidence.
 
     The evidence is a text that lists the queries of batch entry 0 whose weights the mask changed.
@@ -486,7 +486,7 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: MaskForm) -> Phr
     tokens = np.broadcast_to(np.arange(shape.key_length) == 0, (shape.batch, shape.key_length))
     other = with_other_content(problem, tokens, np.random.default_rng(0))
     asked = (lab.ask(problem, natives), lab.ask(other, natives), lab.ask(problem))
-    outputs = [found.answer.output for found in asked if isinstance(found, Seen)]
+    outputs = [found.answer.output for found in asked if isinstance(found, Accepted)]
     if len(outputs) < len(asked):
         return UNEXPLAINED
     noise = lab.noise(problem).max(axis=(1, 3))

@@ -16,7 +16,7 @@ from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.records.findings import NOTHING, Phrase
-from conformance.stateful.ways import GRADIENT, WAYS, Desk, Part, Texts, Way
+from conformance.stateful.ways import GRADIENT, WAYS, Desk, Stretch, Texts, Way
 
 DTYPES = ("float32", "float64")
 """The dtypes in which noise is so small that it hides no token's influence."""
@@ -28,7 +28,7 @@ MANY = 6
 """The most tokens that a cause lists."""
 
 
-def cause_of(desk: Desk, way: Way, index: int, part: Part, noise: Array) -> Phrase:
+def cause_of(desk: Desk, way: Way, index: int, part: Stretch, noise: Array) -> Phrase:
     """Return the likely cause of a difference; `NOTHING` if the experiments do not tell it.
 
     Args:
@@ -50,7 +50,7 @@ def cause_of(desk: Desk, way: Way, index: int, part: Part, noise: Array) -> Phra
 class _Inquiry:
     """The experiments on the first query of a part whose output differs."""
 
-    def __init__(self, desk: Desk, way: Way, index: int, part: Part, noise: Array) -> None:
+    def __init__(self, desk: Desk, way: Way, index: int, part: Stretch, noise: Array) -> None:
         self._desk, self._way, self._index, self._part = desk, way, index, part
         self._limit = BETWEEN_ANSWERS * noise.max(axis=-1, keepdims=True)
         whole = desk.whole(part.of)[list(part.rows), part.start : part.stop]

@@ -51,8 +51,8 @@ from conformance.stateful.ways import (
     SENTENCES,
     WAYS,
     Desk,
-    Part,
     Refuted,
+    Stretch,
     Texts,
     Way,
 )
@@ -304,7 +304,7 @@ class _Examination:
         self._desk, self._ways, self._causes, self._begins = desk, ways, causes, begins
         self._whole: dict[str, Array] = {}
         self._noise: dict[str, Array] = {}
-        self._taken: dict[str, list[Part]] = {}
+        self._taken: dict[str, list[Stretch]] = {}
         self._spoilt = NOTHING
 
     def results(self, again: Sequence[Way]) -> Iterator[CaseResult]:
@@ -339,7 +339,7 @@ class _Examination:
         return CaseResult(*about, [*findings], seconds=seconds)
 
     def _taken_way(self, way: Way) -> Finding:
-        parts: list[Part] = []
+        parts: list[Stretch] = []
         try:
             parts.extend(way.take(self._desk))
         except (Unsupported, NotImplementedError) as reason:
@@ -354,10 +354,10 @@ class _Examination:
         self._taken[way.name] = parts
         return self._judged(way, parts)
 
-    def _pieces(self, parts: Sequence[Part], of: dict[str, Array]) -> list[Array]:
+    def _pieces(self, parts: Sequence[Stretch], of: dict[str, Array]) -> list[Array]:
         return [of[it.of][list(it.rows), it.start : it.stop] for it in parts]
 
-    def _judged(self, way: Way, parts: Sequence[Part]) -> Finding:
+    def _judged(self, way: Way, parts: Sequence[Stretch]) -> Finding:
         """Return the finding on whether all parts are those of the whole text."""
         whole, sigma = (self._pieces(parts, of) for of in (self._whole, self._noise))
         got = [part.output for part in parts]
@@ -379,7 +379,7 @@ class _Examination:
             finding, detail="", value=value, cause=cause, worst=first.worst
         )
 
-    def _cause(self, way: Way, index: int, part: Part) -> Phrase:
+    def _cause(self, way: Way, index: int, part: Stretch) -> Phrase:
         """Return the cause of a difference, which is looked for in the first dtype that has it."""
         if self._spoilt:
             return self._spoilt

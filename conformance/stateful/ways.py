@@ -33,7 +33,7 @@ PROBES, SURE = 16, 20.0
 move where none does: by chance, this happens once in exp(`SURE`) times."""
 
 GRADIENT = "gradient"
-"""What stands for a text in a `Part` with the gradient of a loss with respect to the text."""
+"""What stands for a text in a `Stretch` with the gradient of a loss with respect to the text."""
 
 SHARED = (1, 9, 17)
 """How many tokens a text has in common with the one that was fed before a reset: fewer than a block
@@ -105,7 +105,7 @@ class Texts:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Stretch:
     """Outputs `[row query width]` of one call, for tokens `start` to `start + query` of a text.
 
     Attributes:
@@ -240,13 +240,13 @@ class FedSession:
             )
         return output
 
-    def part(self, start: int, stop: int, rows: Sequence[int] = (), **how: Any) -> Part:
+    def part(self, start: int, stop: int, rows: Sequence[int] = (), **how: Any) -> Stretch:
         """Feed tokens `start` to `stop` of the text, in these rows or in all, and return them."""
         of = how.pop("of", "text")
         text = getattr(self.desk.texts, of)
         rows = tuple(rows) or tuple(range(len(text)))
         output = self.feed(text[list(rows), start:stop], start=start, **how)
-        return Part(output, rows, start, self.steps, of)
+        return Stretch(output, rows, start, self.steps, of)
 
     def parts(
         self,
@@ -255,7 +255,7 @@ class FedSession:
         stop: int | None = None,
         rows: Sequence[int] = (),
         **how: Any,
-    ) -> Iterator[Part]:
+    ) -> Iterator[Stretch]:
         """Feed a text from `start` to `stop` in chunks of these sizes, and yield all parts."""
         stop = getattr(self.desk.texts, how.get("of", "text")).shape[1] if stop is None else stop
         for size in sizes:
@@ -316,7 +316,7 @@ class Way:
 
     name: str
     requirement: str
-    take: Callable[[Desk], Iterator[Part]]
+    take: Callable[[Desk], Iterator[Stretch]]
 
 
 SENTENCES = {
@@ -344,14 +344,14 @@ SENTENCES = {
 """The requirements, by id."""
 
 
-def _causal(desk: Desk) -> Iterator[Part]:
+def _causal(desk: Desk) -> Iterator[Stretch]:
     half = desk.length // 2
     tokens = desk.texts.text.copy()
     tokens[:, half:] = desk.texts.discarded[:, half : desk.length]
-    yield Part(desk.start().feed(tokens)[:, :half], tuple(range(len(tokens))), 0, 1)
+    yield Stretch(desk.start().feed(tokens)[:, :half], tuple(range(len(tokens))), 0, 1)
 
 
-def _reaches(desk: Desk) -> Iterator[Part]:
+def _reaches(desk: Desk) -> Iterator[Stretch]:
     """Change single tokens, and see whether the outputs of later tokens move, in any bit."""
     whole, length, window = desk.whole(), desk.length, desk.declared.window
     moved, asked = np.zeros(length, int), np.zeros(length, int)
@@ -372,10 +372,10 @@ def _reaches(desk: Desk) -> Iterator[Part]:
             raise Refuted(
                 Phrase("stateful.window-not-used", {"window": window, "before": reached - 1})
             )
-    yield Part(whole, tuple(range(BATCH)), 0, 1)
+    yield Stretch(whole, tuple(range(BATCH)), 0, 1)
 
 
-def _before_window(desk: Desk) -> Iterator[Part]:
+def _before_window(desk: Desk) -> Iterator[Stretch]:
     """Feed a text that is another one before the window."""
     window = _window_of(desk)
     if desk.declared.stacked:
@@ -384,24 +384,24 @@ def _before_window(desk: Desk) -> Iterator[Part]:
     tokens = desk.texts.text.copy()
     tokens[:, :other] = desk.texts.discarded[:, :other]
     start = other + window - 1
-    yield Part(desk.start().feed(tokens)[:, start:], tuple(range(BATCH)), start, 1)
+    yield Stretch(desk.start().feed(tokens)[:, start:], tuple(range(BATCH)), start, 1)
 
 
-def _again(desk: Desk) -> Iterator[Part]:
+def _again(desk: Desk) -> Iterator[Stretch]:
     for _ in range(3):
         yield desk.start().part(0, desk.length)
 
 
-def _alone(desk: Desk) -> Iterator[Part]:
+def _alone(desk: Desk) -> Iterator[Stretch]:
     for row in range(BATCH):
         yield desk.start().part(0, desk.length, [row])
 
 
-def _at_another_place(desk: Desk) -> Iterator[Part]:
+def _at_another_place(desk: Desk) -> Iterator[Stretch]:
     yield desk.start().part(0, desk.length, [*reversed(range(BATCH))])
 
 
-def _on_threads(desk: Desk) -> Iterator[Part]:
+def _on_threads(desk: Desk) -> Iterator[Stretch]:
     with desk.bridge.on_threads():
         yield desk.start().part(0, desk.length)
 
@@ -416,12 +416,12 @@ def _mixed() -> Iterator[int]:
     return itertools.cycle([PREFILL, 4, 1, 9])
 
 
-def _steps(desk: Desk) -> Iterator[Part]:
+def _steps(desk: Desk) -> Iterator[Stretch]:
     yield from desk.start().parts(_single())
 
 
-def _in_chunks(size: int) -> Callable[[Desk], Iterator[Part]]:
-    def take(desk: Desk) -> Iterator[Part]:
+def _in_chunks(size: int) -> Callable[[Desk], Iterator[Stretch]]:
+    def take(desk: Desk) -> Iterator[Stretch]:
         if desk.length <= size:
             raise Unsupported(f"the text has only {desk.length} tokens")
         yield from desk.start().parts(itertools.repeat(size))
@@ -429,22 +429,22 @@ def _in_chunks(size: int) -> Callable[[Desk], Iterator[Part]]:
     return take
 
 
-def _beside_a_cache(desk: Desk) -> Iterator[Part]:
+def _beside_a_cache(desk: Desk) -> Iterator[Stretch]:
     yield from desk.start().parts(_mixed())
 
 
-def _overwritten(desk: Desk) -> Iterator[Part]:
+def _overwritten(desk: Desk) -> Iterator[Stretch]:
     yield from desk.start().parts(itertools.repeat(5), overwritten=True)
 
 
-def _watched(desk: Desk) -> Iterator[Part]:
+def _watched(desk: Desk) -> Iterator[Stretch]:
     """Feed a text in chunks of many sizes; what becomes of the outputs is for other ways."""
     for _ in desk.start().parts(_mixed(), watched=True):
         pass
     yield desk.start().part(0, desk.length, watched=True)
 
 
-def _returned(desk: Desk) -> Iterator[Part]:
+def _returned(desk: Desk) -> Iterator[Stretch]:
     """Feed a text in chunks of many sizes, and in steps; look at all outputs when it ends."""
     for sizes in (_mixed(), _single()):
         session = desk.start()
@@ -455,7 +455,7 @@ def _returned(desk: Desk) -> Iterator[Part]:
         yield from parts
 
 
-def _padded(desk: Desk, *, before: bool, sizes: Iterable[int]) -> Iterator[Part]:
+def _padded(desk: Desk, *, before: bool, sizes: Iterable[int]) -> Iterator[Stretch]:
     """Feed a batch with `PADS` before or after the texts, in chunks of these sizes."""
     length = desk.length
     tokens, real = _with_padding(desk, before=before)
@@ -467,7 +467,7 @@ def _padded(desk: Desk, *, before: bool, sizes: Iterable[int]) -> Iterator[Part]
         for row in range(BATCH):
             mine = real[row, start:stop]
             first = max(start - shift[row], 0)
-            yield Part(output[row : row + 1, mine], (row,), first, session.steps)
+            yield Stretch(output[row : row + 1, mine], (row,), first, session.steps)
         start = stop
         if start >= length:
             return
@@ -485,24 +485,24 @@ def _with_padding(desk: Desk, *, before: bool) -> tuple[Array, BoolArray]:
     return tokens, real
 
 
-def _left_padded(desk: Desk) -> Iterator[Part]:
+def _left_padded(desk: Desk) -> Iterator[Stretch]:
     yield from _padded(desk, before=True, sizes=itertools.chain([PREFILL, 5], itertools.repeat(1)))
 
 
-def _left_padded_at_once(desk: Desk) -> Iterator[Part]:
+def _left_padded_at_once(desk: Desk) -> Iterator[Stretch]:
     yield from _padded(desk, before=True, sizes=[desk.length])
 
 
-def _right_padded(desk: Desk) -> Iterator[Part]:
+def _right_padded(desk: Desk) -> Iterator[Stretch]:
     yield from _padded(desk, before=False, sizes=[desk.length])
 
 
-def _uncached(desk: Desk) -> Iterator[Part]:
+def _uncached(desk: Desk) -> Iterator[Stretch]:
     for stop in (desk.length // 2, desk.length):
         yield desk.start().part(0, stop, cached=False)
 
 
-def _after_reset(desk: Desk) -> Iterator[Part]:
+def _after_reset(desk: Desk) -> Iterator[Stretch]:
     """Feed the text after another one, and after texts that begin as it does."""
     session = desk.start()
     session.feed(desk.texts.other[:, : desk.length])
@@ -517,7 +517,7 @@ def _after_reset(desk: Desk) -> Iterator[Part]:
         yield session.part(0, desk.length)
 
 
-def _after_each_other(desk: Desk) -> Iterator[Part]:
+def _after_each_other(desk: Desk) -> Iterator[Stretch]:
     """Feed the text, a shorter one, and the text again, each in another way."""
     session, short = desk.start(), max(PREFILL + 1, desk.length // 3)
     yield from session.parts(itertools.repeat(5))
@@ -528,7 +528,7 @@ def _after_each_other(desk: Desk) -> Iterator[Part]:
     yield session.part(0, desk.length)
 
 
-def _after_rollback(desk: Desk) -> Iterator[Part]:
+def _after_rollback(desk: Desk) -> Iterator[Stretch]:
     """Roll back 1 token and then several, and go on; with a window, before it is full.
 
     Tokens are rolled back whole calls at a time; then, as if those after the first of a draft were
@@ -551,7 +551,7 @@ def _after_rollback(desk: Desk) -> Iterator[Part]:
         )
         found = session.feed(draft)[:, :accepted]
         if accepted:
-            yield Part(found, tuple(range(BATCH)), stop, session.steps)
+            yield Stretch(found, tuple(range(BATCH)), stop, session.steps)
         if calls > 1:
             session.feed(rejected[:, first:])
         fed = stop + accepted
@@ -561,15 +561,15 @@ def _after_rollback(desk: Desk) -> Iterator[Part]:
     yield from session.parts(itertools.chain([4], itertools.repeat(1)), fed)
 
 
-def _reordered(desk: Desk) -> Iterator[Part]:
+def _reordered(desk: Desk) -> Iterator[Stretch]:
     yield from _with_rows(desk, ORDERS)
 
 
-def _dropped(desk: Desk) -> Iterator[Part]:
+def _dropped(desk: Desk) -> Iterator[Stretch]:
     yield from _with_rows(desk, [(0, 2), (1,)])
 
 
-def _with_rows(desk: Desk, orders: Iterable[Sequence[int]]) -> Iterator[Part]:
+def _with_rows(desk: Desk, orders: Iterable[Sequence[int]]) -> Iterator[Stretch]:
     """Reorder the rows of the batch after every few tokens, and go on with the text of each."""
     session, rows = desk.start(), tuple(range(BATCH))
     yield session.part(0, PREFILL)
@@ -581,7 +581,7 @@ def _with_rows(desk: Desk, orders: Iterable[Sequence[int]]) -> Iterator[Part]:
         start += 5
 
 
-def _padded_reordered(desk: Desk) -> Iterator[Part]:
+def _padded_reordered(desk: Desk) -> Iterator[Stretch]:
     """Reorder the rows of a batch with padding before the texts, and go on with each."""
     tokens, real = _with_padding(desk, before=True)
     session, start = desk.start(), PREFILL + 5
@@ -594,11 +594,11 @@ def _padded_reordered(desk: Desk) -> Iterator[Part]:
             stop = start + size
             output = session.feed(tokens[rows, start:stop], real[rows, :stop])
             for place, row in enumerate(rows):
-                yield Part(output[[place]], (row,), start - PADS[row], session.steps)
+                yield Stretch(output[[place]], (row,), start - PADS[row], session.steps)
             start = stop
 
 
-def _restored(desk: Desk) -> Iterator[Part]:
+def _restored(desk: Desk) -> Iterator[Stretch]:
     """Go on from a saved state: in the layer that has gone on otherwise since, and in a new one."""
     session, declared = desk.start(), desk.declared
     yield session.part(0, PREFILL)
@@ -618,18 +618,18 @@ def _window_of(desk: Desk) -> int:
     return window
 
 
-def _beyond_window(desk: Desk) -> Iterator[Part]:
+def _beyond_window(desk: Desk) -> Iterator[Stretch]:
     sizes = itertools.chain([_window_of(desk) + 2], itertools.repeat(1))
     yield from desk.start().parts(sizes)
 
 
-def _across_window(desk: Desk) -> Iterator[Part]:
+def _across_window(desk: Desk) -> Iterator[Stretch]:
     window = _window_of(desk)
     sizes = itertools.chain([max(1, window - 2), 5, window + 3], itertools.repeat(2))
     yield from desk.start().parts(sizes)
 
 
-def _full_buffer(desk: Desk) -> Iterator[Part]:
+def _full_buffer(desk: Desk) -> Iterator[Stretch]:
     """Fill the buffer to its last place, and feed one more token, or several of which some fit.
 
     A ring that drops what is before the window may take them.
@@ -651,18 +651,18 @@ def _full_buffer(desk: Desk) -> Iterator[Part]:
             raise Refuted(
                 Phrase("stateful.not-refused", {"capacity": desk.length, "fed": first + more})
             ) from error
-        yield Part(whole[:, : desk.length], beyond.rows, 0, 1)
+        yield Stretch(whole[:, : desk.length], beyond.rows, 0, 1)
         yield beyond
 
 
-def _gradients(sizes: Callable[[], Iterable[int]]) -> Callable[[Desk], Iterator[Part]]:
-    def take(desk: Desk) -> Iterator[Part]:
+def _gradients(sizes: Callable[[], Iterable[int]]) -> Callable[[Desk], Iterator[Stretch]]:
+    def take(desk: Desk) -> Iterator[Stretch]:
         gradient, start = desk.start().gradient(sizes()), 0
         for step, size in enumerate(sizes(), start=1):
             if start >= desk.length:
                 return
             own = gradient[:, start : start + size]
-            yield Part(own, tuple(range(BATCH)), start, step, GRADIENT)
+            yield Stretch(own, tuple(range(BATCH)), start, step, GRADIENT)
             start += size
 
     return take
