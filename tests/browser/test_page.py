@@ -497,6 +497,22 @@ def test_what_is_cut_fades_and_what_fits_is_whole(visit, tmp_path):
     expect(box).to_have_class(re.compile("cut-right"))
     box.evaluate("(own) => { own.scrollLeft = 1e5; }")
     expect(box).not_to_have_class(re.compile("cut-right"))
+    sections = page.locator(".bar nav")
+    expect(sections).to_have_class(re.compile("cut-right"))
+    page.set_viewport_size({"width": 1900, "height": 700})
+    expect(sections).not_to_have_class(re.compile("cut-right"))
+    expect(sections).to_have_attribute("aria-label", "Sections")
+
+
+def test_rows_out_of_sight_are_there_in_the_end(visit, tmp_path):
+    """Those who search in the page, save it or take a picture of all of it found empty rows."""
+    names = [f"layer-{n}" for n in range(30)]
+    own = loaded(record(*(result(good(), name=name) for name in names)))
+    file = tmp_path / "many.html"
+    file.write_text(render_html(build([own]), None, [own]), encoding="utf-8")
+    page = visit(file, viewport={"width": 1400, "height": 300})
+    rows = page.locator("#the-matrix tr[data-row]")
+    expect(page.locator("#the-matrix td.cell")).to_have_count(30 * rows.count())
 
 
 def test_on_a_phone_every_cell_of_the_conventions_is_in_sight(visit, files):

@@ -45,7 +45,7 @@ function adopt(root) {
     own.classList.add("open");
   }, root);
   each("a.open", (link) => { link.href = panelAddress(link.panel); }, root);
-  each(".scroll, .heads .drawn, .over-time figure", (box) => {
+  each(".bar nav, .scroll, .heads .drawn, .over-time figure", (box) => {
     boxes.observe(box);
     if (box.firstElementChild) boxes.observe(box.firstElementChild);
     box.addEventListener("scroll", () => cut(box), { passive: true });
@@ -89,14 +89,14 @@ function fit(box) {
     box.classList.toggle("fits", box.scrollWidth <= box.clientWidth + 1);
   }
   cut(box);
-  if (box.id || box.classList.contains("tall")) return;
+  if (box.id || box.matches("nav, .tall")) return;
   const wide = box.scrollWidth > box.clientWidth + 1;
   const title = box.querySelector("caption")?.textContent.trim();
   for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", title || "Figure"]]) {
     if (wide) box.setAttribute(name, value); else box.removeAttribute(name);
   }
 }
-const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => fit(target.closest(".scroll, .drawn, figure"))));
+const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => fit(target.closest(".bar nav, .scroll, .drawn, figure"))));
 startFilter();
 startMatrix();
 startPanel();
