@@ -238,6 +238,20 @@ def test_a_survey_ends_with_the_gravest_deviation_as_strict_tells_it():
     assert "Correct, the" not in told
 
 
+def test_an_experiment_that_needs_a_process_of_its_own_is_not_dropped_in_silence():
+    """Level default has it for isolated implementations only; level full starts a process."""
+    case = ("--dtype", "float32", "--case", "key-padding/cross", "--case", "probe/bad-input")
+    options = ("run", mini("Correct"), *case)
+    told = mha(*options, "--no-isolate", "--level", "default", expect=ExitCode.OK).stdout
+    line = "not asked, 1 item: probe/bad-input needs a process of its own, which --isolate or"
+    assert "Correct: 1 conforms\n" in told
+    assert line in told
+    for more in (("--isolate", "--level", "default"), ("--no-isolate", "--level", "full")):
+        told = mha(*options, *more, expect=ExitCode.OK).stdout
+        assert "Correct: 2 conforms\n" in told
+        assert "not asked" not in told
+
+
 def test_what_is_told_already_is_not_promised(tmp_path):
     narrow = ("--dtype", "float32", "--case", "mask/shared/self", "--no-isolate")
     told = mha("run", mini("Inverted"), *narrow).stdout

@@ -68,7 +68,7 @@ from conformance.running.session import (
     kept,
     places,
 )
-from conformance.text import printable
+from conformance.text import plural, printable
 
 if TYPE_CHECKING:
     from conformance.running.isolation import ProcessLimits, Supervisor
@@ -662,11 +662,28 @@ class RunPlugin:
             missing = sum(name not in self.results for name in self.chosen)
             if missing:
                 write(f"not run: {missing} of {len(self.chosen)} planned items")
+        for line in self._not_isolated():
+            terminalreporter.write_line(printable(line), light=True)
         for line in self._about_record():
             write(line)
         if self.survey and self._gated is None:
             for line in self._worst():
                 write(line)
+
+    def _not_isolated(self) -> Iterator[str]:
+        """Yield a line about the experiments that `--no-isolate` or a debugger leaves out."""
+        here = [
+            adapter
+            for adapter, spec in self.adapters
+            if adapter.name not in self.supervisors and is_isolated(spec, None, debugging=False)
+        ]
+        left_out = self.selection.only_isolated(here, self.device)
+        if left_out:
+            names = ", ".join(dict.fromkeys(row.asked.id for row in left_out))
+            yield (
+                f"not asked, {plural(len(left_out), 'item')}: {names} needs a process of its own, "
+                "which --isolate or --level full starts"
+            )
 
     def _about_record(self) -> Iterator[str]:
         """Yield lines about unusable files, reused results, and the record or why there is none."""

@@ -185,17 +185,27 @@ class Selection:
             others = [dtype for dtype in DTYPES if dtype not in CORE_DTYPES]
             planned += plan(few, [case for case in cases if case.is_bare], others, device)
         items = [item for item in planned if self._has_mode(item) and self._is_of_level(item)]
-        asked = [
-            row
-            for row in inquiries(adapters, self.find_experiments(), device)
-            if row.dtype in self.dtype_names and self._has_mode(row)
-        ]
+        asked = self._inquiries(adapters, device)
         if self.level == "first":
             items = _first(items)
         elif self.level in SAMPLED:
             items = sampled(items)
             asked = [row for row in asked if _is_telling(row)]
         return [*items, *asked]
+
+    def only_isolated(self, adapters: Sequence[Adapter], device: str) -> list[Inquiry]:
+        """Return the experiments that the level has only for isolated implementations."""
+        if self.level not in SAMPLED:
+            return []
+        asked = self._inquiries(adapters, device)
+        return [row for row in asked if row.asked.apart and not _is_telling(row)]
+
+    def _inquiries(self, adapters: Sequence[Adapter], device: str) -> list[Inquiry]:
+        return [
+            row
+            for row in inquiries(adapters, self.find_experiments(), device)
+            if row.dtype in self.dtype_names and self._has_mode(row)
+        ]
 
     def _has_mode(self, row: Row) -> bool:
         first = FIRST in self.modes and row.mode.name == row.adapter.modes[0].name
