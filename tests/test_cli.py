@@ -252,6 +252,22 @@ def test_an_experiment_that_needs_a_process_of_its_own_is_not_dropped_in_silence
         assert "not asked" not in told
 
 
+@pytest.mark.parametrize("more", [("--strict",), ("-n", "2")], ids=["strict", "xdist"])
+def test_what_cannot_be_imported_is_told_once_and_without_a_count(tmp_path, more):
+    """Nobody knows how many items would be asked of it; the record has one for each."""
+    (tmp_path / "ad.py").write_text("import nobody_has_this\n")
+    (tmp_path / "fails.py").write_text("raise ValueError('no such file')\n")
+    arguments = ("run", "ad.py:f", "fails.py:g", mini("Correct"), *NARROW, "--record", "r.json")
+    told = mha(*arguments, *more, cwd=tmp_path, expect=ExitCode.INCOMPLETE).stdout
+    assert "\nnot verified: ad.py:f: it imports 'nobody_has_this', which is not installed\n" in told
+    assert "\nnot verified: fails.py:g: does not import: ValueError: no such file\n" in told
+    assert "unavailable" not in told
+    assert told.count("nobody_has_this") == 1
+    assert re.search(r"^2 passed in ", told, re.MULTILINE)
+    verdicts = [verdict for _, verdict, _ in findings(narrowed(tmp_path))]
+    assert verdicts.count("unavailable") == 4
+
+
 def test_what_is_told_already_is_not_promised(tmp_path):
     narrow = ("--dtype", "float32", "--case", "mask/shared/self", "--no-isolate")
     told = mha("run", mini("Inverted"), *narrow).stdout

@@ -355,6 +355,16 @@ class RunPlugin:
         gc.unfreeze()
         gc.set_threshold(*self._thresholds)
 
+    @cached_property
+    def _unimported(self) -> dict[str, str]:
+        """Why the process of an implementation could not import it, by the implementation."""
+        declared = {
+            adapter.name: adapter.declared.ended  # type: ignore[attr-defined]
+            for adapter, _ in self.adapters
+            if adapter.name in self.supervisors
+        }
+        return {name: ended.reason for name, ended in declared.items() if ended is not None}
+
     # The record
 
     @property
@@ -583,7 +593,12 @@ class RunPlugin:
         line = getattr(report, "conformance", None)
         if line is None:
             return None
-        verdict = _decoded(line).verdict
+        result = _decoded(line)
+        verdict = result.verdict
+        skipped = getattr(report, "wasxfail", None) is not None or verdict in SKIPPED
+        if skipped and result.implementation in self._unimported:
+            # Its items are as many as if everything were asked of it, so they are not counted.
+            return "", "n", verdict.upper()
         if verdict in SKIPPED:
             return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
         if getattr(report, "wasxfail", "").removeprefix("reason: ").startswith(KNOWN):
@@ -655,7 +670,10 @@ class RunPlugin:
             self._gated.summary(terminalreporter, self.written)
         else:
             reasons = self.config.option.verbose > 0
-            for adapter, _ in self.adapters:
+            for adapter, spec in self.adapters:
+                if why := self._unimported.get(adapter.name):
+                    write(f"not verified: {spec}: {why.removeprefix(f'{spec}: ')}")
+                    continue
                 results = self._results_of(adapter)
                 for line in counted(adapter.name, results, reasons=reasons):
                     write(line)
