@@ -7,6 +7,7 @@ be, and what has to be cut off would never end.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,11 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from records import OUTPUT, good, result, save
+from records import record as record_of
 
 from conformance.adapter.loading import load, registered
 from conformance.cli import main
 from conformance.commands import gpu
 from conformance.errors import ExitCode
+from conformance.records.findings import Finding
 from conformance.records.header import Implementation, Provenance
 from conformance.records.long import SCHEMA, Climb, Step, read_climb
 from conformance.records.record import (
@@ -187,6 +191,16 @@ def test_who_interrupts_gets_the_table_and_the_code(tmp_path, monkeypatch, capfd
     monkeypatch.setattr(gpu.JobLine, "run", lambda line: True)
     assert main(ask(tmp_path, CORRECT, more=("--stage", "core"))) == ExitCode.INTERRUPTED
     assert "not reached: core: Correct" in capfd.readouterr().out
+
+
+def test_a_job_that_ends_in_errors_alone_verifies_nothing(tmp_path, capfd):
+    jobs = [job(tmp_path, name, "") for name in ("wrong", "right")]
+    for one, finding in zip(jobs, (Finding(OUTPUT, "error"), good()), strict=True):
+        save(tmp_path, record_of(result(finding), name=one.name))
+    line = gpu.JobLine(jobs, ends=time.monotonic() + PATIENCE, most=1)
+    line.run()
+    assert re.search(r"wrong +0 s  1 error", capfd.readouterr().out)
+    assert line.verified == 1
 
 
 @pytest.mark.night

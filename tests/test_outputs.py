@@ -390,6 +390,8 @@ def test_all_of_it_by_the_command(tmp_path, capsys, monkeypatch):
         ([result(good())], ExitCode.OK),
         ([result(bad())], ExitCode.OK),
         ([result(UNSUPPORTED)], ExitCode.NOTHING_VERIFIED),
+        ([result(ERROR)], ExitCode.NOTHING_VERIFIED),
+        ([result(ERROR), result(good(), mode="eval")], ExitCode.OK),
         ([result(good()), result(NOT_RUN, mode="eval")], ExitCode.INCOMPLETE),
     ],
 )

@@ -873,8 +873,16 @@ def test_rendering_twice_gives_the_same(any_report):
         ([result(good())], [], ExitCode.OK),
         ([result(bad())], [], ExitCode.OK),
         ([result(good())], ["other"], ExitCode.INCOMPLETE),
-        ([result(good(), Finding(GRADIENT, "timed-out"))], [], ExitCode.INCOMPLETE),
+        (
+            [result(good()), result(Finding(OUTPUT, "timed-out"), mode="eval")],
+            [],
+            ExitCode.INCOMPLETE,
+        ),
         ([result(Finding(OUTPUT, "unsupported"))], [], ExitCode.NOTHING_VERIFIED),
+        # As in a run, in which an item that ends in an error verifies nothing.
+        ([result(Finding(OUTPUT, "error"))], [], ExitCode.NOTHING_VERIFIED),
+        ([result(bad(), Finding(GRADIENT, "error"))], [], ExitCode.NOTHING_VERIFIED),
+        ([result(Finding(OUTPUT, "error")), result(bad(), mode="eval")], [], ExitCode.OK),
     ],
 )
 def test_writing_gives_three_files_and_an_exit_code(tmp_path, capsys, results, expected, code):

@@ -610,6 +610,17 @@ def test_what_a_layer_lacks_is_unsupported_and_what_it_raises_an_error():
     assert re.search(r"KeyError: 'no cache' \(at test_stateful\.py:\d+\)", printed)
 
 
+def test_a_layer_of_which_every_call_raises_verifies_nothing(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from mutants.stateful import Kept, StatefulLayer\n\n\n"
+        "class Raises(Kept, StatefulLayer):\n"
+        "    def feed(self, *given, **options):\n        raise KeyError('no cache')\n"
+    )
+    assert cli.main(["run", f"{path}:Raises", *HERE]) == ExitCode.NOTHING_VERIFIED
+    assert re.search(r"^Llama: \d+ error\n", capsys.readouterr().out)
+
+
 def test_a_class_takes_back_what_it_inherits():
     class Ring(Kept):
         reset = None

@@ -486,7 +486,7 @@ class JobLine:
 
     def _told(self, job: Job) -> None:
         """Print a line about a job that has ended, and remember how it ended."""
-        from conformance.records.findings import VERIFIED
+        from conformance.records.findings import verified
 
         self.ended.append(job)
         took = time.monotonic() - job.began
@@ -495,7 +495,7 @@ class JobLine:
             self.cut.append(job)
         elif job.code not in (ExitCode.OK, ExitCode.INCOMPLETE, ExitCode.NOTHING_VERIFIED):
             self.failed.append(job)
-        self.verified += any(counts[verdict] for verdict in VERIFIED)
+        self.verified += verified(counts) > 0
         said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
         said = said or _last_words(job.log)
         end = ", cut off" if job.interrupted else ""

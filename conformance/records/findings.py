@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 import msgspec
@@ -339,6 +339,10 @@ def count(verdicts: Iterable[str]) -> dict[str, int]:
     return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
-def verified(counts: dict[str, int]) -> int:
-    """Return how many of the results, counted by verdict, have a verdict in `VERIFIED`."""
-    return sum(counts.get(verdict, 0) for verdict in VERIFIED)
+def verified(counts: Mapping[str, int]) -> int:
+    """Return how many of the results, counted by verdict, had an answer to judge.
+
+    An exit code depends on items, not on findings: in an item that is an error, an experiment may
+    have observed no more than that.
+    """
+    return sum(counts.get(verdict, 0) for verdict in ANSWERED)

@@ -143,7 +143,7 @@ def outcome(report: Report) -> ExitCode:
 
     Deviations do not affect it.
     """
-    if not verified(report.totals.findings):
+    if not verified(report.totals.items):
         return ExitCode.NOTHING_VERIFIED
     return ExitCode.INCOMPLETE if report.not_verified.anything else ExitCode.OK
 

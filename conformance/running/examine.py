@@ -22,7 +22,6 @@ from conformance.adapter.loading import adapted, load, registered
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError, ExitCode, UnknownName
 from conformance.records.findings import (
-    ANSWERED,
     INFINITE,
     NOT_VERIFIED,
     WRONG,
@@ -30,6 +29,7 @@ from conformance.records.findings import (
     Finding,
     count,
     gravity,
+    verified,
 )
 from conformance.records.header import RequirementInfo
 from conformance.records.record import Record, check_writable, write
@@ -393,7 +393,7 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
     refused = reasons_of(results, ("unsupported",)).most_common()
-    if "error" in counts and not ANSWERED & counts.keys():
+    if "error" in counts and not verified(counts):
         yield "  nothing was verified: no item conforms or deviates"
     many = counts.get("unsupported", 0) > len(results) / 3
     if many:
@@ -515,10 +515,10 @@ def exit_code(results: Iterable[CaseResult], *, complete: bool) -> ExitCode:
 
     `complete` says whether every planned item has a result. Items that raise errors verify nothing.
     """
-    verdicts = {result.verdict for result in results}
-    if not verdicts & ANSWERED:
+    verdicts = count(result.verdict for result in results)
+    if not verified(verdicts):
         return ExitCode.NOTHING_VERIFIED
-    return ExitCode.OK if complete and not verdicts & NOT_VERIFIED else ExitCode.INCOMPLETE
+    return ExitCode.OK if complete and not verdicts.keys() & NOT_VERIFIED else ExitCode.INCOMPLETE
 
 
 # The end, as data

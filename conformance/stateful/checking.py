@@ -36,13 +36,13 @@ from conformance.records.findings import (
     NOTHING,
     RUN,
     STATEFUL,
-    VERIFIED,
     WHOLE,
     CaseResult,
     Finding,
     Phrase,
     count,
     gravity,
+    verified,
 )
 from conformance.requirements.requirement import judge
 from conformance.stateful.causes import cause_of
@@ -107,8 +107,8 @@ class Stateful:
 
     @property
     def is_verified(self) -> bool:
-        """Whether anything was checked."""
-        return any(result.verdict in VERIFIED for result in self.results)
+        """Whether anything had an answer to judge, which an error has not."""
+        return verified(self.counts) > 0
 
     def __str__(self) -> str:
         """Return a table of verdicts, and below it what deviates, with the likely causes."""

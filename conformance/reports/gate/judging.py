@@ -22,10 +22,10 @@ import msgspec
 from conformance.errors import BrokenBaseline, ExitCode, UnknownName
 from conformance.records.findings import (
     RUN,
+    VERIFIED,
     CaseResult,
     Finding,
     gravity,
-    verified,
     without_place,
 )
 from conformance.records.header import Implementation
@@ -132,12 +132,18 @@ class Judgement:
 
     @property
     def unverified(self) -> list[str]:
-        """The implementations of which nothing was verified, except those that were deselected."""
+        """The implementations of which nothing was checked, except those that were deselected.
+
+        An error counts here: it is known or new, like a deviation.
+        """
         results = by_key(self.record.results, lambda result: result.implementation)
         names = [one.name for one in self.record.header.implementations]
         if is_narrowed(self.record) and results:
             names = [name for name in names if name in results]
-        return [name for name in names if not verified(finding_counts(results.get(name, ())))]
+        checked = {
+            name for name in names if VERIFIED & finding_counts(results.get(name, ())).keys()
+        }
+        return [name for name in names if name not in checked]
 
     @property
     def uncounted(self) -> list[str]:
