@@ -1058,6 +1058,29 @@ def test_records_of_versions_that_cannot_be_read_are_named(tmp_path):
     assert load(find_records([tmp_path])).current == []
 
 
+def test_neighbouring_versions_are_told_as_a_range(tmp_path, monkeypatch):
+    """Its ends say all that tells them from the next version outside."""
+    monkeypatch.chdir(tmp_path)
+    torch = msgspec.structs.replace(OURS, title="torch.MultiHeadAttention")
+    wrong = ["2.2 3.11", "2.3 3.11", "2.4 3.11", "2.6 3.12", "2.7 3.11", "2.9 3.12"]
+    versions = [
+        of(
+            result(bad() if version in wrong else good(), name="ours"),
+            name=version.replace(" ", "-"),
+            ours=msgspec.structs.replace(
+                torch, versions=dict(zip(("torch", "python"), version.split(), strict=True))
+            ),
+        )
+        for version in (*wrong, "2.1 3.11", "2.5 3.11", "2.6 3.11", "2.8 3.11")
+    ]
+    ours = msgspec.structs.replace(torch, versions={"torch": "2.9", "python": "3.11"})
+    own = of(result(good(), name="ours"), ours=ours)
+    assert publish(tmp_path, own, versions=versions) == ExitCode.OK
+    page = Path("pages/ours.md").read_text()
+    told = ["2.2 to 2.4", "2.7, python 3.11", "2.6, python 3.12 to torch 2.9, python 3.12"]
+    assert f"- With torch {'; torch '.join(told)}.\n" in page
+
+
 @pytest.mark.parametrize(
     ("before", "since"),
     [

@@ -13,6 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -699,17 +701,57 @@ def _changes(course: Trend) -> str:
 
 
 def _elsewhere(published: Published, column: Column) -> list[tuple[Known, list[str]]]:
-    """Return the deviations that occur only in other versions, each with these versions."""
+    """Return the deviations that occur only in other versions, each with ranges of these."""
     course = published.course(column)
     if course is None:
         return []
     here = {item.text for item in published.known.get(column.key, ())}
-    elsewhere: dict[str, tuple[Known, dict[str, None]]] = {}
+    elsewhere: dict[str, tuple[Known, list[Point]]] = {}
     for point in course.points:
         for item in published.beside.get((point.record, column.name), ()):
-            if item.text not in here:
-                elsewhere.setdefault(item.text, (item, {}))[1][varying(course, point)] = None
-    return [(item, list(versions)) for item, versions in elsewhere.values()]
+            points = elsewhere.setdefault(item.text, (item, []))[1]
+            if item.text not in here and point not in points:
+                points.append(point)
+    return [
+        (item, _ranges(course, library_of(column), points))
+        for item, points in elsewhere.values()
+        if points
+    ]
+
+
+def _ranges(course: Trend, library: str, chosen: Sequence[Point]) -> list[str]:
+    """Return versions as texts, one for each run of neighbours, such as "torch 2.6 to 2.9".
+
+    An end has the versions of other packages, too, if its library alone does not tell it from a
+    point that is not chosen.
+    """
+    points = [point for point in course.points if not point.unavailable]
+    brief = [_brief(course, library, point) for point in points]
+    others = {own for own, point in zip(brief, points, strict=True) if point not in chosen}
+    texts: list[str] = []
+    for inside, run in groupby(range(len(points)), lambda at: points[at] in chosen):
+        places = [*run]
+        at, to = places[0], places[-1]
+        if not inside:
+            continue
+        if brief[at] == brief[to] or "," in brief[at]:
+            # Without a library of its own, several packages decide, and there is no one order.
+            texts += dict.fromkeys(varying(course, points[place]) for place in places)
+            continue
+        first, last = (
+            varying(course, points[place]) if brief[place] in others else brief[place]
+            for place in (at, to)
+        )
+        same = (first, last) == (brief[at], brief[to])
+        texts.append(f"{first} to {last.rpartition(' ')[2] if same else last}")
+    return texts
+
+
+def _brief(course: Trend, library: str, point: Point) -> str:
+    """Return a point's version of the library, or else what `varying` returns."""
+    packages = point.versions.items()
+    own = (f"{name} {one}" for name, one in packages if name.replace("-", "_") == library)
+    return next(own, varying(course, point))
 
 
 def _since(published: Published, column: Column, known: Known) -> str:
@@ -722,13 +764,7 @@ def _since(published: Published, column: Column, known: Known) -> str:
     points = [point for point in course.points if not point.unavailable] if course else []
     if course is None or len(points) < 2:
         return ""
-    library = library_of(column)
-
-    def brief(point: Point) -> str:
-        packages = point.versions.items()
-        own = (f"{name} {one}" for name, one in packages if name.replace("-", "_") == library)
-        return next(own, varying(course, point))
-
+    brief = partial(_brief, course, library_of(column))
     asked = known.places
 
     def has(point: Point) -> bool:
