@@ -1058,6 +1058,23 @@ def test_records_of_versions_that_cannot_be_read_are_named(tmp_path):
     assert load(find_records([tmp_path])).current == []
 
 
+def test_what_a_library_raises_is_told_in_its_own_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = [f"ValueError: [1mno key[0m of size 3 (at {file}.py:1)" for file in "ab"]
+    details = {"train": told[0], "eval": told[1], "fast": "TypeError: size 3"}
+    results = [
+        result(Finding(GRADIENT, "error", detail), name="ours", mode=mode)
+        for mode, detail in details.items()
+    ]
+    known = f'[[known]]\nrequirement="{GRADIENT}"\nverdict="error"\nraises="size 3"\n'
+    own = of(*results, result(bad(), name="ours", mode="slow"))
+    assert publish(tmp_path, own, baseline=f"{known}reason='it is wrong'") == ExitCode.OK
+    page = Path("pages/ours.md").read_text()
+    (excused,) = (part for part in page.split("\n### ") if "it is wrong" in part)
+    assert "- It raises `ValueError: no key of size 3`.\n" in excused
+    assert page.count("It raises") == 1
+
+
 def test_neighbouring_versions_are_told_as_a_range(tmp_path, monkeypatch):
     """Its ends say all that tells them from the next version outside."""
     monkeypatch.chdir(tmp_path)

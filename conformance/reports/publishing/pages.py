@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from conformance.records.findings import NOTHING, VERIFIED, Phrase
+from conformance.records.findings import NOTHING, VERIFIED, Phrase, without_place
 from conformance.records.header import Implementation, Provenance
 from conformance.records.long import Climb, Reach, as_record, reaches
 from conformance.records.record import Exploration
@@ -115,6 +115,18 @@ class Known:
     def text(self) -> str:
         """The reason why the deviation is known, or else the message of its worst finding."""
         return self.reason or self.group.worst.finding.detail
+
+    @property
+    def raised(self) -> str:
+        """The most frequent error of its findings; "" if there is none, or if it is the text."""
+        # Keras prints in bold, and a record keeps no escape.
+        told = Counter(
+            re.sub(r"\[\d+(;\d+)*m", "", without_place(one.finding.detail))
+            for one in self.group.members
+            if one.finding.verdict == "error" and one.finding.detail
+        )
+        ((most, _),) = told.most_common(1) or [("", 0)]
+        return most if self.reason else ""
 
     @property
     def heading(self) -> str:
