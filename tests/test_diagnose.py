@@ -1417,6 +1417,45 @@ def test_a_scale_in_half_precision_is_not_taken_for_something_else():
     assert found.cause.id == "scale.of-size"
 
 
+BENT = {
+    "tanh": np.tanh,
+    "soft sign": lambda x: x / (1 + np.abs(x)),
+    "inverse hyperbolic sine": np.arcsinh,
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("sizes", [{"batch": 1, "heads": 2}, {"heads": 2, "queries": 48}])
+@pytest.mark.parametrize("bent", BENT)
+def test_bent_logits_get_no_name_in_half_precision(bent, sizes, one_mistake):
+    for seed in range(2):
+        sizes = {"queries": 24, "size": 16, "seed": seed, **sizes}
+        q, k, v = map(in_bfloat16, drawn(**sizes))
+        logits = BENT[bent](q @ k.swapaxes(-1, -2) / np.float32(4))
+        output = in_bfloat16(softmax(logits) @ v)
+        found = diagnose(q, k, v, output, layout="batch heads length head")
+        assert (found.verdict, found.dtype) == ("deviates", "bfloat16")
+        assert not found.causes, str(found)
+
+
+@pytest.mark.parametrize("queries", [24, 48])
+def test_a_mistake_is_named_in_half_precision_if_every_operation_rounds(queries):
+    q, k, v = map(in_bfloat16, drawn(queries=queries, size=16))
+    logits = in_bfloat16(in_bfloat16(q @ k.swapaxes(-1, -2)) / np.float32(4))
+    powers = in_bfloat16(1 / (1 + np.exp(-logits)))
+    weights = in_bfloat16(powers / in_bfloat16(powers.sum(axis=-1, keepdims=True)))
+    found = diagnose(q, k, v, in_bfloat16(weights @ v), layout="batch heads length head")
+    assert [it.id for it in found.causes] == ["softmax.sigmoid-normalised"], str(found)
+    # Large logits have more noise with the mistake than without.
+    found = diagnose(q, k, v, rounded_attention(q, k, v, scale=1.0), causal=True)
+    assert [it.id for it in found.causes] == ["scale.missing"], str(found)
+    # What is right in the other heads may be off by more than the mistake may leave in its own.
+    rounded = in_bfloat16(attention(q, k, v)), in_bfloat16(attention(q, k, v, scale=1.0))
+    mixed = np.concatenate([rounded[0][:, :3], rounded[1][:, 3:]], axis=1)
+    found = diagnose(q, k, v, mixed, layout="batch heads length head")
+    assert [it.id for it in found.causes] == ["scale.missing"], str(found)
+
+
 def test_a_mistake_that_divides_by_zero_explains_no_numbers():
     # Were NaN to predict anything, a normaliser of the last keys would fit rows that see none.
     seen = np.tri(12, dtype=bool) & ~np.tri(12, k=-4, dtype=bool)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from conformance.causes.hypothesis import (
     MOST_ELEMENTS,
     About,
     Best,
-    Evidence,
     Hypothesis,
     Maker,
 )
@@ -155,7 +155,7 @@ class PairSearch(Search):
         output, want = self.output, maker.right.output
         if want.shape != output.got.shape or not np.isfinite(want).all():
             return math.inf, NOTHING
-        evidence = Evidence(output.got, want, output.noise, output.underflow)
+        evidence = replace(output, want=want)
         best = Best(self.problem.dtype, lambda cause: True)
         logits.factor_of_output(maker, evidence, best)
         if best.cause:

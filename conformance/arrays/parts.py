@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from types import MethodType
 from typing import Any, NamedTuple
@@ -201,7 +202,7 @@ def of_part(
         ports.cut(problem, it, entry, group, head)
         for it in (evidence.got, evidence.want, evidence.noise)
     )
-    return Evidence(got, want, noise, evidence.underflow)
+    return replace(evidence, got=got, want=want, noise=noise)
 
 
 def explained(evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:

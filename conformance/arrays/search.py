@@ -92,6 +92,13 @@ WIDEST = 1024
 """The most components of all heads together for which mistakes are tried on the whole at once."""
 
 
+MOST_LEFT = 1.0
+"""The largest error, in σ and as an rms, that a mistake may leave in half precision.
+
+An implementation that makes it and rounds after every operation leaves half of that. Bent logits
+are within the limits of mistakes that they are not, but these leave more than twice as much."""
+
+
 FITTED = ("scale.factor", "bias.factor", "alibi.factor")
 """Causes with a number that was fitted: a mistake without one is named instead if it fits, too."""
 
@@ -135,7 +142,9 @@ class Search:
         self.problem = problem
         self.expectation = expectation
         self.answer = answer
-        self.output = Evidence.of("output", answer.output, expectation)
+        output = Evidence.of("output", answer.output, expectation)
+        closely = problem.dtype in HALF and coarser[0] == 1
+        self.output = replace(output, most=MOST_LEFT) if closely else output
         self.partial: list[tuple[Phrase, float, Phrase]] = []
         self.telling: list[Phrase] = []
         self.open_causes: set[Phrase] = set()

@@ -8,8 +8,9 @@ computation in the module that fits, and add the English text for the id to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -327,13 +328,15 @@ class Best:
 class Evidence:
     """An array that the implementation returned, the expected array and its noise σ.
 
-    `underflow` is the absolute error that underflow may cause in any element.
+    `underflow` is the absolute error that underflow may cause in any element, and `most` the
+    largest error, in σ and as an rms, that a prediction may leave if it explains the array.
     """
 
     got: Array
     want: Array
     noise: Array
     underflow: float
+    most: float = math.inf
 
     @classmethod
     def of(cls, array: str, got: Array, expectation: Expectation) -> Evidence:
@@ -344,7 +347,7 @@ class Evidence:
     def of_rows(self, rows: IntArray) -> Evidence:
         """Return the evidence on some rows, with predictions as noisy as among all of them."""
         got, want, noise = (array[:, rows] for array in (self.got, self.want, self.noise))
-        found = Evidence(got, want, noise, self.underflow)
+        found = replace(self, got=got, want=want, noise=noise)
         vars(found).update(spread=self.spread, _size=self._size)
         return found
 
@@ -390,6 +393,19 @@ class Evidence:
         near: BoolArray = np.abs(self.got - found) <= tolerance
         return near
 
+    def left(self, found: Array, gain: float | Array = 1.0) -> float:
+        """Return the errors of the prediction `found`, in σ, as an rms where both are finite.
+
+        The prediction is as noisy as in `near`, and σ is the larger one of both. Elements for which
+        it predicts what is expected do not count.
+        """
+        counts = np.isfinite(found) & np.isfinite(self.got) & (found != self.want)
+        sigma = np.maximum(self.noise, np.maximum(gain, self.gain(found)) * self.spread)
+        off = np.abs(self.got - found)
+        wrong = counts & (off > self.underflow)
+        sigma = np.broadcast_to(sigma, off.shape)
+        return rms(np.where(wrong, off, 0.0)[counts] / np.where(sigma > 0, sigma, 1.0)[counts])
+
     def misfit(self, found: Array) -> float:
         """Return the rms difference between the answer and the prediction where both are finite."""
         return rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
@@ -405,7 +421,8 @@ class Evidence:
         The prediction must also explain an error. Some wrong element must have a prediction other
         than NaN; if none has, some rows must be predicted to be NaN throughout, and each of these
         must contain a wrong element. If wrong elements have finite predictions, the rms difference
-        from the finite predictions must be at most half of that from the expected array.
+        from the finite predictions must be at most half of that from the expected array, and in
+        σ, it must be at most `most`.
         """
         if found.shape != self.got.shape:
             return False
@@ -425,7 +442,9 @@ class Evidence:
             return True
         left = np.mean((self.got - found)[finite] ** 2)
         before = np.mean((self.got - self.want)[finite] ** 2)
-        return bool(left <= BETTER**2 * before)
+        if not left <= BETTER**2 * before:
+            return False
+        return self.most == math.inf or self.left(found, gain) <= self.most
 
     def _fails(self, broken: BoolArray) -> bool:
         """Return whether every row with `broken` elements has an error too large for rounding."""
