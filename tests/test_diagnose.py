@@ -4218,6 +4218,165 @@ def test_packed_sequences_under_one_causal_mask_are_told(dtype, one_mistake):
 # Tokens of all batch entries in one axis, and names
 
 
+def packed_into(*starts, length=20):
+    """The numbers of packed sequences that begin at these tokens, in both batch entries."""
+    return np.tile(np.searchsorted(starts, np.arange(length), side="right"), (2, 1))
+
+
+def alone(ids, keys=None):
+    """The causal mask of packed sequences."""
+    keys = ids if keys is None else keys
+    return (ids[:, None, :, None] == keys[:, None, None]) & np.tri(ids.shape[1], dtype=bool)
+
+
+def spun(x, times):
+    for _ in range(times):
+        x = rotated(x)
+    return x
+
+
+PADDED = np.arange(20) < np.array([11, 17])[:, None]
+TURNS = {"causal": True, "rotary": {"base": 10000.0, "pairs": "halves"}}
+PACKED = {"causal": True, "segments": packed_into(0, 3, 8, 14)}
+PADDING = {"causal": "top-left", "mask": PADDED[:, None, None], "mask_true": "attends"}
+MOVED = {
+    "queries and keys turned twice": (
+        TURNS,
+        lambda q, k, v: attention(spun(q, 2), spun(k, 2), v, causal=0),
+        "rotary.twice",
+    ),
+    "queries turned twice": (
+        TURNS,
+        lambda q, k, v: attention(spun(q, 2), rotated(k), v, causal=0),
+        "rotary.queries-twice",
+    ),
+    "keys turned twice": (
+        TURNS,
+        lambda q, k, v: attention(rotated(q), spun(k, 2), v, causal=0),
+        "rotary.keys-twice",
+    ),
+    "queries and keys turned three times": (
+        TURNS,
+        lambda q, k, v: attention(spun(q, 3), spun(k, 3), v, causal=0),
+        "",
+    ),
+    "keys turned three times": (
+        TURNS,
+        lambda q, k, v: attention(rotated(q), spun(k, 3), v, causal=0),
+        "",
+    ),
+    "sequences late": (
+        PACKED,
+        lambda q, k, v: attention(q, k, v, mask=alone(packed_into(0, 4, 9, 15))),
+        "segments.begin-late",
+    ),
+    "sequences early": (
+        PACKED,
+        lambda q, k, v: attention(q, k, v, mask=alone(packed_into(0, 2, 7, 13))),
+        "segments.begin-early",
+    ),
+    "one sequence late": (
+        PACKED,
+        lambda q, k, v: attention(q, k, v, mask=alone(packed_into(0, 3, 9, 14))),
+        "segments.one-begins-late",
+    ),
+    "one sequence early": (
+        PACKED,
+        lambda q, k, v: attention(q, k, v, mask=alone(packed_into(0, 3, 8, 13))),
+        "segments.one-begins-early",
+    ),
+    "sequences late by two tokens": (
+        PACKED,
+        lambda q, k, v: attention(q, k, v, mask=alone(packed_into(0, 5, 10, 16))),
+        "",
+    ),
+    "one sequence late and one early": (
+        PACKED,
+        lambda q, k, v: attention(q, k, v, mask=alone(packed_into(0, 4, 7, 14))),
+        "",
+    ),
+    "turned sequences late": (
+        {**PACKED, "rotary": TURNS["rotary"], "positions": np.tile(np.arange(20), (2, 1))},
+        lambda q, k, v: attention(rotated(q), rotated(k), v, mask=alone(packed_into(0, 4, 9, 15))),
+        "segments.begin-late",
+    ),
+    "sinks doubled": (
+        {"sinks": SINKS},
+        lambda q, k, v: attention(q, k, v, sinks=2 * SINKS),
+        "sinks.doubled",
+    ),
+    "sinks counted twice": (
+        {"sinks": SINKS},
+        lambda q, k, v: attention(q, k, v, sinks=SINKS + np.float32(np.log(2))),
+        "sinks.counted",
+    ),
+    "sinks tripled": (
+        {"sinks": SINKS},
+        lambda q, k, v: attention(q, k, v, sinks=3 * SINKS),
+        "",
+    ),
+    "sinks of the next head": (
+        {"sinks": SINKS},
+        lambda q, k, v: attention(q, k, v, sinks=np.roll(SINKS, 1)),
+        "sinks.of-next-head",
+    ),
+    "padding on the other side": (
+        {"key_lengths": PADDED.sum(axis=1)},
+        lambda q, k, v: attention(q, k, v, mask=PADDED[:, None, None, ::-1]),
+        "lengths.from-the-end",
+    ),
+    "padding on the other side of a causal mask": (
+        PADDING,
+        lambda q, k, v: np.nan_to_num(
+            attention(q, k, v, mask=PADDED[:, None, None, ::-1] & np.tri(20, dtype=bool))
+        ),
+        "mask.reversed",
+    ),
+    "padding in the middle": (
+        PADDING,
+        lambda q, k, v: np.nan_to_num(
+            attention(q, k, v, mask=np.roll(PADDED, 5)[:, None, None] & np.tri(20, dtype=bool))
+        ),
+        "",
+    ),
+    "key heads reversed": (
+        {},
+        lambda q, k, v: attention(q, k[:, ::-1], v),
+        "heads.reversed-in",
+    ),
+    "value heads reversed": (
+        {},
+        lambda q, k, v: attention(q, k, v[:, ::-1]),
+        "heads.reversed-in",
+    ),
+    "key and value heads reversed": (
+        {},
+        lambda q, k, v: attention(q, k[:, ::-1], v[:, ::-1]),
+        "heads.reversed-in",
+    ),
+    "key heads one further": (
+        {},
+        lambda q, k, v: attention(q, np.roll(k, 1, axis=1), v),
+        "",
+    ),
+}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", MOVED)
+def test_what_is_done_twice_reversed_or_moved_by_one_is_told(case, dtype, one_mistake):
+    told, made, cause = MOVED[case]
+    for size in (8, 16):
+        rounded = in_bfloat16 if dtype == "bfloat16" else np.float32
+        heads = [rounded(x) for x in drawn(queries=20, size=size)]
+        output = rounded(made(*heads))
+        found = diagnose(*heads, output, layout="batch heads length head", dtype=dtype, **told)
+        assert found.verdict == "deviates"
+        ids = {it.id for it in found.causes}
+        assert cause in ids if cause else not ids, str(found)
+
+
 def in_one_axis(x, apart=False):
     tokens = x.swapaxes(1, 2).reshape(-1, *x.shape[1::2])
     return tokens if apart else tokens.reshape(len(tokens), -1)

@@ -46,7 +46,7 @@ from conformance.definition.rotary import (
     Scaled,
     length_of,
 )
-from conformance.records.findings import Phrase
+from conformance.records.findings import Argument, Phrase
 
 USUAL_BASE = 10000.0
 BASE_OF_WHOLE, FACTOR_OF_WHOLE = 1e6, 8.0
@@ -193,13 +193,8 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
 
         return changed
 
-    def twice(a: Stages, side: str, x: Array) -> Array:
-        once = Stages.rotated(a, side, x)
-        return Stages.rotated(a, side, once) if side == "key" else once
-
     if problem.rotary is not None:
         yield maker.staged("rotary.of-history-missing", rotated=unless_stored(Stages.rotated))
-        yield maker.staged("rotary.keys-twice", rotated=twice)
     if problem.norm is not None:
         yield maker.staged("norm.of-history-missing", normed=unless_stored(Stages.normed))
 
@@ -568,6 +563,7 @@ def _sinks(maker: Maker, sinks: Array) -> Iterator[Hypothesis]:
     if maker.problem.slopes is not None:
         yield _asked(maker, "sinks.with-alibi", sinks=sinks - maker.problem.slopes)
     yield _asked(maker, "sinks.negated", sinks=-sinks)
+    yield _asked(maker, "sinks.doubled", sinks=2.0 * sinks)
     yield _asked(maker, "sinks.log2-for-natural", sinks=sinks * np.log(2))
     yield _asked(maker, "sinks.natural-for-log2", sinks=sinks / np.log(2))
     yield _asked(maker, "sinks.heads-reversed", sinks=sinks[::-1])
@@ -824,6 +820,17 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         return a.turned(x, sign * a.angles(a.places(side)))
 
     yield maker.staged("rotary.keys-turned-back", rotated=back)
+    for cause, sides in (
+        ("rotary.keys-twice", ("key",)),
+        ("rotary.queries-twice", ("query",)),
+        ("rotary.twice", ("query", "key")),
+    ):
+
+        def twice(a: Stages, side: str, x: Array, sides: tuple[str, ...] = sides) -> Array:
+            once = Stages.rotated(a, side, x)
+            return Stages.rotated(a, side, once) if side in sides else once
+
+        yield maker.staged(cause, rotated=twice)
     if shape.value_head_size == size:
         yield maker.staged(
             "rotary.of-values-too", prepared_values=lambda a, v: Stages.rotated(a, "key", v)
@@ -1208,6 +1215,37 @@ def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]
             yield maker.masked(cause, kept & (_counted(maker, offset) <= 0))
 
 
+def _boundaries(maker: Maker, ids: IntArray) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which packed sequences of queries and keys begin a token late or early.
+
+    Positions begin again where the sequences do, unless a rotary embedding is there, which may be
+    applied before. Each boundary is tried alone too, if there are few.
+    """
+    problem = maker.problem
+    kept = Positions(query=problem.position_of_queries, key=problem.position_of_keys)
+
+    def rotated(a: Stages, side: str, x: Array) -> Array:
+        return a.turned(x, a.angles(getattr(kept, side)))
+
+    def made(other: IntArray) -> Stages:
+        moved = problem.replace(segments=Segments(query=other, key=other))
+        return Stages(moved, **{**maker.right.changes, "rotated": rotated})
+
+    begins = ids[:, 1:] != ids[:, :-1]
+    late = np.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
+    early = np.concatenate([ids[:, 1:], ids[:, -1:]], axis=1)
+    where = np.flatnonzero(begins.any(axis=0)) + 1
+    alone = where.tolist() if 1 < len(where) <= MOST_SPLITS else []
+    for at, (by, moved) in itertools.product((None, *alone), (("late", late), ("early", early))):
+        about: dict[str, Argument] = {} if at is None else {"at": at}
+        cause = f"segments.begin-{by}" if at is None else f"segments.one-begins-{by}"
+        tokens = None if at is None else np.arange(ids.shape[1]) == at - (by == "early")
+        other = moved if tokens is None else np.where(tokens, moved, ids)
+        yield _asked(maker, cause, about, segments=Segments(query=other, key=other))
+        if problem.rotary is not None and problem.axes is None:
+            yield Hypothesis(Phrase(cause, about), partial(made, other))
+
+
 def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
     problem = maker.problem
     query, key = segments.query[:, :, None], segments.key[:, None]
@@ -1229,6 +1267,8 @@ def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
         ("segments.of-one-token-dropped", same & (same.sum(axis=-1, keepdims=True) > 1)),
     ):
         yield maker.masked(cause, base & seen[:, None])
+    if queries == key.shape[2] and np.array_equal(segments.query, segments.key):
+        yield from _boundaries(maker, segments.key)
     if problem.causal is not None:
         kept = _without(problem, "causal")
         more = problem.shape.key_length - maker.queries

@@ -136,6 +136,8 @@ def _axes(maker: Maker) -> Iterator[Hypothesis]:
         yield maker.masked("mask.padding-over-queries" if padding else "mask.transposed", turned)
         yield maker.masked("mask.applied-to-queries-too", full & turned)
     yield maker.masked("mask.reversed", full[..., ::-1])
+    if problem.mask is not None and problem.causal is not None:
+        yield maker.asked("mask.reversed", mask=problem.mask[..., ::-1])
     yield maker.masked(
         "mask.heads-before-batch", full.reshape(heads, batch, *matrix).swapaxes(0, 1)
     )

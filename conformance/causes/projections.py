@@ -337,6 +337,12 @@ def _groups(maker: Maker) -> Iterator[Hypothesis]:
             yield maker.staged("heads.values-tiled", repeat=tiled("value"))
             yield maker.staged("heads.keys-tiled", repeat=tiled("key"))
         yield maker.staged("heads.first-key-value-for-all", repeat=first)
+        for names in (("key",), ("value",), ("key", "value")):
+
+            def backwards(a: Stages, heads: Array, name: str, names: Any = names) -> Array:
+                return Stages.repeat(a, heads[:, ::-1] if name in names else heads, name)
+
+            yield maker.staged("heads.reversed-in", {"of": [*names]}, repeat=backwards)
 
 
 def _inputs(maker: Maker) -> Iterator[Hypothesis]:

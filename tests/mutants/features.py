@@ -1311,6 +1311,7 @@ _add(
     "converts the sinks to powers of two, but not the logits",
     sinks=_sinks(lambda a, s: s * a.wide(np.log2(np.e))),
 )
+_add("sink-doubled", "adds the logit of the sink to itself", sinks=_sinks(lambda a, s: 2 * s))
 _add("sink-negated", "uses exp(−sink)", sinks=_sinks(lambda a, s: -s))
 _add(
     "sink-without-exponential",
@@ -1643,6 +1644,21 @@ _add(
     case=PARTIAL,
     interleaved=lambda a: False,
 )
+
+
+def _again(*sides: str) -> Callable[..., Array]:
+    """A stage that rotates the heads of some sides twice."""
+
+    def rotated(a: Featured, side: str, heads: Array, positions: Array) -> Array:
+        once = Featured.rotated(a, side, heads, positions)
+        return Featured.rotated(a, side, once, positions) if side in sides else once
+
+    return rotated
+
+
+_add("rotary-twice", "rotates queries and keys twice", rotated=_again("query", "key"))
+_add("rotary-of-queries-twice", "rotates queries twice", rotated=_again("query"))
+_add("rotary-of-keys-twice", "rotates keys twice", rotated=_again("key"))
 _add(
     "rotary-turned-back",
     "rotates keys the other way round",
@@ -2842,6 +2858,45 @@ _add(
     "segments-shifted-by-a-token",
     "reads the segments of keys one token late",
     same_segment=lambda a: np.roll(Featured.same_segment(a), 1, axis=-1),
+)
+
+
+def _begun(late: bool, first: bool = False) -> Callable[..., Array]:
+    """Segments that begin a token late or early, or the second one of each entry only."""
+
+    def segments(a: Featured, side: str) -> Array:
+        ids = Featured.segments(a, side)
+        if ids is None:
+            return ids
+        by = 1 if late else -1
+        moved = np.roll(ids, by, axis=1)
+        moved[:, 0 if late else -1] = ids[:, 0 if late else -1]
+        begins = (np.diff(ids, axis=1) != 0).any(axis=0).argmax() + 1
+        at = np.arange(ids.shape[1]) == begins - (not late)
+        return np.where(at, moved, ids) if first else moved
+
+    return segments
+
+
+_add(
+    "segments-begin-late",
+    "lets the first token of each packed sequence belong to the one before",
+    segments=_begun(True),
+)
+_add(
+    "segments-begin-early",
+    "lets the last token of each packed sequence belong to the next one",
+    segments=_begun(False),
+)
+_add(
+    "segments-second-begins-late",
+    "lets the first token of the second packed sequence belong to the first one",
+    segments=_begun(True, first=True),
+)
+_add(
+    "segments-second-begins-early",
+    "lets the last token of the first packed sequence belong to the second one",
+    segments=_begun(False, first=True),
 )
 _add(
     "segments-see-the-one-before",

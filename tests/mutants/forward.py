@@ -376,6 +376,25 @@ _add(
     repeat=lambda a, heads: np.repeat(heads[:, :1], a.shape.heads, axis=1),
     case="plain/no-mask/gqa",
 )
+_add(
+    "key-heads-reversed",
+    "takes the key heads in reverse order",
+    OUTPUT,
+    repeat=lambda a, x: Attention.repeat(a, x[:, ::-1] if x is a.k else x),
+)
+_add(
+    "value-heads-reversed",
+    "takes the value heads in reverse order",
+    OUTPUT,
+    repeat=lambda a, x: Attention.repeat(a, x[:, ::-1] if x is a.v else x),
+)
+_add(
+    "key-and-value-heads-reversed",
+    "takes the key and value heads in reverse order",
+    OUTPUT,
+    repeat=lambda a, x: Attention.repeat(a, x[:, ::-1] if x is a.k or x is a.v else x),
+    case="plain/no-mask/gqa",
+)
 
 # Weights and biases.
 
