@@ -4377,6 +4377,35 @@ def test_what_is_done_twice_reversed_or_moved_by_one_is_told(case, dtype, one_mi
         assert cause in ids if cause else not ids, str(found)
 
 
+OF_HEADS = [
+    ([1.0, 1.0, 1.3, 1.0], "scale.factor", {"factor": 1.3}),
+    ([1.0, 0.76, 1.0, 0.76], "scale.factor", {"factor": 0.76}),
+    ([1.0, 4.0, 1.0, 1.0], "scale.missing", {}),
+    ([1.0, 0.7, 1.0, 1.3], "", {}),
+    ([0.7, 1.2, 1.3, 1.1], "", {}),
+]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("queries", [20, 100])
+@pytest.mark.parametrize(("factors", "cause", "about"), OF_HEADS)
+def test_a_factor_in_some_heads_only_is_told(factors, cause, about, queries, dtype, one_mistake):
+    rounded = in_bfloat16 if dtype == "bfloat16" else np.float32
+    q, k, v = (rounded(x) for x in drawn(queries=queries, size=16))
+    factors = np.float32(factors)[:, None, None]
+    output = rounded(attention(q, k, v, scale=factors / np.float32(4)))
+    found = diagnose(q, k, v, output, layout="batch heads length head", dtype=dtype)
+    assert found.verdict == "deviates"
+    assert [it.id for it in found.causes] == ([cause] if cause else []), str(found)
+    for it in found.causes:
+        assert "head" in it.text
+        assert (
+            it.arguments.items()
+            >= {n: pytest.approx(x, rel=0.05) for n, x in about.items()}.items()
+        )
+
+
 def in_one_axis(x, apart=False):
     tokens = x.swapaxes(1, 2).reshape(-1, *x.shape[1::2])
     return tokens if apart else tokens.reshape(len(tokens), -1)

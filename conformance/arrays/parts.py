@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.arrays import ports, tiles
-from conformance.arrays.given import separate
+from conformance.arrays.given import merged, separate
 from conformance.causes.diagnose import hypotheses
 from conformance.causes.hypothesis import BETTER, Chosen, Evidence, Hypothesis, Maker, rms
 from conformance.causes.stages import Stages
@@ -256,11 +256,12 @@ def elements_explained(evidence: Evidence, predicted: Array) -> BoolArray:
     return explained
 
 
-def rows_explained(evidence: Evidence, predicted: Array) -> bool:
-    """Return whether a mistake explains the wrong rows if it is made in these only."""
+def rows_explained(evidence: Evidence, predicted: Array, heads: int) -> bool:
+    """Return whether a mistake explains the wrong rows of heads if it is made in these only."""
     if predicted.shape != evidence.got.shape:
         return False
-    rows = evidence.wrong.any(axis=-1, keepdims=True)
+    wrong = separate(evidence.wrong, heads)
+    rows = merged(np.broadcast_to(wrong.any(axis=-1, keepdims=True), wrong.shape))
     mixed = np.where(rows, predicted, evidence.want)
     return not np.isnan(mixed).any() and evidence.explained(mixed)
 

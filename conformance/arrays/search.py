@@ -514,7 +514,7 @@ class Search:
                 open_still = (
                     not shows
                     or self._explains(evidence, predicted, hypothesis)
-                    or rows_explained(evidence, predicted)
+                    or rows_explained(evidence, predicted, ports.apart(part.maker.problem))
                 )
                 asked[cause, number] = None if open_still else Seen.of(cause, evidence, predicted)
         return {key: seen for key, seen in asked.items() if seen is not None}
@@ -561,6 +561,9 @@ class Search:
             known += self._factor(whole, cause, factor)
         if known or only_factors or self._coarser > 1:
             return known
+        known += self._factor_in_heads(whole)
+        if known:
+            return known
         known += [(0.0, cause) for cause in precision.in_tf32(maker, evidence)]
         if known:
             return known
@@ -582,8 +585,20 @@ class Search:
                 known, nearest = [(0.0, hypothesis.cause)], left
         return known
 
+    def _factor_in_heads(self, whole: Maker) -> list[tuple[float, Phrase]]:
+        """Return the causes that are a factor in some heads only, which fits the worst of them."""
+        rows = separate(self.output.wrong, ports.apart(self.problem))
+        wrong = np.asarray(rows.any(axis=(0, 2, 3)))
+        if wrong.all() or not self.problem.heads_alone:
+            return []
+        one = self._part(self._worst_part).of_worst_head()
+        if math.prod(one.maker.problem.shape.logits) > MOST_ELEMENTS:
+            return []
+        factors = logits.fitted_factors(one.maker, one.evidence)
+        return [it for cause, number in factors for it in self._factor(whole, cause, number)]
+
     def _factor(self, whole: Maker, cause: Phrase, number: float) -> list[tuple[float, Phrase]]:
-        """Return the cause of a factor if it holds for the whole, as 1/√n where it is that."""
+        """Return the cause of a factor if it holds, or does in a part, as 1/√n where it is that."""
         problem = whole.problem
         if cause.id == "rotary.base":
             assert problem.rotary is not None
@@ -622,6 +637,9 @@ class Search:
             predicted = hypothesis.make().output
             if self._explains(self.output, predicted, hypothesis):
                 return [(self.output.misfit(predicted), named)]
+            in_part = self._in_part(replace(hypothesis, cause=named), predicted)
+            if in_part is not None:
+                return [in_part]
         return []
 
 
