@@ -2110,6 +2110,25 @@ def test_how_one_output_comes_from_another_is_told(name, dtype):
     assert len(found.causes) == 1, str(found)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("factor", [0.3, -2.5])
+@pytest.mark.parametrize("order", ["heads", "tokens", "axes"])
+def test_another_order_and_a_factor_are_told_together(order, factor, dtype):
+    one, other, cause = {
+        "heads": (RIGHT[:, [0, 3, 1, 2]], RIGHT, "outputs.permuted"),
+        "tokens": (RIGHT[:, :, ::-1], RIGHT, "outputs.reversed"),
+        "axes": (in_order(SQUARE, 0, 2, 1, 3), SQUARE, "outputs.transposed"),
+    }[order]
+    found = against((in_bfloat16 if dtype == "bfloat16" else np.float32)(one * factor), other)
+    (both,) = found.causes
+    assert both.id == "mistakes.two", str(found)
+    assert [it.id for it in both.arguments["causes"]] == [cause, "outputs.factor"]
+    assert both.arguments["causes"][1].arguments["factor"] == pytest.approx(factor, rel=1e-2)
+    spoilt = one * np.float32(factor)
+    spoilt[0, 1] *= np.float32(1.1)
+    assert not against(spoilt, other).causes
+
+
 def test_outputs_that_differ_in_any_other_way_get_no_cause():
     for other in (attention(Q, K, V, scale=1.0), with_part(RIGHT, np.s_[0, 1, 2, 3], 2)):
         found = against(other, RIGHT)
@@ -2182,6 +2201,28 @@ def test_two_files_of_one_array_are_two_outputs(tmp_path, capsys, suffix):
     assert "query=q" in said
     assert main(["diagnose", one]) == ExitCode.USAGE
     assert "--against" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_two_arrays_without_known_names_in_one_file_are_two_outputs(tmp_path, capsys, suffix):
+    path = tmp_path / f"both.{suffix}"
+
+    def stored(**arrays):
+        if suffix == "npz":
+            np.savez(path, **arrays)
+        else:
+            write(path, {name: Tensor.of(name, it) for name, it in arrays.items()}, {})
+
+    stored(mine=np.float32(0.5) * RIGHT, yours=RIGHT)
+    assert main(["diagnose", str(path)]) == ExitCode.DEVIATES
+    assert "the output is 0.5 times the other one" in capsys.readouterr().out
+    stored(mine=RIGHT, yours=RIGHT)
+    assert main(["diagnose", str(path)]) == ExitCode.OK
+    for others in ({"mine": RIGHT, "yours": RIGHT[:1]}, {"a": RIGHT, "b": RIGHT, "c": RIGHT}):
+        stored(**others)
+        capsys.readouterr()
+        assert main(["diagnose", str(path)]) == ExitCode.USAGE
+        assert "no array has a known name" in capsys.readouterr().err
 
 
 def test_two_arrays_are_two_outputs(tmp_path, capsys):
@@ -3163,7 +3204,7 @@ def test_files_that_are_no_dumps(tmp_path, capsys):
     damaged = tmp_path / "damaged.npz"
     damaged.write_bytes(b"PK\x03\x04 no archive")
     foreign = tmp_path / "foreign.npz"
-    np.savez(foreign, a=Q, b=K)
+    np.savez(foreign, a=Q, b=K, c=V)
     cut = tmp_path / "cut.npy"
     np.save(cut, Q)
     cut.write_bytes(cut.read_bytes()[:100])

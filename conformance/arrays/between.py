@@ -19,7 +19,14 @@ from conformance.arrays.given import (
     laid_out,
     split,
 )
-from conformance.arrays.likeness import Measure, in_one_shape, related, rounded, transposed
+from conformance.arrays.likeness import (
+    Measure,
+    in_one_shape,
+    multiplied,
+    related,
+    rounded,
+    transposed,
+)
 from conformance.causes.hypothesis import rms
 from conformance.causes.location import where_wrong
 from conformance.definition import comparison
@@ -108,6 +115,7 @@ def against(
     if not compared.fits:
         causes = [*transposed(this, that, measure)]
         causes = causes or [*related(got, want, wrong, measure)]
+        causes = causes or [*multiplied(this, that, measure)]
     difference = Difference(
         array="output",
         fits=compared.fits,

@@ -169,17 +169,19 @@ def _argument(canonical: str) -> str:
     return "gradients" if group == "gradient" else group
 
 
-def bare_output(paths: Sequence[Path]) -> Numbers | None:
-    """Return the only array in a file without a known name, or None if there is another one.
+def bare_outputs(paths: Sequence[Path], count: int) -> list[Numbers]:
+    """Return so many arrays of one size that are all in a file, and have no known names; or [].
 
     Raises:
         BadArrays: if the file cannot be read.
     """
     if len(paths) != 1 or paths[0].is_dir():
-        return None
+        return []
     contents = _contents(paths[0])
-    known = any(_meant(name, contents) for name in contents)
-    return output(paths[0]) if len(contents) == 1 and not known else None
+    if len(contents) != count or any(_meant(name, contents) for name in contents):
+        return []
+    found = [Numbers.of(f"{paths[0]}: {name}", array) for name, array in contents.items()]
+    return found if len({it.values.size for it in found}) == 1 else []
 
 
 def output(path: Path) -> Numbers:

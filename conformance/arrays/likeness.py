@@ -15,7 +15,7 @@ import numpy as np
 from conformance.arrays.recovery import listed, nearest
 from conformance.causes.hypothesis import significant
 from conformance.causes.location import indices
-from conformance.causes.logits import best_factor
+from conformance.causes.logits import LEAST, best_factor
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array, dtype_of
 from conformance.errors import BadArrays
@@ -207,6 +207,24 @@ def transposed(this: Array, other: Array, measure: Measure) -> Iterator[Phrase]:
             return
 
 
+def multiplied(this: Array, other: Array, measure: Measure) -> Iterator[Phrase]:
+    """Yield the order of axes and the factor by which one output has the numbers of the other."""
+    size = _rms(other)
+    ratio = _rms(this) / size if size else 0.0
+    if not (0 < ratio < math.inf) or abs(ratio - 1) <= LEAST:
+        return
+    for factor in (ratio, -ratio):
+        for order in transposed(this / factor, other, measure):
+            yield _both(order, factor)
+            return
+
+
+def _both(order: Phrase, factor: float) -> Phrase:
+    """Return the cause that slices or axes are in another order, and all is multiplied."""
+    by = Phrase("outputs.factor", {"factor": significant(factor)})
+    return Phrase("mistakes.two", {"causes": [order, by]})
+
+
 def related(got: Array, want: Array, wrong: np.ndarray, measure: Measure) -> Iterator[Phrase]:
     """Yield how an output `[batch heads length head]` comes from another one.
 
@@ -233,6 +251,17 @@ def related(got: Array, want: Array, wrong: np.ndarray, measure: Measure) -> Ite
         if order is not None and measure.near(got, np.take(want, order, axis)):
             yield _ordered(order, name)
             return
+        sizes = [np.sqrt((it**2).sum(axis=1, keepdims=True)) for it in slices]
+        if not all(size.all() for size in sizes):
+            continue
+        one, other = (it / size for it, size in zip(slices, sizes, strict=True))
+        for order in (nearest(one, other), nearest(-one, other)):
+            if order is not None:
+                moved = np.take(want, order, axis)
+                factor = best_factor(got, moved)
+                if measure.near(got, factor * moved):
+                    yield _both(_ordered(order, name), factor)
+                    return
     for count in range(1, min(MOST_SHIFTED, got.shape[2] - 1) + 1):
         if measure.near(got[:, :, count:], want[:, :, :-count]):
             yield Phrase("outputs.late", {"count": count})

@@ -134,8 +134,10 @@ def _diagnose(options: argparse.Namespace) -> int:
     said = {
         name: value for name in files.OPTIONS if (value := getattr(options, name, None)) is not None
     }
-    bare = files.bare_output(options.files) if options.against is not None else None
-    arrays, told = ({"output": bare}, {}) if bare is not None else files.read(options.files)
+    sides = ("output",) if options.against is not None else ("output", "wanted")
+    bare = files.bare_outputs(options.files, len(sides))
+    named = dict(zip(sides, bare, strict=False))
+    arrays, told = (named, {}) if bare else files.read(options.files)
     told |= said
     if options.suggest is not None:
         from conformance.arrays.suggestion import suggest
