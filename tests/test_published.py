@@ -1095,7 +1095,7 @@ def test_neighbouring_versions_are_told_as_a_range(tmp_path, monkeypatch):
     assert publish(tmp_path, own, versions=versions) == ExitCode.OK
     page = Path("pages/ours.md").read_text()
     told = ["2.2 to 2.4", "2.7, python 3.11", "2.6, python 3.12 to torch 2.9, python 3.12"]
-    assert f"- With torch {'; torch '.join(told)}.\n" in page
+    assert f"- With torch {'; torch '.join(told)}, of those measured.\n" in page
 
 
 @pytest.mark.parametrize(
