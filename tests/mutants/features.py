@@ -3583,7 +3583,7 @@ def _in_order_of_memory(name: str) -> Callable[[Featured], None]:
     return begin
 
 
-for _name, _told, _case in (
+for _name, _things, _case in (
     ("sinks", "sinks", "sinks-with-mask/cross"),
     ("slopes", "slopes", "alibi/self"),
     ("key_norm", "weights of the key's norm", "norm/self"),
@@ -3596,7 +3596,7 @@ for _name, _told, _case in (
 ):
     _add(
         f"strides-of-the-{_name.replace('_', '-')}-ignored",
-        f"reads the {_told} as they lie in memory, whatever the strides are",
+        f"reads the {_things} as they lie in memory, whatever the strides are",
         LAYOUT,
         begin=_in_order_of_memory(_name),
         case=_case,

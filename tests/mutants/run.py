@@ -76,10 +76,10 @@ class Examiner:
         adapter, session = mutant.adapter(), self.session()
         noticed: Counter[str] = Counter()
         for row in self.likeliest_first(mutant, adapter):
-            found = deviations(session, row)
-            noticed.update(found)
-            for requirement in found:
-                if requirement in mutant.killed_by:
+            found = wrong(session, row)
+            noticed.update([*found])
+            for requirement, verdict in found.items():
+                if kills(mutant, requirement, verdict):
                     self.kills[mutant.chapter, row.asked.id] += 1
                     return Outcome(mutant, requirement, row.id, noticed)
         return Outcome(mutant, noticed=noticed)
@@ -96,10 +96,10 @@ class Examiner:
         telling = dict.fromkeys([*map(experiment, TELLING), *own])
         rows += inquiries([adapter], [*telling], "cpu")
         for row in rows:
-            found = deviations(session, row)
-            noticed.update(found)
-            for requirement in found:
-                if not by and requirement in mutant.killed_by:
+            found = wrong(session, row)
+            noticed.update([*found])
+            for requirement, verdict in found.items():
+                if not by and kills(mutant, requirement, verdict):
                     by, where = requirement, row.id
         return Outcome(mutant, by, where, noticed)
 
@@ -191,10 +191,25 @@ TELLING = ("dropout", "repeatability", "masked-rows", "leaks")
 """Experiments that decide requirements which no case serves; the others mostly observe."""
 
 
+RAISING = ("world-one-hop-too-few", "world-one-hop-too-few-of-three")
+"""Mutants with which torch raises. Others must answer: a stale one dies of its own mistake."""
+
+
+def kills(mutant: Mutant, requirement: str, verdict: str) -> bool:
+    """Whether it is noticed by what is expected to, and not by an error of its own."""
+    raises = isinstance(mutant, SizeMutant) or mutant.name in RAISING
+    return requirement in mutant.killed_by and (raises or verdict == "deviates")
+
+
 def deviations(session: Session, row: Row) -> list[str]:
     """The requirements that notice something here; one that raises is noticed too."""
+    return [*wrong(session, row)]
+
+
+def wrong(session: Session, row: Row) -> dict[str, str]:
+    """The requirements that notice something here, each with its verdict."""
     findings = examined(session, row).findings
-    return [f.requirement for f in findings if f.verdict in ("deviates", "error")]
+    return {f.requirement: f.verdict for f in findings if f.verdict in ("deviates", "error")}
 
 
 def examined(session: Session, row: Row) -> CaseResult:

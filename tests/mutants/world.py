@@ -155,7 +155,7 @@ def _averaged(a: Any, state: list[Tensor], logits: Tensor, value: Tensor) -> lis
     if not logits.shape[-1]:
         return state
     highest, _, _ = state
-    context, _ = _usual(a, "result", _block(a, logits, value))
+    context, *_ = _usual(a, "result", _block(a, logits, value))
     return [0 * highest.nan_to_num(0, 0, 0), state[1] + 1, state[2] + context]
 
 
@@ -558,5 +558,5 @@ _add(
     "keeps the log-sum-exp of the last block for the gradients",
     *BACKWARD,
     merge=_local_sum,
-    result=lambda a, state: (_usual(a, "result", state)[0], _usual(a, "result", a.local)[1]),
+    result=lambda a, state: (_usual(a, "result", state)[0], *_usual(a, "result", a.local)[1:]),
 )
