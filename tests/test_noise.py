@@ -393,6 +393,21 @@ def test_a_stored_log_normaliser_of_some_hundred_is_class_c(case, prepared):
         assert comparison.fits, comparison.figures
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype", "more"),
+    [
+        ("logits/low/separate", "bfloat16", True),
+        ("logits/low/separate", "float16", False),
+        ("logits/low/separate", "float32", False),
+        ("plain/no-mask/self", "bfloat16", False),
+    ],
+)
+def test_sigma_is_estimated_a_third_time_only_where_an_exponent_needs_it(case, dtype, more):
+    """It takes 64 times the samples, which would be half of the time of a wrong function."""
+    careful = expect_carefully(case_of(case).problem(dtype))
+    assert (careful.careful() is not None) is more
+
+
 @pytest.mark.night
 def test_the_most_careful_sigma_is_that_of_a_stored_log_normaliser():
     """A draw of the night: an element was at 9.4σ of 96 samples, which have no extreme exponent."""

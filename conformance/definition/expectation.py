@@ -77,6 +77,9 @@ Its error is an exponent, so that a few samples have most of the noise: with log
 bfloat16, 96 samples gave 0.74 of the σ of 768.
 """
 
+HEAVY = 0.5
+"""The error of a log-normaliser from which on the noise of its exponential has heavy tails."""
+
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
@@ -229,14 +232,17 @@ def expect_carefully(
     In small problems, too, all elements of a row may share one error, such as that of a key's only
     logit. Its σ is then estimated from no more numbers than there are samples. The function
     `careful` of the result returns an estimate from `MOST_CAREFUL` times the samples if the least
-    accurate class of half precision decides.
+    accurate class of half precision decides, and log-normalisers are so large that they need it.
     """
     found = expect(problem, CAREFUL, gradients=gradients, promised=promised)
     deciding = classes_of(problem.format)[-1]
     if promised or not deciding.accumulators:
         return found
 
-    def careful() -> Expectation:
+    def careful() -> Expectation | None:
+        exponents = problem.format.roundoff * np.abs(forward(problem, Exact()).log_total)
+        if exponents.max(initial=0.0) < HEAVY:
+            return None
         return expect(problem, MOST_CAREFUL, gradients=gradients, classes=(deciding,))
 
     return replace(found, careful=careful)
