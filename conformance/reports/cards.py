@@ -554,13 +554,19 @@ def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | Non
     if len(inside) != len(some):
         return None
     places = []
-    for axis, word in _AXES.items():
+    for axis in _AXES:
         differs = set(values[axis]) != set(_values(every, axis))
         # Experiments do not count as cases here.
         if differs and (axis != "case" or set(cases) != set(_cases(every))):
             names = cases if axis == "case" else values[axis]
-            places.append(f"{word}{'s' if word and len(names) > 1 else ''} {', '.join(names)}")
-    return "; ".join(places).strip()
+            places.append(_named(axis, names))
+    return "; ".join(places)
+
+
+def _named(axis: str, values: Sequence[str]) -> str:
+    """Return values of an axis as text, such as "modes train, eval"; dtypes need no word."""
+    word = _AXES[axis]
+    return f"{word}{'s' if word and len(values) > 1 else ''} {', '.join(values)}".strip()
 
 
 def _in_part(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str:
@@ -568,16 +574,15 @@ def _in_part(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str:
 
     Return "" if others share all of them.
     """
-    others = [item for item in every if not any(item is one for one in some)]
+    own = {id(item) for item in some}
+    others = [item for item in every if id(item) not in own]
     texts = {}
     for axis in ("mode", "dtype"):
-        values, word = _values(some, axis), _AXES[axis]
-        shared = {*values} & {*_values(others, axis)}
-        alone = [value for value in values if value not in shared]
+        values, of_others = _values(some, axis), _values(others, axis)
+        alone = [value for value in values if value not in of_others]
+        shared = [value for value in values if value in of_others]
         if alone:
-            told = f"{word}{'s' if word and len(alone) > 1 else ''} {', '.join(alone)}".strip()
-            part = ", ".join(value for value in values if value in shared)
-            texts[len(shared)] = f"{told}; in part {word} {part}".replace("  ", " ")
+            texts[len(shared)] = f"{_named(axis, alone)}; in part {_named(axis, shared)}"
     return texts[min(texts)] if texts else ""
 
 
