@@ -454,6 +454,6 @@ def test_a_feature_of_which_nothing_is_known_has_no_column():
     known = msgspec.structs.replace(report(result(good())), features=found)
     assert views.features(known) == (["Window", "Sinks"], ["ALiBi", "Rotary"])
     page = render_html(known)
-    assert "Nobody here declares ALiBi, Rotary, nor was asked about it." in page
+    assert "Nobody here declares, or was asked about, any of these: ALiBi; Rotary." in page
     assert 'colspan="3">Window' in page
     assert 'colspan="3">ALiBi' not in page
