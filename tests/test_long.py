@@ -51,7 +51,7 @@ from conformance.definition.problem import Positions, Problem, Rotary, Shape, We
 from conformance.definition.rotary import RotaryScaling, exact_tables
 from conformance.errors import ExitCode, Unsupported, WrongAnswer, WrongShape
 from conformance.long import ladder
-from conformance.long.calling import TRAINED, call
+from conformance.long.calling import TRAINED, Answered, _of_numpy, call
 from conformance.long.checking import Tally, check, check_sampled, missed
 from conformance.long.ladder import PROBLEMS as PROBLEMS_ASKED
 from conformance.long.ladder import (
@@ -537,6 +537,44 @@ def test_sigma_is_that_of_the_definition_where_both_can_be_computed(dtype, causa
             ratio = sigma[both] / wanted[both]
             within = np.mean((ratio > 1 / 3) & (ratio < 3))
             assert within > (0.8 if accuracy == "B" else 0.93), (accuracy, name)
+
+
+def summed_in_chains(problem, chains):
+    """The expected output and gradient of values, by way of normalisers summed in float32.
+
+    Each of the chains adds one term after another, as the lanes of a vector register do.
+    """
+    _, _, queries, _, keys = problem.sizes
+    head = Head(problem, 0, 0)
+    terms = head.powers.astype(np.float32)[:, head.key_class]
+    sums = np.zeros((len(terms), chains), np.float32)
+    for at in range(0, keys, chains):
+        sums += terms[:, at : at + chains]
+    off = terms.sum(axis=1, dtype=np.float64) / sums.sum(axis=1, dtype=np.float64)
+    blocks = list(rows(head, slice(0, queries)))
+    output = np.concatenate([block.output for block in blocks])
+    head.weight *= off[head.query_class]
+    d_value = np.concatenate([block.d_value for block in columns([head], slice(0, keys))])
+    found = {"output": output * off[head.query_class, None], "value": d_value}
+    return Answered(
+        {name: _of_numpy(it.astype(np.float32)[None, None]) for name, it in found.items()}, 0
+    )
+
+
+@pytest.mark.parametrize("keys", [1024, 4096, 16384])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_summed_in_the_lanes_of_a_register_are_honest(keys, seed):
+    """As in libraries that hold a whole row: each key of a class adds the same number.
+
+    One chain over the whole row loses more digits, as do eight where the tile is declared.
+    """
+    problem = draw("float32", 512, keys, seed=seed)
+    for chains in (8, 16):
+        found = check(problem, summed_in_chains(problem, chains))
+        assert found.conforms(), {name: tally.excess for name, tally in found.decisive().items()}
+    if keys == 16384:
+        assert not check(problem, summed_in_chains(problem, 1)).conforms()
+        assert not check(problem, summed_in_chains(problem, 8), tile=64).conforms()
 
 
 def test_there_is_no_sigma_of_class_tf32():
