@@ -170,6 +170,32 @@ def test_an_adapter_surrounds_its_calls():
         adapter.run(PROBLEM, Call(Mode("refused")))
 
 
+class Traced(NumPy):
+    """A framework that traces what it compiles, as MLX does: within, arrays have no numbers."""
+
+    tracing = False
+
+    def call(self, request):
+        self.tracing = request.optimised
+        try:
+            return super().call(request)
+        finally:
+            self.tracing = False
+
+    def numpy(self, native):
+        assert not self.tracing, "an array without numbers"
+        return super().numpy(native)
+
+
+class OfTraced(Correct):
+    bridge = Traced()
+
+
+@pytest.mark.parametrize("mode", [Mode("eager"), Mode("compiled", optimised=True)])
+def test_what_a_function_gets_is_not_read_while_it_is_traced(mode):
+    assert not OfTraced().side_effects(PROBLEM, Call(mode)).changed
+
+
 def test_an_adapter_knows_its_devices():
     adapter = Surrounded()
     adapter.modes = (Mode("elsewhere"),)
