@@ -540,8 +540,8 @@ def test_arguments_that_cannot_be_beside_each_other():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_invariant_attention_has_the_same_bits_in_any_batch_and_in_steps(dtype):
-    for length, grouped in ((3, 4), (40, 2), (70, 4)):
-        layer = InvariantAttention(32, 4, kv_heads=grouped, sinks=True, dtype=dtype)
+    for length, grouped, size in ((3, 4, 8), (40, 2, 8), (70, 4, 8), (40, 1, 16)):
+        layer = InvariantAttention(32, 4, kv_heads=grouped, head_size=size, sinks=True, dtype=dtype)
         tokens = normal(5, length, 32, seed=length, dtype=dtype)
         with torch.no_grad():
             whole = layer(tokens, causal="top-left")

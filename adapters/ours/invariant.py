@@ -75,7 +75,11 @@ def tiled(left: Float[Tensor, "*batch m n"], right: Float[Tensor, "*batch n p"])
 
 
 def _tiles(matrix: Tensor) -> Tensor:
-    """Return `[*batch m n]` as tiles `[*batch m/TILE n/TILE TILE TILE]`, filled up with zeros."""
+    """Return `[*batch m n]` as tiles `[*batch m/TILE n/TILE TILE TILE]`, filled up with zeros.
+
+    They lie in memory one after the other, because a library may add transposed ones otherwise.
+    """
     below, beside = (-size % TILE if size else TILE for size in matrix.shape[-2:])
     filled = nn.functional.pad(matrix, (0, beside, 0, below))
-    return filled.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE)).transpose(-3, -2)
+    tiles = filled.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE)).transpose(-3, -2)
+    return tiles.contiguous()
