@@ -40,7 +40,7 @@ from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records import long
 from conformance.records.findings import Finding, Phrase
-from conformance.records.header import WeightsInfo
+from conformance.records.header import CaseInfo, WeightsInfo
 from conformance.records.record import (
     EXPLORATION,
     Exploration,
@@ -1022,6 +1022,38 @@ def test_of_lists_of_shapes_the_difference_is_told():
     assert course.points[1].change.other == [
         ("shapes: mask: shapes it takes", "[query]", "[batch, key]", 1)
     ]
+
+
+def test_a_case_that_was_changed_says_nothing_of_versions():
+    """What the same case asks now is compared; of unknown hashes, too."""
+
+    def one(name, number, hash_of, own):
+        path, made, arrays = version(name, number, result(own, name="ours"))
+        case = CaseInfo("a case", "plain", {}, hash=hash_of)
+        header = msgspec.structs.replace(made.header, cases={"plain/no-mask/self": case})
+        return path, msgspec.structs.replace(made, header=header), arrays
+
+    for hashes, worse in ((("a", "a"), 1), (("a", "b"), 0), (("", "b"), 1)):
+        newer, older = one("new", "2", hashes[1], bad()), one("old", "1", hashes[0], good())
+        (course,) = build([newer], versions=[older]).timelines
+        change = course.points[1].change
+        assert sum(change.worse.values()) == worse, hashes
+        assert (change.added, change.removed) == (0, 0)
+
+
+@pytest.mark.parametrize(("machines", "told"), [("one one", 1), ("one other", 0), (" other", 0)])
+def test_equal_bits_on_another_machine_say_nothing_of_versions(machines, told):
+    bits = Phrase("again.same-bits"), Phrase("again.within-noise")
+    made = []
+    for number, machine, value in zip("12", machines.split(" "), bits, strict=True):
+        finding = Finding("call.memory-layout-does-not-matter", "conforms", value=value)
+        own = result(finding, name="ours", case="probe/repeatability")
+        seen = entry("repeatability", "alone and inside a batch", value)
+        own = msgspec.structs.replace(own, entries=[seen])
+        ours = msgspec.structs.replace(OURS, versions={"torch": "2.9", "mine": number})
+        made.append(loaded(of(own, name=number, ours=ours, machine=machine)))
+    (course,) = build(made[1:], versions=made[:1]).timelines
+    assert len(course.points[1].change.other) == 2 * told
 
 
 def test_python_and_numpy_are_told_where_they_differ():

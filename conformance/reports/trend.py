@@ -2,7 +2,8 @@
 
 Findings that two successive records both contain are compared; the others are only counted. A case
 of the same name may differ between versions of the suite, so the catalogue is shown for every point
-in time.
+in time. Cases whose hashes differ are left out of the comparison, and so is whether bits are equal
+if the records are of different machines: both say nothing of the library.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from conformance.reports.changes import answers, differing_entries, matched
 from conformance.reports.model import Change, Loaded, Point, Trend
 from conformance.reports.tables import RecordPart, by_key, finding_counts, parts_of
 from conformance.words import say
+
+_OF_BITS = ("again.same-bits", "again.within-noise")
+"""How the ids of values begin that tell whether an answer that is asked again has the same bits."""
 
 
 def trends(parts: Iterable[RecordPart], earlier: Sequence[Loaded]) -> list[Trend]:
@@ -74,7 +78,7 @@ def _contestant(part: RecordPart) -> tuple[str, str]:
 def _points(parts: Iterable[RecordPart]) -> list[Point]:
     """Return one point for each part, all of one implementation, with the changes between them."""
     points: list[Point] = []
-    before: Sequence[CaseResult] | None = None
+    before: RecordPart | None = None
     for part in parts:
         unavailable = part.implementation.unavailable
         made = part.record.header.provenance
@@ -87,12 +91,12 @@ def _points(parts: Iterable[RecordPart]) -> list[Point]:
                 versions=part.implementation.versions,
                 findings=finding_counts(part.results),
                 worst=_worst(part.results),
-                change=None if before is None or unavailable else _change(before, part.results),
+                change=None if before is None or unavailable else _change(before, part),
                 unavailable=unavailable,
             )
         )
         # Records in which the implementation could not be run are skipped in comparisons.
-        before = before if unavailable else part.results
+        before = before if unavailable else part
     return points
 
 
@@ -106,12 +110,28 @@ def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
     return worst
 
 
-def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change:
+def _posed(part: RecordPart, other: RecordPart) -> list[CaseResult]:
+    """Return the results of a part without those of cases that the other part asks otherwise."""
+    hashes = [
+        {n: case.hash for n, case in one.record.header.cases.items()} for one in (part, other)
+    ]
+    changed = {n for n, one in hashes[0].items() if one and (hashes[1].get(n) or one) != one}
+    return [result for result in part.results if result.case not in changed]
+
+
+def _of_processors(one: Phrase | None, other: Phrase | None) -> bool:
+    """Return whether two values differ in what depends on the processor: whether bits are equal."""
+    return all(value is not None and value.id.startswith(_OF_BITS) for value in (one, other))
+
+
+def _change(first: RecordPart, second: RecordPart) -> Change:
     worse: Counter[str] = Counter()
     better: Counter[str] = Counter()
     other: Counter[tuple[str, str, str]] = Counter()
     added = removed = 0
-    before, after = answers(first), answers(second)
+    before, after = answers(_posed(first, second)), answers(_posed(second, first))
+    machines = {part.record.header.provenance.machine for part in (first, second)}
+    elsewhere = len(machines) > 1
     for pair in matched(before, after):
         one, two = pair.before, pair.after
         if one is None or two is None:
@@ -120,10 +140,14 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
         was, is_now = one.verdict in WRONG, two.verdict in WRONG
         if was != is_now:
             (worse if is_now else better)[pair.requirement] += 1
+        elif elsewhere and _of_processors(one.value, two.value):
+            continue
         elif (one.value or one.verdict) != (two.value or two.verdict):
             texts = [say(item.value) or item.verdict for item in (one, two)]
             other[pair.requirement, texts[0], texts[1]] += 1
     for key, subject, was_there, is_there in differing_entries(before, after):
+        if elsewhere and _of_processors(was_there, is_there):
+            continue
         # A shape that is no longer accepted is now rejected: both entries show the same change.
         if was_there and is_there and subject.id != "shapes.refused":
             experiment = key[2].removeprefix(PREFIX)
