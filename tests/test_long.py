@@ -572,9 +572,52 @@ def test_rows_summed_in_the_lanes_of_a_register_are_honest(keys, seed):
     for chains in (8, 16):
         found = check(problem, summed_in_chains(problem, chains))
         assert found.conforms(), {name: tally.excess for name, tally in found.decisive().items()}
+    # So may one running sum, if that is declared as tiles of one key.
+    assert check(problem, summed_in_chains(problem, 1), tile=1).conforms()
     if keys == 16384:
         assert not check(problem, summed_in_chains(problem, 1)).conforms()
         assert not check(problem, summed_in_chains(problem, 8), tile=64).conforms()
+
+
+def stored_in_half(problem, least=0.0):
+    """Attention as autograd differentiates it in float16, where every step is stored.
+
+    Weights, their gradients, and these times the scale may be subnormal; what is less than `least`
+    is lost.
+    """
+
+    def stored(array):
+        half = array.astype(np.float16).astype(np.float32)
+        return np.where(np.abs(half) < least, np.float32(0), half)
+
+    given = heads_of(problem)
+    query, key, value, cotangent = (
+        getattr(given, name)[0, 0].astype(np.float32)
+        for name in ("query", "key", "value", "cotangent")
+    )
+    logits = stored(stored(query @ key.T) * np.float32(given.scale))
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    weights = stored(powers / powers.sum(axis=1, keepdims=True))
+    d_weights = stored(cotangent @ value.T)
+    row = (weights * d_weights).sum(axis=1, keepdims=True)
+    d_logits = stored(stored(weights * (d_weights - row)) * np.float32(given.scale))
+    found = {
+        "output": weights @ value,
+        "query": d_logits @ key,
+        "key": d_logits.T @ query,
+        "value": weights.T @ cotangent,
+    }
+    arrays = {name: _of_numpy(stored(array)[None, None]) for name, array in found.items()}
+    return Answered(arrays, 0.0)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1024), (1, 4096), (16, 16384)])
+def test_what_underflows_in_half_precision_is_noise(queries, keys):
+    """Numbers below 6e-5 have fewer bits, and are not to be flushed to 0."""
+    problem = draw("float16", queries, keys)
+    found = check(problem, stored_in_half(problem))
+    assert found.conforms(), {name: tally.excess for name, tally in found.decisive().items()}
+    assert not check(problem, stored_in_half(problem, least=2.0**-14)).conforms()
 
 
 def test_there_is_no_sigma_of_class_tf32():

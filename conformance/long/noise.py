@@ -56,7 +56,7 @@ whole: as many as a vector register of 32 bytes has numbers in float32."""
 _COLUMNS = 4096
 """The number of columns that `sampled_head` processes at once."""
 
-COMMON = 4
+COMMON = 5
 """The number of columns of `extras` that all accuracy classes share."""
 
 
@@ -99,8 +99,10 @@ def of_equal_terms(counts: Array, tile: int) -> Array:
     have similar partial sums, so n_c equal terms meet each binade of a tile's sum n_c/2, n_c/4, …
     times, and are rounded there by the same error, uniform within half a spacing. By the place of
     the tile's sum S/T in its binade, the squares add up to 0.021 to 0.022 u² (n_c S/T)², which is
-    about u²/3 n_c²/15T². For an `UNKNOWN` tile, T is the least usual number: that of tiles of the
-    largest length in `_USUAL`, or `_CHAINS`.
+    about u²/3 n_c²/15T². The sums of tiles of t terms are equal where their classes are, which is
+    so of a share Σ (n_c/n)²ᵗ of all pairs of tiles; the sum over tiles adds u²/3 of this share of
+    T²/15. For an `UNKNOWN` tile, T is the least usual number: that of tiles of the largest length
+    in `_USUAL`, or `_CHAINS`.
 
     Args:
         counts: how many terms are equal, by row and class, `[rows classes]`.
@@ -109,9 +111,11 @@ def of_equal_terms(counts: Array, tile: int) -> Array:
     Returns:
         An array `[rows 1]`.
     """
-    number = _total(counts)
+    number, squares = np.maximum(_total(counts), 1), _total(counts**2)
     tiles = number / tile if tile else np.minimum(number / max(_USUAL), _CHAINS)
-    return _total(counts**2) / (15 * np.maximum(tiles, 1) ** 2)
+    tiles = np.maximum(tiles, 1)
+    among_tiles = tiles**2 * (squares / number**2) ** tile if tile else 0.0
+    return (squares / tiles**2 + among_tiles) / 15
 
 
 class Variances:
@@ -218,7 +222,7 @@ class LongNoise(Variances):
         # The accumulator of the output, weights that underflow, and storing the output.
         mean_squares = _total(squared * block.squares) / width
         alone = self.sums * (of_terms * mean_squares + of_sum * output**2)
-        alone += self.underflow * np.minimum(weight, 1) ** 2 * _total(block.squares) / width
+        alone += self.underflow * _total(block.squares) / width
         alone += self.tensor * output**2
         # The normaliser and its logarithm scale a whole row.
         log_total = np.where(np.isfinite(block.log_total), block.log_total, 0.0)[:, None]
@@ -240,7 +244,8 @@ class LongNoise(Variances):
         per_class = (before + after) * centred**2
         per_class += squared * (self._products * of_products)
         per_class += squared * (2 * self.probability + self.sums * of_terms) * of_logits
-        per_class += self.underflow * count
+        # Weights underflow, their gradients, and these times the scale.
+        per_class += self.underflow * (count + of_logits)
         if self.problem.soft_cap is not None:
             of_queries = head.query_class[rows]
             per_class *= self._slopes[head.head][of_queries]
@@ -248,6 +253,7 @@ class LongNoise(Variances):
             weights = weight * head.slopes[of_queries]
         gradient = per_class @ head.keys**2 + of_row * ((weights * count) @ head.keys) ** 2
         gradient *= self.problem.factor**2
+        gradient += self.underflow * count @ head.keys**2
         gradient += (whole + self.sums * of_sum + self.tensor) * block.d_query**2
         return (
             self.sigma(variance, output),
@@ -329,7 +335,7 @@ class LongNoise(Variances):
         relative = self._coherent[head.head].T[head.key_class[block.span]] + self.probability
         coherent = squared * relative
         of_terms, of_sum = self._terms(block.around.seen)
-        weighted, rows, ones, cotangents = np.moveaxis(part.extra[..., :COMMON], -1, 0)
+        weighted, rows, ones, cotangents, every = np.moveaxis(part.extra[..., :COMMON], -1, 0)
         whole, of_row = np.moveaxis(part.extra[..., extra : extra + 2], -1, 0)
 
         edges = block.around.visible * coherent[:, part.of_queries]
@@ -348,12 +354,15 @@ class LongNoise(Variances):
         together = np.divide(whole, weighted, out=np.zeros_like(whole), where=weighted > 0)
         per_class += squared * np.maximum(squares * whole, together * part.dotted**2)
         per_class += squared * squares * (self._products + of_logits) * weighted
-        per_class += squared * (of_logits * rows + of_row) + self.underflow * ones
+        per_class += squared * (of_logits * rows + of_row)
+        # Weights underflow, their gradients, and these times the scale.
+        per_class += self.underflow * (ones + squares * cotangents + every)
         if self.problem.soft_cap is not None:
             of_keys = head.key_class[block.span]
             per_class *= self._slopes[head.head].T[of_keys]
             per_class += squared * part.dotted**2 * self._of_slopes[head.head].T[of_keys]
         key = self.problem.factor**2 * (per_class @ head.queries**2)
+        key += self.underflow * ones @ head.queries**2
         key += (self.sums * of_sum + self.tensor) * part.d_key**2
         return key, value
 
@@ -366,15 +375,16 @@ def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[LongNoise]:
 def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Array:
     """Return the numbers of each query that the noise of keys needs, `[rows extra]`.
 
-    In the symbols of `oracle`, they are w²|dO|², w²D², 1 and |dO|². For each accuracy class, two
-    more follow: the relative variance of the row times w²|dO|², and w² times the variance of D;
+    In the symbols of `oracle`, they are w²|dO|², w²D², 1, |dO|² and D². For each accuracy class,
+    two more follow: the relative variance of the row times w²|dO|², and w² times the variance of D;
     `of_classes` holds both variances. All numbers are 0 for a query with w = 0.
     """
     rows = block.span
     weight = head.weight[rows] ** 2
     squares = squared_norms(block.cotangent)
     seen = (weight > 0).astype(np.float64)
-    common = [weight * squares, weight * head.row[rows] ** 2, seen, seen * squares]
+    row_squares = head.row[rows] ** 2
+    common = [weight * squares, weight * row_squares, seen, seen * squares, seen * row_squares]
     for whole, of_row in of_classes:
         common += [weight * squares * whole, weight * of_row]
     return np.column_stack(common)
@@ -473,8 +483,7 @@ def sampled_head(
     # The error of a logit moves the output towards the value of its key, or away from it.
     of_output = np.maximum(of_output - 2 * output * mixed + of_ones * output**2, 0)
     alone = sums * (of_terms * of_squares / size + of_sum * output**2) + of.tensor * output**2
-    # Exponentials underflow before they are divided by the normaliser.
-    alone += of.underflow / np.maximum(total, 1) ** 2 * lost / size
+    alone += of.underflow * lost / size
     of_output += alone + whole * output**2
     row = _total(cotangent * output)
     # What the errors of the logits do to the row term is counted with what else they do.
@@ -496,10 +505,11 @@ def sampled_head(
         spread = size / 2 * (cotangent**2 @ value[span].T ** 2)
         spread += max(size / 3 - 0.5, 0) * d_weights**2
         alone = weight**2 * (sums * spread + of.probability * d_weights**2)
-        alone += 2 * of.probability * own**2 + of.underflow * seen
+        # Weights underflow, their gradients, and these times the scale.
+        alone += 2 * of.probability * own**2 + of.underflow * seen * (1 + (d_weights - row) ** 2)
         error = own**2 * (relative + of.probability + sums * of_terms) + alone
         d_query += scale * own @ key[span]
-        of_query += scale**2 * error @ key[span] ** 2
+        of_query += (scale**2 * error + of.underflow * seen) @ key[span] ** 2
         rounded = of.probability * own * weight * d_weights
         moved += scale * (relative * own**2 + rounded) @ key[span]
         pulled += scale * (relative * own * weight) @ key[span]
@@ -512,7 +522,7 @@ def sampled_head(
         error += own**2 * (whole + sums * few / 2)
         d_logits = scale * own
         d_key[span] = d_logits.T @ query
-        of_key[span] = scale**2 * error.T @ query**2
+        of_key[span] = (scale**2 * error + of.underflow * seen).T @ query**2
         of_key[span] += (sums * few / 3 + of.tensor) * d_key[span] ** 2
         if is_prepared:
             along_query += (d_logits * keys.positions[span]) @ key[span]
