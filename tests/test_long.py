@@ -920,9 +920,34 @@ def named(name):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(300, 300, False), (500, 500, True)])
-def test_the_original_retrieves_bit_for_bit(dtype, queries, keys, causal):
+def test_the_original_retrieves(dtype, queries, keys, causal):
     given = retrieval(dtype, queries, keys, causal=causal, heads=2, kv_heads=1)
     assert missed(given, call(Kernel(), given.heads)) == {}
+
+
+def off_by(answered, *, output=0.0, value=0.0):
+    """An answer whose output is off by a share, and whose gradient of values by a number."""
+    read = answered.arrays
+    return Answered(
+        {
+            "output": lambda *at: read["output"](*at) * (1 + output),
+            "value": lambda *at: read["value"](*at) + value,
+        },
+        0.0,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_what_is_retrieved_may_be_rounded(dtype):
+    """Where parts are merged, or the exponential ends at a number; a little more is wrong."""
+    given = retrieval(dtype, 64, 300)
+    right, known = call(Kernel(), given.heads), dtype_of(dtype)
+    roundoff, square = known.roundoff, known.accumulator**2
+    assert missed(given, off_by(right, output=2 * roundoff, value=square)) == {}
+    assert missed(given, off_by(right, output=16 * roundoff)).keys() == {"output"}
+    others = 300 - len(np.unique(given.sought))
+    assert missed(given, off_by(right, value=16 * square)) == {"value": others}
+    assert missed(given, off_by(right, output=np.nan)) == {"output": 64}
 
 
 @pytest.mark.sample(3)

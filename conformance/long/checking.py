@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from conformance.definition.comparison import FEWEST, RMS
 from conformance.definition.dtypes import Array, dtype_of
@@ -42,6 +43,9 @@ DRIFT = 0.25
 """What correlated errors add to the limits of bias and gain, in units of σ·LIMIT, before division
 by the root of the number of independent errors. Pairs of the same classes are rounded alike, so an
 array has at most as many independent errors as there are classes."""
+
+CLOSE = 4
+"""By how many roundoffs of the largest number a value that was looked for may be off."""
 
 FEW = 16
 """The number of independent rows below which the limits of rms and gain are wider.
@@ -416,28 +420,33 @@ def _sum(before: tuple[Array, Array] | None, more: tuple[Array, Array]) -> tuple
 def missed(given: Retrieval, answered: Answered) -> dict[str, int]:
     """Return how many rows of the output and of the gradient of the values are wrong, by array.
 
-    An array without a wrong row is left out. If several queries that share a value head look for
-    the same value, its gradient is a sum, which is not compared.
+    An array without a wrong row is left out. A row is wrong if it is not the one looked for, up to
+    `CLOSE` roundoffs of the largest number: the exponent of the largest logit may be rounded, and
+    parts may be merged with their difference. The gradient of a value that no query looks for is 0,
+    up to what exponentials are cut off at, the square of a roundoff. If several queries that share
+    a value head look for the same value, its gradient is a sum, which is not compared.
     """
     heads, wrong = given.heads, Counter[str]()
+    dtype = dtype_of(heads.dtype)
     _, count, queries, _ = heads.query.shape
     kv_heads, keys = heads.value.shape[1:3]
-    group = count // kv_heads
+    group, close = count // kv_heads, CLOSE * dtype.roundoff
     for head in range(count):
         got = answered.arrays["output"](0, head, slice(0, queries))
         wanted = heads.value[0, head // group][given.sought[0, head]]
-        wrong["output"] += _differing(got, wanted)
+        wrong["output"] += _differing(got, wanted, close * np.abs(wanted).max(initial=0))
     for head in range(kv_heads if "value" in answered.arrays else 0):
         of_group = slice(head * group, (head + 1) * group)
         sought = given.sought[0, of_group].ravel()
-        times = np.bincount(sought, minlength=keys)
+        times = np.bincount(sought, minlength=keys)[:, None]
         wanted = np.zeros(heads.value.shape[2:], heads.value.dtype)
         wanted[sought] = heads.cotangent[0, of_group].reshape(-1, wanted.shape[1])
         got = answered.arrays["value"](0, head, slice(0, keys))
-        got = np.where(times[:, None] > 1, wanted, got)
-        wrong["value"] += _differing(got, wanted)
+        got = np.where(times > 1, wanted, got)
+        near = np.where(times > 0, close, dtype.accumulator**2)
+        wrong["value"] += _differing(got, wanted, near * np.abs(wanted).max(initial=0))
     return dict(+wrong)
 
 
-def _differing(got: np.ndarray, wanted: np.ndarray) -> int:
-    return int((got != wanted).any(axis=1).sum())
+def _differing(got: np.ndarray, wanted: np.ndarray, near: npt.ArrayLike) -> int:
+    return int((~(np.abs(got - wanted) <= near)).any(axis=1).sum())

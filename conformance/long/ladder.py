@@ -697,7 +697,7 @@ class Ladder:
             answered = call(self._adapter, given.heads, self._device, mode)
             wrong = missed(given, answered)
             detail = ", ".join(
-                f"{count:,} rows of {array_title(array)} not bit for bit"
+                f"{count:,} rows of {array_title(array)} are not those looked for"
                 for array, count in wrong.items()
             )
             verdict: Outcome = "deviates" if wrong else "conforms"

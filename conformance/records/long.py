@@ -65,9 +65,9 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     Attributes:
         problem: the name of the problem, such as "causal" or "few queries".
         why: the reason if nothing was compared, such as the text of an exception, or "".
-        detail: a sentence about the worst element, or about rows that are not equal bit for bit.
+        detail: a sentence about the worst element, or about rows that were not retrieved.
         seen: the statistics of each array; [] if nothing was compared, and for problems of
-            retrieval, whose rows are compared bit for bit.
+            retrieval, of which rows are counted.
         reached: the most accurate accuracy class whose limits all arrays meet, or "".
         called, own: the seconds that the implementation took, and those that the suite took.
         first: additional seconds that only the first call with a shape takes, such as compiling.

@@ -223,7 +223,7 @@ class Length:
         if first is None:
             return ""
         if first.worst is None:
-            return "an error" if first.verdict == "error" else "not bit for bit"
+            return "an error" if first.verdict == "error" else "another value"
         return f"{wording.ratio(first.worst.largest)}σ"
 
     @property
