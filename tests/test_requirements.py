@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from mutants import miniatures, wrong_attentions
+from mutants.contestant import Featureful
+from mutants.featured import Featured
 from mutants.features import MUTANTS as FEATURES
 from mutants.honest import Honest, LogSoftmax, StoredNormaliser, ThroughTheNormaliser
 from mutants.log_sum_exp import MUTANTS as RETURNING
@@ -363,3 +365,24 @@ def test_calls_in_which_encodings_are_compared_also_show_changed_inputs():
     before = adapter.calls
     assert find_requirement("call.leaves-inputs-unchanged").check(examined).verdict == "conforms"
     assert adapter.calls - before == 2, "those in the preferred encoding"
+
+
+class CappedByExponentials(Featured):
+    """Makes tanh of exponentials, as fused kernels do, so that its rounding is that of 1."""
+
+    def capped(self, logits):
+        cap = self.cap()
+        if cap is None:
+            return logits
+        powers = np.exp(-2 * np.abs(logits) / self.wide(cap))
+        return self.wide(cap) * np.sign(logits) * (1 - powers) / (1 + powers)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("case", find_cases("feature/soft-cap*"), ids=lambda case: case.name)
+def test_a_tanh_that_is_made_of_exponentials_is_honest(case, dtype):
+    problem = case.problem(dtype)
+    adapter = Featureful.for_problem("exponentials", CappedByExponentials, problem)
+    for item in plan([adapter], [case], [dtype], "cpu"):
+        finding = find_requirement("soft-cap.far-above-is-none").check(Session().examination(item))
+        assert finding is None or finding.verdict in ("conforms", "unsupported"), finding

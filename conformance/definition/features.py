@@ -394,7 +394,7 @@ class _SoftCapEntry(FeatureEntry):
         yield f"soft cap {problem.soft_cap:g}"
 
     def void(self, problem: Problem) -> dict[str, Any]:
-        return {"soft_cap": {"float64": 2.0**40, "float32": 2.0**20}.get(problem.dtype, 2.0**12)}
+        return {"soft_cap": {"float64": 2.0**30, "float32": 2.0**14}.get(problem.dtype, 2.0**12)}
 
     def on_logits(self, problem: Problem, logits: Array, hold: Exact) -> tuple[Array, Any]:
         cap = problem.soft_cap

@@ -12,7 +12,7 @@ reported here.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -219,29 +219,59 @@ def _applies(ex: Examination, feature: str) -> bool:
 
 
 def _same(
-    ex: Examination, name: str, one: Problem, other: Problem, variant: str, said: str
+    ex: Examination,
+    name: str,
+    one: Problem,
+    other: Problem,
+    variant: str,
+    said: str,
+    noisy: Problem | None = None,
 ) -> Finding:
     """Return the finding on whether two problems get equal answers, up to the noise of `other`.
 
     The expectation for `other` is cached under `variant`. `name` is the id of the requirement.
-    `said` describes a deviation; in it, `{array}` stands for the name of the array.
+    `said` describes a deviation; in it, `{array}` stands for the name of the array. If `noisy` is
+    given, the noise is that of this problem, whose expectation is cached instead.
     """
-    noise = ex.expected(variant, lambda: other).sigma
+    noise = ex.expected(variant, lambda: noisy or other).sigma
     first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
     return _judged(ex, name, {n: a for n, a in first.items() if n in noise}, second, noise, said)
 
 
-def _void(ex: Examination, name: str, feature: str, variant: str, said: str) -> Finding | None:
+def _void(
+    ex: Examination,
+    name: str,
+    feature: str,
+    variant: str,
+    said: str,
+    noisy: Callable[[Problem, Mapping[str, Any]], Problem] = lambda problem, _: problem,
+) -> Finding | None:
     """Return the finding on whether a feature without effect changes the answer.
 
-    Return None if the problem or the implementation does not have the feature. The other arguments
-    are those of `_same`.
+    Return None if the problem or the implementation does not have the feature. `noisy` returns the
+    problem whose noise counts, from the one without the feature and the fields that are void. The
+    other arguments are those of `_same`.
     """
     entry = next((entry for entry in ex.problem.entries if entry.name == feature), None)
     if entry is None or not _applies(ex, feature):
         return None
     void, without = entry.void(ex.problem), entry.absent
-    return _same(ex, name, ex.problem.replace(**void), ex.problem.replace(**without), variant, said)
+    one, other = ex.problem.replace(**void), ex.problem.replace(**without)
+    return _same(ex, name, one, other, variant, said, noisy(other, void))
+
+
+def _cap_as_bias(problem: Problem, void: Mapping[str, Any]) -> Problem:
+    """Return a problem with a cap as a bias of all keys and sinks, which only adds to its noise.
+
+    In half precision, caps are applied in float32, so the problem is returned as it is.
+    """
+    if problem.format.roundoff > problem.format.accumulator:
+        return problem
+    cap, bias = void["soft_cap"], np.zeros(problem.shape.logits)
+    if problem.attn_bias is not None:
+        bias = bias + problem.attn_bias
+    sinks = None if problem.sinks is None else problem.sinks + cap
+    return problem.replace(attn_bias=bias + cap, sinks=sinks)
 
 
 def _judged(
@@ -287,9 +317,10 @@ def wide_window(ex: Examination) -> Finding | None:
 )
 def high_cap(ex: Examination) -> Finding | None:
     """Call the implementation with a soft cap far above the logits, and without one. Both answers
-    must be equal up to rounding noise."""
+    must be equal up to rounding noise, as it is if the cap is added to the logits: of a tanh that
+    is made of exponentials, each rounding counts as much as one of 1."""
     said = "a soft cap far above the logits moves {array}"
-    return _void(ex, high_cap.id, "soft cap", "no soft cap", said)
+    return _void(ex, high_cap.id, "soft cap", "no soft cap", said, _cap_as_bias)
 
 
 @requirement(
