@@ -66,6 +66,10 @@ FEWEST_PAIRED = 4
 """The fewest rows on which pairs are tried where a part has a single head."""
 
 
+MOST_OPEN = 0.5
+"""The largest share of the wrong elements that two mistakes leave open, as they see no key."""
+
+
 class PairSearch(Search):
     """A search for the mistakes that explain an answer, also for two of them together."""
 
@@ -171,8 +175,10 @@ class PairSearch(Search):
             return math.inf
         if predicted.shape != self.output.got.shape:
             return math.inf
-        misfit = self.output.misfit(predicted)
+        misfit, wrong = self.output.misfit(predicted), self.output.wrong
         if not misfit <= NEAR * self.output.misfit(self.output.want):
+            return math.inf
+        if (np.isnan(predicted) & wrong).sum() > MOST_OPEN * wrong.sum():
             return math.inf
         return misfit if self._explains(self.output, predicted, second) else math.inf
 

@@ -43,6 +43,9 @@ WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 MOST_KEYS = 512
 """The keys up to which every 64th may be the first that repeats the one before it."""
 
+PARTS_OF_HEADS = (16, 32, 64, 128)
+"""The numbers of rotated components that heads have beside others, as in MLA."""
+
 EPSILONS = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2)
 """Numbers that models and their ports add to the mean square in a norm, besides the usual 1e-6."""
 
@@ -50,6 +53,7 @@ EPSILONS = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2)
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     """Yield the hypotheses, the simplest first."""
     yield from _exchanged(maker)
+    yield from _packed(maker)
     yield from _untold(maker)
     yield from _misread(maker)
     yield from _stale(maker)
@@ -126,6 +130,38 @@ def _exchanged(maker: Maker) -> Iterator[Hypothesis]:
             )
 
 
+def _packed(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which heads that come from one projection are told apart otherwise."""
+    problem, shape = maker.problem, maker.problem.shape
+    alike = shape.head_size == shape.value_head_size and shape.query_length == shape.key_length
+    if not (alike and problem.heads_alone and shape.heads > 1):
+        return
+    counts = {"query": shape.heads, "key": shape.kv_heads, "value": shape.kv_heads}
+    first = np.cumsum([0, *counts.values()])
+    by_sides = np.arange(first[-1])
+    by_groups = np.concatenate(
+        [part.reshape(shape.kv_heads, -1) for part in np.split(by_sides, first[1:-1])], axis=1
+    ).ravel()
+    sides, groups = Phrase("order.by-sides"), Phrase(f"order.by-{_KINDS[shape.group > 1]}")
+    for packed, split, order in (
+        (groups, sides, by_groups),
+        (sides, groups, np.argsort(by_groups)),
+    ):
+
+        def taken_apart(a: Stages, name: str, order: IntArray = order) -> Array:
+            heads = [separate(getattr(a.problem, it), count) for it, count in counts.items()]
+            at = [*counts].index(name)
+            chosen = order[first[at] : first[at + 1]]
+            return merged(np.concatenate(heads, axis=1)[:, chosen])
+
+        about: About = {"packed": packed, "split": split}
+        yield maker.staged("heads.packed-otherwise", about, input=taken_apart)
+
+
+_KINDS = ("heads", "groups")
+"""How the ids end of the order by heads, without and with groups of query heads."""
+
+
 def _misread(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which the memory of an array is read with other axes."""
     problem, shape = maker.problem, maker.problem.shape
@@ -136,6 +172,28 @@ def _misread(maker: Maker) -> Iterator[Hypothesis]:
 
     if shape.key_length > 1 and shape.head_size > 1:
         yield maker.staged("key.reshaped", score=reshaped)
+    for last in PARTS_OF_HEADS if shape.score == "scaled-dot" else ():
+        if last < shape.head_size:
+
+            def rolled(a: Stages, q: Array, k: Array, last: int = last) -> Array:
+                return Stages.score(a, q, np.roll(k, last, axis=-1))
+
+            yield maker.staged("key.last-components-first", {"count": last}, score=rolled)
+            for cause, kept in (
+                ("score.last-components-left-out", slice(-last)),
+                ("score.first-components-left-out", slice(last, None)),
+            ):
+
+                def partly(a: Stages, q: Array, k: Array, kept: slice = kept) -> Array:
+                    return Stages.score(a, q[..., kept], k[..., kept])
+
+                yield maker.staged(cause, {"count": last}, score=partly)
+    if shape.group > 1:
+
+        def of_first(a: Stages, context: Array) -> Array:
+            return Stages.merge(a, np.repeat(context[:, :: shape.group], shape.group, axis=1))
+
+        yield maker.staged("heads.first-of-group", merge=of_first)
     for of in (("value",), ("key",), ("query",), ("key", "value")):
         for cause, turn in (
             ("layout.tokens-before-heads", _tokens_before_heads),
@@ -250,7 +308,8 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
             yield maker.staged(cause, {"of": [*of]}, input=taken(of, at))
         for cause, about, at in _repeated(keys, queries):
             yield maker.staged(cause, {"of": [*of], **about}, input=taken(of, at))
-        for start in dict.fromkeys((0, first)):
+        # From the last row on, this is a row of zeros.
+        for start in {0, first} - {keys - 1}:
 
             def shifted(array: Array, start: int = start) -> Array:
                 late = array[:, np.where(index > start, index - 1, index)].copy()
@@ -259,6 +318,9 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
 
             begin: About = {"of": [*of], "keys": Phrase("where.key.from", {"first": start})}
             yield maker.staged("cache.written-one-late", begin, input=changed(of, shifted))
+        if shape.batch > 1:
+            of_first = changed(of, lambda array: np.broadcast_to(array[:1], array.shape))
+            yield maker.staged("cache.of-first-entry", {"of": [*of]}, input=of_first)
         for step in (1, -1) if shape.batch > 1 else ():
 
             def rolled(array: Array, step: int = step) -> Array:
@@ -455,6 +517,7 @@ ACROSS = (
     "spans.of-first-entry",
     "tree.of-first-entry",
     "rotary.positions-of-first-entry",
+    "cache.of-first-entry",
     "cache.of-next-entry",
     "scale.by-",
     "projection.",

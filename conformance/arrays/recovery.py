@@ -6,7 +6,7 @@ Another order, a factor, dropout, or a row of a cache that holds another one, ha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,6 +31,12 @@ def of_output(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
     if cause := permuted(maker.problem, evidence):
         yield cause
     if cause := factors(maker.problem, evidence):
+        yield cause
+    if cause := of_each_head(maker.problem, evidence):
+        yield cause
+    if cause := sinks_of_others(maker, evidence):
+        yield cause
+    if cause := padded(maker, evidence):
         yield cause
     if cause := overwritten(maker, evidence):
         yield cause
@@ -101,6 +107,93 @@ def factors(problem: Problem, evidence: Evidence) -> Phrase:
         if where and evidence.explained(found.reshape(evidence.want.shape)):
             about: About = {"factor": significant(factor), "part": where}
             return Phrase("output.factor", {**about})
+    return NOTHING
+
+
+def of_each_head(problem: Problem, evidence: Evidence) -> Phrase:
+    """Return the cause that the output of each key/value head has a factor of its own, if so."""
+    shape = problem.shape
+    if shape.kv_heads < 2 or not np.isfinite(evidence.got).all() or not problem.heads_alone:
+        return NOTHING
+    got, want = (
+        it.reshape(-1, shape.kv_heads, shape.group * shape.value_head_size).swapaxes(0, 1)
+        for it in (evidence.got, evidence.want)
+    )
+    found = [best_factor(*it) for it in zip(got, want, strict=True)]
+    predicted = (want * np.reshape(found, (-1, 1, 1))).swapaxes(0, 1)
+    if not evidence.explained(predicted.reshape(evidence.want.shape)):
+        return NOTHING
+    return Phrase("output.factors", {**listed_factors(found)})
+
+
+def sinks_of_others(maker: Maker, evidence: Evidence) -> Phrase:
+    """Return the cause that heads have the sinks of others, if that is all.
+
+    The sum of exponentials alone is another then, so each head is multiplied row by row.
+    """
+    problem, right, shape = maker.problem, maker.right, maker.problem.shape
+    if problem.sinks is None or shape.heads < 2 or not np.isfinite(evidence.got).all():
+        return NOTHING
+    if not problem.heads_alone:
+        return NOTHING
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    got = evidence.got.reshape(sizes).transpose(2, 0, 1, 3)
+    context = right.context.swapaxes(0, 1)
+    share = right.share_of_sinks().swapaxes(0, 1)
+    order = []
+    for head, own in enumerate(problem.sinks):
+        rows = [1 / (1 + share[head] * np.expm1(other - own)) for other in problem.sinks]
+        left = [rms(context[head] * it - got[head]) for it in rows]
+        order.append(int(np.argmin(left)))
+    if order == [*range(shape.heads)]:
+        return NOTHING
+    about: About = listed(np.array(order))
+    found = maker.asked("sinks.of-other-heads", about, sinks=problem.sinks[order])
+    return found.cause if evidence.explained(found.make().output) else NOTHING
+
+
+def padded(maker: Maker, evidence: Evidence) -> Phrase:
+    """Return the cause that each batch entry sees its first keys only, or its last, if so.
+
+    How many these are is read off the rows of each entry with the largest errors.
+    """
+    problem, shape = maker.problem, maker.problem.shape
+    if not problem.heads_alone or not 1 < shape.key_length <= MOST_KEYS:
+        return NOTHING
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    got = np.where(np.isfinite(evidence.got), evidence.got, np.inf).reshape(sizes).swapaxes(1, 2)
+    without = problem.replace(mask=None, key_lengths=None).allowed_in_full()
+    seen = np.broadcast_to(without, shape.logits)
+    logits = np.where(seen, maker.right.shown, -np.inf)
+    peak = logits.max(axis=-1, keepdims=True)
+    powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
+    sink = 0.0 if problem.sinks is None else np.exp(problem.sinks[None, :, None, None] - peak)
+    errors = np.abs(got - evidence.want.reshape(sizes).swapaxes(1, 2)).max(axis=-1)
+    errors = np.where(np.isfinite(errors) & (powers > 0).any(axis=-1), errors, -1.0)
+    index = np.arange(shape.key_length)
+    for cause, step in (("padding.after-first", 1), ("padding.before-last", -1)):
+        lengths = []
+        for entry in range(shape.batch):
+            left = np.zeros(shape.key_length)
+            for flat in np.argsort(-errors[entry], axis=None)[:FEW_ROWS]:
+                head, row = np.unravel_index(flat, errors[entry].shape)
+                power = powers[entry, head, row, ::step, None]
+                values = maker.right.values[entry, head, ::step]
+                beside = sink[entry, head, row] if isinstance(sink, np.ndarray) else 0.0
+                total = np.maximum(np.cumsum(power, axis=0) + beside, TINY)
+                off = np.cumsum(power * values, axis=0) / total - got[entry, head, row]
+                left += (off**2).sum(axis=-1)
+            lengths.append(1 + int(left.argmin()))
+        kept = np.array(lengths)[:, None]
+        shown = index < kept if step == 1 else index >= shape.key_length - kept
+        about: About = {"lengths": listed(kept[:, 0])["order"]}
+        asked = maker.asked(cause, about, mask=shown[:, None, None], key_lengths=None)
+        stages = asked.make()
+        # What a query gets that sees no key is open, but it is not what others see.
+        wrong = evidence.wrong.reshape(sizes).any(axis=-1).swapaxes(1, 2)
+        lost = problem.sees & ~stages.problem.sees
+        if wrong[lost].all() and evidence.explained(stages.output):
+            return asked.cause
     return NOTHING
 
 
@@ -197,6 +290,11 @@ def overwritten(maker: Maker, evidence: Evidence) -> Phrase:
 def listed(order: np.ndarray) -> dict[str, list[Part]]:
     """Return the order as an argument: a list, or for long ones how it begins."""
     return {"order": [int(at) for at in order[:MOST_LISTED]]}
+
+
+def listed_factors(factors: Sequence[float]) -> About:
+    """Return factors as an argument: a list, or for many how it begins."""
+    return {"factors": [f"{it:.4g}" for it in factors[:MOST_LISTED]]}
 
 
 FEWEST_SEEING = 4

@@ -26,6 +26,7 @@ from conformance.arrays.parts import (
     every_hypothesis,
     explained,
     numbered,
+    of_part,
     rows_explained,
 )
 from conformance.causes import gradients, logits, precision, softmax
@@ -589,13 +590,39 @@ class Search:
         """Return the causes that are a factor in some heads only, which fits the worst of them."""
         rows = separate(self.output.wrong, ports.apart(self.problem))
         wrong = np.asarray(rows.any(axis=(0, 2, 3)))
-        if wrong.all() or not self.problem.heads_alone:
+        if not self.problem.heads_alone or (wrong.all() and self.problem.shape.kv_heads == 1):
             return []
         one = self._part(self._worst_part).of_worst_head()
         if math.prod(one.maker.problem.shape.logits) > MOST_ELEMENTS:
             return []
-        factors = logits.fitted_factors(one.maker, one.evidence)
-        return [it for cause, number in factors for it in self._factor(whole, cause, number)]
+        factors = [*logits.fitted_factors(one.maker, one.evidence)]
+        found = [it for cause, number in factors for it in self._factor(whole, cause, number)]
+        of_scale = any(cause.id == "scale.factor" for cause, _ in factors)
+        return found or (self._factor_of_each_head(whole) if of_scale else [])
+
+    def _factor_of_each_head(self, whole: Maker) -> list[tuple[float, Phrase]]:
+        """Return the cause that the logits of each key/value head have a factor of their own."""
+        problem, shape = self.problem, self.problem.shape
+        found = []
+        for group in range(shape.kv_heads):
+            evidence = of_part(problem, self.output, 0, group)
+            fitted: dict[str, float] = {}
+            if evidence.wrong.any():
+                maker = Maker(ports.part(problem, 0, group), chosen=self.chosen)
+                fitted = {it.id: by for it, by in logits.fitted_factors(maker, evidence)}
+                if "scale.factor" not in fitted:
+                    return []
+            found.append(fitted.get("scale.factor", 1.0))
+        times = np.array(found)[:, None, None]
+        cause = Phrase("scale.factors", {**recovery.listed_factors(found)})
+        changed = whole.staged(
+            "",
+            score=lambda a, q, k: Stages.score(a, q * np.repeat(times, a.shape.group, axis=0), k),
+        )
+        predicted = changed.make().output
+        if not self._explains(self.output, predicted, changed):
+            return []
+        return [(self.output.misfit(predicted), cause)]
 
     def _factor(self, whole: Maker, cause: Phrase, number: float) -> list[tuple[float, Phrase]]:
         """Return the cause of a factor if it holds, or does in a part, as 1/√n where it is that."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from conformance.cases.patterns import alibi_slopes, power_within
 from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
-from conformance.causes.stages import Change, Stages
+from conformance.causes.stages import Change, Stages, cosine_and_sine
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, BoolArray, IntArray
 from conformance.definition.features import (
     LIMITING,
@@ -177,6 +177,11 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
             from_first = _counted(maker, cached) + rows % size
             seen = _without(problem, "window") & within(problem.window, from_first)
             yield maker.masked("window.of-the-chunk", seen, about)
+            last = np.minimum(rows - rows % size + size, queries) - 1
+            from_last = _counted(maker, cached) + rows - last
+            if 1 < size <= (problem.window[0] or 0) + 1:
+                seen = _without(problem, "window") & within(problem.window, from_last)
+                yield maker.masked("window.of-last-query", seen, about)
         if problem.slopes is not None:
             of_chunk = np.abs(columns - rows % size)[None, None]
             yield maker.staged("alibi.of-the-chunk", about, far=lambda a, far=of_chunk: far)
@@ -195,6 +200,12 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
 
     if problem.rotary is not None:
         yield maker.staged("rotary.of-history-missing", rotated=unless_stored(Stages.rotated))
+
+        def twice(a: Stages, side: str, x: Array) -> Array:
+            once = Stages.rotated(a, side, x)
+            return np.where(stored, Stages.rotated(a, side, once), once) if side == "key" else once
+
+        yield maker.staged("rotary.of-history-twice", rotated=twice)
     if problem.norm is not None:
         yield maker.staged("norm.of-history-missing", normed=unless_stored(Stages.normed))
 
@@ -230,9 +241,16 @@ def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
     if problem.causal is not None:
         bare = _without(problem, "window", "causal")
         yield maker.masked("window.in-place-of-causal", bare & seen(window, distance))
+        if before is not None and after is not None:
+            yield maker.masked("window.in-place-of-causal", bare & seen((before, None), distance))
         if before is not None:
             both = bare & seen((before, before), distance)
             yield maker.masked("window.symmetric-although-causal", both)
+    if before is not None and problem.causal is not None and 1 < maker.queries <= before + 1:
+        r = problem.position_of_keys
+        from_last = (r - r.max(axis=1, keepdims=True))[:, None, None]
+        about: About = {"size": maker.queries}
+        yield maker.masked("window.of-last-query", base & seen(window, from_last), about)
     yield maker.masked("window.without-own-key", base & seen(window, distance) & (distance != 0))
     if problem.segments is not None:
         yield maker.masked("window.over-segments", base & seen(window, _counted(maker, 0)))
@@ -705,6 +723,27 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
         )
 
 
+def _by_table(a: Stages, side: str, heads: Array, *, pairs: Pairs) -> Array:
+    """Return heads whose components are `pairs`, rotated by a table laid out for other pairs.
+
+    Each component of a pair then turns by an angle of its own.
+    """
+    assert a.problem.rotary is not None
+    rotary = replace(a.problem.rotary, pairs=pairs)
+    of_table = replace(rotary, pairs="interleaved" if pairs == "halves" else "halves")
+    pair = np.empty(rotary.size, np.int64)
+    for place in of_table.places():
+        pair[place] = np.arange(rotary.size // 2)
+    angles = a.angles(a.places(side))[..., pair]
+    cos, sin = (a.attention_factor() * it for it in cosine_and_sine(angles))
+    turned, (first, second) = heads.copy(), rotary.places()
+    for own, other, sign in ((first, second, -1), (second, first, 1)):
+        turned[..., own] = (
+            heads[..., own] * cos[..., own] + sign * heads[..., other] * sin[..., own]
+        )
+    return turned
+
+
 def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     problem, shape, rotary = maker.problem, maker.problem.shape, maker.problem.rotary
     assert rotary is not None
@@ -815,11 +854,24 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
                 lambda: Stages(problem.replace(rotary=of_head), frequencies=lambda a: angles),
             )
 
-    def back(a: Stages, side: str, x: Array) -> Array:
-        sign = -1 if side == "key" else 1
-        return a.turned(x, sign * a.angles(a.places(side)))
+    for cause, sides in (
+        ("rotary.keys-turned-back", ("key",)),
+        ("rotary.queries-turned-back", ("query",)),
+        ("rotary.turned-back", ("query", "key")),
+    ):
 
-    yield maker.staged("rotary.keys-turned-back", rotated=back)
+        def back(a: Stages, side: str, x: Array, sides: tuple[str, ...] = sides) -> Array:
+            sign = -1 if side in sides else 1
+            return a.turned(x, sign * a.angles(a.places(side)))
+
+        yield maker.staged(cause, rotated=back)
+    if rotary.size > 2 and problem.axes is None:
+        for of_pairs, of_table in ((rotary.pairs, other), (other, rotary.pairs)):
+            yield maker.staged(
+                "rotary.table-of-other-pairs",
+                {"pairs": of_pairs, "table": of_table},
+                rotated=partial(_by_table, pairs=of_pairs),
+            )
     for cause, sides in (
         ("rotary.keys-twice", ("key",)),
         ("rotary.queries-twice", ("query",)),

@@ -21,6 +21,7 @@ from conformance.causes.hypothesis import (
     Maker,
     significant,
 )
+from conformance.causes.location import indices
 from conformance.causes.logits import best_factor, unasked_alignments
 from conformance.causes.precision import Again, coarse
 from conformance.causes.softmax import MOST_OTHERWISE, made_otherwise
@@ -458,6 +459,13 @@ def _of_parts(maker: Maker) -> Iterator[Hypothesis]:
     def only(kept: BoolArray) -> Change:
         return lambda a, d: Stages.d_scaled(a, d * kept)
 
+    def of_keys(first: int, end: int) -> Change:
+        def d_score(a: Stages, d: Array, found: Arrays) -> tuple[Array, Array]:
+            kept = (keys >= first) & (keys < end)
+            return Stages.d_score(a, d * kept, {})[0], Stages.d_score(a, d, found)[1]
+
+        return d_score
+
     yield maker.staged("backward.key-without-last-query", d_score=without_last)
     for size in TILES:
         for cause, at in (
@@ -466,6 +474,10 @@ def _of_parts(maker: Maker) -> Iterator[Hypothesis]:
         ):
             if size < at.size:
                 yield maker.staged(cause, {"count": size}, d_scaled=only(at < size))
+        if size < keys.size:
+            for first, end in ((0, size), ((keys.size - 1) // size * size, keys.size)):
+                span: About = {"keys": indices("key", range(first, end), keys.size)}
+                yield maker.staged("backward.query-of-keys", span, d_score=of_keys(first, end))
     peak = logits.max(axis=-1, keepdims=True)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     total = np.exp(logits - peak).sum(axis=-1, keepdims=True)

@@ -311,10 +311,10 @@ def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
     if not np.isfinite(evidence.got).all():
         return
     bias = maker.problem.weights.output_bias
-    for mistake, offset in (
-        ("output.factor", 0.0),
-        ("output.factor-without-bias", 0.0 if bias is None else bias),
-    ):
+    offsets: dict[str, Any] = {"output.factor": 0.0}
+    if bias is not None:
+        offsets["output.factor-without-bias"] = bias
+    for mistake, offset in offsets.items():
         factor = best_factor(evidence.got - offset, evidence.want - offset)
         found = factor * (evidence.want - offset) + offset
         if min(abs(factor), abs(factor - 1)) > LEAST and evidence.explained(found):

@@ -158,11 +158,25 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
             yield twice("keys.last-of-tiles-counted-twice", tile, edges)
             for left_out in (edges, edges | (at == keys - 1)):
                 yield maker.masked("keys.last-of-tiles-left-out", full & ~left_out, tile)
+    if maker.problem.causal is None:
+        for count in sorted({-keys % size for size in TILES} - {0}):
+            counted = _with_zeros(count)
+            yield maker.staged("keys.zeros-counted", {"count": count}, softmax=counted)
     for first, end in _single_tiles(keys):
         kept = full & ((at < first) | (at >= end))
         if end < keys and np.array_equal(kept.any(axis=-1), full.any(axis=-1)):
             span = indices("key", range(first, end), keys)
             yield maker.masked("keys.ignored", kept, {"keys": span})
+
+
+def _with_zeros(count: int) -> Change:
+    """Return a softmax stage that counts so many keys of zeros, whose values are zeros, too."""
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        zeros = np.zeros((*logits.shape[:-1], count))
+        return Stages.softmax(a, np.concatenate([logits, zeros], axis=-1))[..., :-count]
+
+    return softmax
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
@@ -337,22 +351,29 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
         for cause, softmax in _rescaled(size).items():
             yield maker.staged(cause, {"size": size}, softmax=softmax)
     for size in sorted({*sizes, *(-(-keys // parts) for parts in (2, 4, 8))} - {1, keys}):
-        merged = _merged_in_base_2(size)
-        yield maker.staged("tiles.merged-in-base-2", {"size": size}, softmax=merged)
+        for cause, power in (
+            ("tiles.merged-in-base-2", np.log(2.0)),
+            ("tiles.base-2-merged-as-natural", 1 / np.log(2.0)),
+            ("tiles.averaged", 0.0),
+        ):
+            yield maker.staged(cause, {"size": size}, softmax=_merged_by_power(size, power))
     for first, end in _single_tiles(keys):
         for cause, softmax in _rescaled_but_for(first, end).items():
             span = indices("key", range(first, end), keys)
             yield maker.staged(cause, {"keys": span}, softmax=softmax)
 
 
-def _merged_in_base_2(size: int) -> Change:
-    """Return a softmax stage that merges splits of `size` keys by powers of 2 of natural sums."""
+def _merged_by_power(size: int, power: float) -> Change:
+    """Return a softmax stage that merges splits of `size` keys by a power of their sums.
+
+    The power is ln(2) if 2 is raised to natural logarithms of sums, and 0 for the mean.
+    """
 
     def softmax(a: Stages, logits: Array) -> Array:
         starts = np.arange(0, logits.shape[-1], size)
         powers = _exponentials(logits)
         sums = np.add.reduceat(powers, starts, axis=-1)
-        shares = np.where(sums > 0, sums, 1.0) ** (np.log(2.0) - 1.0)
+        shares = np.where(sums > 0, sums, 1.0) ** (power - 1.0)
         changed = powers * np.repeat(shares, size, axis=-1)[..., : logits.shape[-1]]
         return changed / np.maximum(changed.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
 

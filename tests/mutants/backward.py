@@ -331,6 +331,16 @@ _add(
     case=LONG,
 )
 _add(
+    "query-gradient-of-last-tile",
+    "overwrites the gradient of the query with what each tile of 8 keys adds",
+    INPUTS,
+    d_score=lambda a, d, found: (
+        Attention.d_score(a, d * (np.arange(a.keys) >= (a.keys - 1) // 8 * 8), {})[0],
+        Attention.d_score(a, d, found)[1],
+    ),
+    case=LONG,
+)
+_add(
     "fused-row-term-of-output",
     "computes the row term from the context before its division by the normaliser",
     INPUTS,

@@ -1665,6 +1665,33 @@ _add(
     rotated=lambda a, side, heads, p: Featured.rotated(a, side, heads, -p if side == "key" else p),
 )
 _add(
+    "rotary-of-queries-turned-back",
+    "rotates queries the other way round",
+    rotated=lambda a, s, heads, p: Featured.rotated(a, s, heads, -p if s == "query" else p),
+)
+_add(
+    "rotary-sign-of-sine",
+    "rotates queries and keys the other way round",
+    rotated=lambda a, side, heads, p: Featured.rotated(a, side, heads, -p),
+)
+
+
+def _by_interleaved_table(a: Featured, side: str, heads: Array, positions: Array) -> Array:
+    """Components that are half a head apart, by angles that are repeated for neighbours."""
+    angles = np.repeat(a.angles(positions), 2, axis=-1)
+    cos, sin, half = np.cos(angles), np.sin(angles), angles.shape[-1] // 2
+    first, second = heads[..., :half], heads[..., half:]
+    turned = heads * cos + np.concatenate([-second, first], axis=-1) * sin
+    return a.hold(turned.astype(a.wide))
+
+
+_add(
+    "rotary-table-interleaved",
+    "rotates halves by a table of angles that is laid out for neighbours",
+    interleaved=lambda a: False,
+    rotated=_by_interleaved_table,
+)
+_add(
     "rotary-both-turned-back",
     "rotates by the negative angle, which is another attention where pairs are not symmetric",
     rotated=lambda a, side, heads, p: Featured.rotated(
@@ -3157,6 +3184,12 @@ _add(
     stored_positions=lambda a, start, stop: a.new_positions(start, stop) * (a.span is not None),
 )
 _add(
+    "cache-rotary-of-history-twice",
+    "rotates the keys that are stored first by twice their angles",
+    case="cache-rotary/gqa",
+    stored_positions=lambda a, start, stop: a.new_positions(start, stop) * (1 + (a.span is None)),
+)
+_add(
     "cache-rotated-twice",
     "rotates the history again whenever it is read",
     case="cache-rotary/gqa",
@@ -3173,6 +3206,14 @@ _add(
         a.rotated(side, heads, p)
         if side == "key" and a.span is None and a.given.mode.options.get("cached")
         else Featured.prepared(a, side, heads, p)
+    ),
+)
+_add(
+    "cache-window-of-last-query",
+    "counts the window of all queries of a chunk from the last",
+    case=CAUSAL_WINDOW,
+    in_window=lambda a, d: Featured.in_window(
+        a, d if a.span is None else d + np.arange(1 - a.queries, 1)[:, None]
     ),
 )
 _add(

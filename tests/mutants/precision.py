@@ -138,6 +138,40 @@ def _limit(a: Attention, x: Array) -> Array:
 _add("exp-by-cubic", "approximates exp by a cubic polynomial", OUTPUT, powers=_polynomial)
 _add("exp-by-power", "uses (1 + x/4096)⁴⁰⁹⁶ as exp", OUTPUT, powers=_limit)
 _add("exp-of-2", "uses 2ˣ instead of eˣ", OUTPUT, powers=lambda a, x: np.exp2(x))
+
+
+def _of_splits(power: float) -> Any:
+    """Splits of 4 keys, merged by a power of their sums of exponentials."""
+
+    def softmax(a: Attention, logits: Array) -> Array:
+        powers, starts = a.powers(logits - a.peak(logits)), np.arange(0, a.keys, 4)
+        sums = np.repeat(np.add.reduceat(powers, starts, axis=-1), 4, axis=-1)[..., : a.keys]
+        powers = powers * np.where(sums > 0, sums, a.wide(1)) ** a.wide(power - 1)
+        return a.normalised(powers, a.total(powers))
+
+    return softmax
+
+
+_add(
+    "softmax-of-splits-averaged",
+    "takes the mean of the outputs of splits of the keys",
+    OUTPUT,
+    softmax=_of_splits(0.0),
+)
+_add(
+    "softmax-of-splits-of-base-2",
+    "raises e to logarithms of base 2 where splits of the keys are merged",
+    OUTPUT,
+    softmax=_of_splits(1 / np.log(2)),
+)
+_add(
+    "zeros-of-last-tile-counted",
+    "counts the keys of zeros that fill the last tile of 16",
+    OUTPUT,
+    softmax=lambda a, logits: Attention.softmax(
+        a, np.concatenate([logits, np.zeros((*logits.shape[:-1], -a.keys % 16), a.wide)], axis=-1)
+    )[..., : a.keys],
+)
 _add(
     "squares-for-exp",
     "uses 1/(1 + x²) instead of exp, as a softmax-free attention does",
