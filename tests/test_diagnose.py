@@ -4489,6 +4489,45 @@ def multiplied(q, k, v, *, keys=1.0, values=1.0):
     return attention(q, k * next(by), v * next(by))
 
 
+def near(ids):
+    """The causal mask of packed sequences that see the one before them, too."""
+    before = ids[:, None, :, None] - ids[:, None, None]
+    return (before >= 0) & (before < 2) & np.tri(ids.shape[1], dtype=bool)
+
+
+def inside(first, end, length=20):
+    at = (np.arange(length) >= first) & (np.arange(length) < end)
+    return at[:, None] & at
+
+
+def distances(slopes, length=20):
+    return np.float32(slopes)[:, None, None] * np.float32(
+        np.arange(length) - np.arange(length)[:, None]
+    )
+
+
+def slower(x, factor):
+    """Heads whose angles are divided by a factor."""
+    size = x.shape[-1]
+    angles = np.arange(x.shape[-2])[:, None] * 10000.0 ** (-np.arange(0, size, 2) / size) / factor
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    first, second = x[..., : size // 2], x[..., size // 2 :]
+    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+
+def beginning(k, start, cached=16):
+    """Keys of which the new ones are rotated from another position on."""
+    new = rotated(k[:, :, cached:], start=start)
+    return np.concatenate([rotated(k)[:, :, :cached], new], axis=2)
+
+
+def with_page(x, at, by, size):
+    (entry, row), (other, first) = at, by
+    changed = x.copy()
+    changed[entry, :, row : row + size] = x[other, :, first : first + size]
+    return changed
+
+
 PORTED = {
     "queries turned back": (
         {},
@@ -4586,7 +4625,7 @@ PORTED = {
         {"batch": 3},
         {},
         lambda q, k, v: attention(q, of_entries(k, 1, 1, 1), of_entries(v, 1, 1, 1)),
-        "",
+        "cache.entries-in-order",
     ),
     "last components of keys first": (
         {"size": 48},
@@ -4723,6 +4762,126 @@ PORTED = {
         lambda *x: attention(
             *x, mask=alone(np.array([packed_into(0, 7)[0], packed_into(0, 12)[0]]))
         ),
+        "untold.segments",
+    ),
+    "packed sequences that see the one before": (
+        {},
+        {"causal": True},
+        lambda *x: attention(*x, mask=near(packed_into(0, 5, 11))),
+        "",
+    ),
+    "a prefix that was not told": (
+        {},
+        {"causal": True},
+        lambda *x: attention(*x, mask=np.tri(20, dtype=bool) | (np.arange(20) < 7)),
+        "untold.prefix",
+    ),
+    "a span in the middle": (
+        {},
+        {"causal": True},
+        lambda *x: attention(*x, mask=np.tri(20, dtype=bool) | inside(5, 11)),
+        "",
+    ),
+    "chunks that were not told": (
+        {"queries": 40},
+        {"causal": True},
+        lambda *x: attention(*x, mask=alone(packed_into(0, 16, 32, length=40))),
+        "untold.chunk",
+    ),
+    "ALiBi that was not told": (
+        {},
+        {"causal": True},
+        lambda *x: attention(*x, bias=distances(2.0 ** -np.arange(2, 10, 2)), causal=0),
+        "untold.alibi",
+    ),
+    "ALiBi with slopes of its own": (
+        {},
+        {"causal": True},
+        lambda *x: attention(*x, bias=distances([0.4, 0.3, 0.2, 0.1]), causal=0),
+        "",
+    ),
+    "first keys beside a window": (
+        {},
+        {"causal": True, "window": 6},
+        lambda *x: windowed(*x, lambda d, key: (d <= 0) & ((d > -6) | (key < 4))),
+        "window.first-keys-visible",
+    ),
+    "first and fourth key beside a window": (
+        {},
+        {"causal": True, "window": 6},
+        lambda *x: windowed(*x, lambda d, key: (d <= 0) & ((d > -6) | (key % 4 == 0))),
+        "",
+    ),
+    "frequencies divided by 4": (
+        {},
+        TURNS,
+        lambda q, k, v: attention(slower(q, 4), slower(k, 4), v, causal=0),
+        "untold.rotary-scaling",
+    ),
+    "frequencies divided by 3": (
+        {},
+        TURNS,
+        lambda q, k, v: attention(slower(q, 3), slower(k, 3), v, causal=0),
+        "",
+    ),
+    "new tokens from position 0": (
+        FEW_LAST,
+        LATER,
+        lambda q, k, v: attention(rotated(q), beginning(k, 0), v, causal=16),
+        "rotary.new-from-0",
+    ),
+    "new tokens one late": (
+        FEW_LAST,
+        LATER,
+        lambda q, k, v: attention(rotated(q, start=17), beginning(k, 17), v, causal=16),
+        "rotary.new-one-late",
+    ),
+    "new tokens three late": (
+        FEW_LAST,
+        LATER,
+        lambda q, k, v: attention(rotated(q, start=19), beginning(k, 19), v, causal=16),
+        "",
+    ),
+    "key/value heads of others": (
+        {"kv_heads": 4},
+        {},
+        lambda q, k, v: attention(q, k[:, [1, 2, 3, 0]], v[:, [1, 2, 3, 0]]),
+        "heads.use-others",
+    ),
+    "other key than value heads": (
+        {"kv_heads": 4},
+        {},
+        lambda q, k, v: attention(q, k[:, [1, 2, 3, 0]], v[:, [2, 0, 1, 3]]),
+        "",
+    ),
+    "key/value heads tiled over the batch": (
+        {"kv_heads": 2},
+        {},
+        lambda q, k, v: attention(q, *(np.tile(x, (2, 1, 1, 1)).reshape(q.shape) for x in (k, v))),
+        "heads.tiled-over-batch",
+    ),
+    "entries of a cache in another order": (
+        {"batch": 4},
+        {},
+        lambda q, k, v: attention(q, of_entries(k, 0, 0, 2, 1), of_entries(v, 0, 0, 2, 1)),
+        "cache.entries-in-order",
+    ),
+    "a page of another entry": (
+        {"batch": 3, "queries": 2, "keys": 48},
+        {},
+        lambda q, k, v: attention(q, *(with_page(x, (1, 16), (0, 32), 16) for x in (k, v))),
+        "cache.page-of-another",
+    ),
+    "a page of values of the same entry": (
+        {"batch": 3, "queries": 2, "keys": 48},
+        {},
+        lambda q, k, v: attention(q, k, with_page(v, (1, 16), (1, 32), 16)),
+        "cache.page-of-another",
+    ),
+    "rows that are no page": (
+        {"batch": 3, "queries": 2, "keys": 48},
+        {},
+        lambda q, k, v: attention(q, *(with_page(x, (1, 13), (0, 30), 11) for x in (k, v))),
         "",
     ),
     "a hole of two keys in each entry": (
@@ -4779,6 +4938,46 @@ def test_a_gradient_of_queries_that_lacks_tiles_of_keys_is_told(keys, where):
     given |= {f"gradient.{n}": a.numpy() for n, a in gradients.items()}
     found = diagnose(**arrays, **given, layout="batch heads length head")
     assert [it.id for it in found.causes] == ["backward.query-of-keys"], str(found)
+
+
+SCALED = {
+    "components": lambda x, of: (2,),
+    "components of keys, tokens of values": lambda x, of: (2,) if of == "key" else (3,),
+    "components of all entries": lambda x, of: (0, 2),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_cache_of_8_bits_is_told_with_its_scales(name, one_mistake):
+    q, k, v = drawn(queries=20, size=16)
+    stored = []
+    for x, of in ((k, "key"), (v, "value")):
+        unit = np.abs(x).max(axis=SCALED[name](x, of), keepdims=True) / np.float32(127)
+        stored.append(np.rint(x / unit) * unit)
+    found = diagnose(q, k, v, attention(q, *stored), layout="batch heads length head")
+    over = ["scaled.component", "scaled.mixed", ""][[*SCALED].index(name)]
+    told = [it.arguments["over"].id for it in found.causes if it.id == "precision.stored-scaled"]
+    assert told == [over] * bool(over), str(found)
+
+
+@pytest.mark.parametrize("bent", [True, False])
+def test_bent_rotary_frequencies_are_no_rounding(bent, one_mistake):
+    """A port whose frequencies are slightly wrong is not one that computes in bfloat16."""
+    q, k, v = drawn(queries=48, size=32)
+
+    def turned(x):
+        angles = np.arange(48)[:, None] * 5e5 ** (-np.arange(0, 32, 2) / 32)
+        angles = angles / (1 + bent * np.arange(16) ** 2 / 30)
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        a, b = (rounded(x[..., :16]), rounded(x[..., 16:]))
+        return rounded(np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1))
+
+    rounded = np.float32 if bent else in_bfloat16
+    output = rounded(attention(turned(q), turned(k), rounded(v), causal=0)).astype(np.float32)
+    told = {"causal": True, "rotary": {"base": 5e5, "pairs": "halves"}, "dtype": "float32"}
+    found = diagnose(q, k, v, output, layout="b h n d", **told)
+    coarse = [it.id for it in found.causes if it.id.startswith(("accuracy.", "precision."))]
+    assert bool(coarse) is not bent, str(found)
 
 
 OF_HEADS = [

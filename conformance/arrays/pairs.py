@@ -56,6 +56,9 @@ RARE = (
     *("tiles.", "keys.", "softmax.power", "softmax.small", "softmax.normaliser", "softmax.maximum"),
     *("logits.cut", "precision.", "scale.rounded", "causal.by-tile", "causal.positions-rounded"),
     *("window.in-blocks", "mask.blocked-", "cache.chunk", "cache.forgotten", "cache.aligned"),
+    *("window.of-last", "window.first-keys", "untold.chunk", "untold.rotary-scaling"),
+    *("score.last-components", "score.first-components", "key.last-", "heads.first-of"),
+    *("rotary.new-", "rotary.table-of"),
 )
 """How the ids of causes begin that are not tried beside another one, mostly those of kernels."""
 

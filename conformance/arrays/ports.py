@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformance.arrays.given import merged, separate
+from conformance.cases.patterns import alibi_slopes
 from conformance.causes.hypothesis import (
     PREPARING,
     About,
@@ -32,10 +33,29 @@ from conformance.definition.problem import (
     Shape,
     identities,
 )
+from conformance.definition.rotary import RotaryScaling
 from conformance.records.findings import Phrase
 
 BASES = (10000.0, 100000.0, 500000.0, 1000000.0)
 """The bases of rotary embeddings that models use."""
+
+FIRST_KEYS = (1, 2, 4, 8, 16)
+"""How many first tokens stay visible beside a window in models that stream."""
+
+SCALINGS = (
+    *(RotaryScaling(rope_type="linear", factor=float(2**n)) for n in range(1, 6)),
+    *(
+        RotaryScaling(
+            rope_type="llama3",
+            factor=factor,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        )
+        for factor in (8.0, 32.0)
+    ),
+)
+"""Scalings of rotary frequencies that models have."""
 
 WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """The windows that models use, in keys that count the query's own."""
@@ -53,7 +73,6 @@ EPSILONS = (1e-8, 1e-5, 1e-4, 1e-3, 1e-2)
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     """Yield the hypotheses, the simplest first."""
     yield from _exchanged(maker)
-    yield from _packed(maker)
     yield from _untold(maker)
     yield from _misread(maker)
     yield from _stale(maker)
@@ -91,6 +110,11 @@ def _untold(maker: Maker) -> Iterator[Hypothesis]:
                     window=(size - 1, 0),
                     **at_end,
                 )
+    if problem.chunk is None:
+        for size in WINDOWS:
+            if size < keys:
+                chunks: dict[str, Any] = {"causal": problem.causal or "bottom-right", "chunk": size}
+                yield maker.asked("untold.chunk", {"size": size}, **chunks)
     if problem.rotary is None and shape.head_size % 2 == 0:
         for pairs in ("halves", "interleaved"):
             for base in BASES:
@@ -100,6 +124,20 @@ def _untold(maker: Maker) -> Iterator[Hypothesis]:
                     rotary=Rotary(size=shape.head_size, base=base, pairs=pairs),
                     positions=positions or problem.positions,
                 )
+    if problem.window[0] is not None:
+        bare = problem.replace(window=NO_WINDOW).allowed_in_full()
+        for count in FIRST_KEYS:
+            # Some keys must be hidden still.
+            if count + problem.window[0] + 1 < keys:
+                shown = maker.right.allowed | (bare & (np.arange(keys) < count))
+                yield maker.masked("window.first-keys-visible", shown, {"count": count})
+    if problem.rotary is not None and problem.rotary_scaling is None:
+        for scaling in SCALINGS:
+            yield maker.asked(
+                "untold.rotary-scaling",
+                {"kind": scaling.rope_type, "factor": scaling.factor or 1.0},
+                rotary_scaling=scaling,
+            )
     if problem.rotary is not None:
         for base in BASES:
             if base != problem.rotary.base:
@@ -130,9 +168,16 @@ def _exchanged(maker: Maker) -> Iterator[Hypothesis]:
             )
 
 
-def _packed(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which heads that come from one projection are told apart otherwise."""
+def in_few_rows(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses that join heads, so that they are tried in a few rows of everything first.
+
+    They are ALiBi that was not told, and heads of one projection that are told apart otherwise.
+    """
     problem, shape = maker.problem, maker.problem.shape
+    if problem.slopes is None:
+        for causal in dict.fromkeys((problem.causal, problem.causal or "bottom-right")):
+            slopes = alibi_slopes(shape.heads)
+            yield maker.asked("untold.alibi", slopes=slopes, causal=causal)
     alike = shape.head_size == shape.value_head_size and shape.query_length == shape.key_length
     if not (alike and problem.heads_alone and shape.heads > 1):
         return
@@ -318,9 +363,6 @@ def _stale(maker: Maker) -> Iterator[Hypothesis]:
 
             begin: About = {"of": [*of], "keys": Phrase("where.key.from", {"first": start})}
             yield maker.staged("cache.written-one-late", begin, input=changed(of, shifted))
-        if shape.batch > 1:
-            of_first = changed(of, lambda array: np.broadcast_to(array[:1], array.shape))
-            yield maker.staged("cache.of-first-entry", {"of": [*of]}, input=of_first)
         for step in (1, -1) if shape.batch > 1 else ():
 
             def rolled(array: Array, step: int = step) -> Array:
@@ -517,7 +559,6 @@ ACROSS = (
     "spans.of-first-entry",
     "tree.of-first-entry",
     "rotary.positions-of-first-entry",
-    "cache.of-first-entry",
     "cache.of-next-entry",
     "scale.by-",
     "projection.",

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from conformance.arrays.ports import taken
+from conformance.arrays.ports import in_few_rows, rows_of, taken, with_rows
+from conformance.causes.handing import PARTS
 from conformance.causes.hypothesis import About, Evidence, Maker, rms, significant
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
@@ -18,6 +20,7 @@ from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.problem import Problem
 from conformance.records.findings import NOTHING, Part, Phrase
+from conformance.records.numbers import LIMIT
 
 MOST_LISTED = 16
 """The longest order that is listed index by index."""
@@ -37,6 +40,12 @@ def of_output(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
     if cause := sinks_of_others(maker, evidence):
         yield cause
     if cause := padded(maker, evidence):
+        yield cause
+    yield from _of_other_masks(maker, evidence)
+    yield from _joining_heads(maker, evidence)
+    if cause := of_other_heads(maker, evidence):
+        yield cause
+    if cause := page(maker, evidence):
         yield cause
     if cause := overwritten(maker, evidence):
         yield cause
@@ -164,36 +173,250 @@ def padded(maker: Maker, evidence: Evidence) -> Phrase:
     got = np.where(np.isfinite(evidence.got), evidence.got, np.inf).reshape(sizes).swapaxes(1, 2)
     without = problem.replace(mask=None, key_lengths=None).allowed_in_full()
     seen = np.broadcast_to(without, shape.logits)
-    logits = np.where(seen, maker.right.shown, -np.inf)
-    peak = logits.max(axis=-1, keepdims=True)
-    powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
-    sink = 0.0 if problem.sinks is None else np.exp(problem.sinks[None, :, None, None] - peak)
     errors = np.abs(got - evidence.want.reshape(sizes).swapaxes(1, 2)).max(axis=-1)
-    errors = np.where(np.isfinite(errors) & (powers > 0).any(axis=-1), errors, -1.0)
+    errors = np.where(np.isfinite(errors) & seen.any(axis=-1), errors, -1.0)
     index = np.arange(shape.key_length)
     for cause, step in (("padding.after-first", 1), ("padding.before-last", -1)):
-        lengths = []
+        lengths: list[int] = []
+        least = before = 0.0
         for entry in range(shape.batch):
             left = np.zeros(shape.key_length)
             for flat in np.argsort(-errors[entry], axis=None)[:FEW_ROWS]:
                 head, row = np.unravel_index(flat, errors[entry].shape)
-                power = powers[entry, head, row, ::step, None]
+                shown = maker.right.shown[entry, head, row]
+                logits = np.where(seen[entry, head, row], shown, -np.inf)
+                power = np.exp(logits - logits.max())[::step, None]
                 values = maker.right.values[entry, head, ::step]
-                beside = sink[entry, head, row] if isinstance(sink, np.ndarray) else 0.0
-                total = np.maximum(np.cumsum(power, axis=0) + beside, TINY)
+                total = np.cumsum(power, axis=0)
+                if problem.sinks is not None:
+                    total = total + np.exp(problem.sinks[head] - logits.max())
+                total = np.maximum(total, TINY)
                 off = np.cumsum(power * values, axis=0) / total - got[entry, head, row]
                 left += (off**2).sum(axis=-1)
+                before += float(errors[entry, head, row]) ** 2
             lengths.append(1 + int(left.argmin()))
+            least += float(left.min())
+        if least > LEFT**2 * shape.value_head_size * before:
+            continue
         kept = np.array(lengths)[:, None]
-        shown = index < kept if step == 1 else index >= shape.key_length - kept
+        inside = index < kept if step == 1 else index >= shape.key_length - kept
         about: About = {"lengths": listed(kept[:, 0])["order"]}
-        asked = maker.asked(cause, about, mask=shown[:, None, None], key_lengths=None)
+        asked = maker.asked(cause, about, mask=inside[:, None, None], key_lengths=None)
         stages = asked.make()
         # What a query gets that sees no key is open, but it is not what others see.
-        wrong = evidence.wrong.reshape(sizes).any(axis=-1).swapaxes(1, 2)
+        wrong = np.asarray(evidence.wrong.reshape(sizes).any(axis=-1)).swapaxes(1, 2)
         lost = problem.sees & ~stages.problem.sees
         if wrong[lost].all() and evidence.explained(stages.output):
             return asked.cause
+    return NOTHING
+
+
+def _of_other_masks(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield the causes that packed sequences or a prefix that sees itself were not told.
+
+    Under a causal mask, the first token of a packed sequence gets its own value, and the queries
+    that see later keys are those of the prefix but its last.
+    """
+    problem, shape = maker.problem, maker.problem.shape
+    if problem.causal is None or not problem.heads_alone or maker.chosen:
+        return
+    if shape.query_length != shape.key_length or shape.key_length < 2:
+        return
+    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
+    got, wrong, noise = (
+        it.reshape(sizes).swapaxes(1, 2) for it in (evidence.got, evidence.wrong, evidence.noise)
+    )
+    index, allowed = np.arange(shape.key_length), maker.right.allowed
+    off = np.abs(got - maker.right.values) / np.maximum(noise, evidence.spread)
+    begins = np.asarray((off <= LIMIT).all(axis=(1, 3))) & np.asarray(wrong.any(axis=(1, 3)))
+    if problem.segments is None and begins.any() and problem.sinks is None:
+        ids = begins.cumsum(axis=1)
+        alone = (ids[:, :, None] == ids[:, None])[:, None]
+        entry = int(begins.any(axis=1).argmax())
+        starts = listed(np.nonzero(begins[entry])[0])["order"]
+        about: About = {"entry": entry, "starts": starts}
+        hypothesis = maker.masked("untold.segments", allowed & alone, about)
+        if evidence.explained(hypothesis.make().output):
+            yield hypothesis.cause
+    rows = np.asarray(wrong.any(axis=(1, 3)))
+    lengths = np.where(rows.any(axis=1), shape.key_length + 1 - rows[:, ::-1].argmax(axis=1), 0)
+    if problem.spans is None and (lengths <= shape.key_length).all():
+        seen = allowed | (np.maximum(index[:, None], index) < lengths[:, None, None])[:, None]
+        hypothesis = maker.masked("untold.prefix", seen, {"lengths": listed(lengths)["order"]})
+        if evidence.explained(hypothesis.make().output):
+            yield hypothesis.cause
+
+
+def _joining_heads(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield the causes that join heads and explain a few rows, and then everything."""
+    problem = maker.problem
+    if not problem.heads_alone or problem.tree is not None or problem.axes is not None:
+        return
+    if not np.isfinite(evidence.got).all():
+        return
+    for hypothesis in in_few_rows(maker):
+        rows = np.sort(
+            np.argsort(-np.abs(evidence.got - evidence.want).sum(axis=(0, 2)))[:FEW_ROWS]
+        )
+        few = with_rows(hypothesis.make(), rows).output
+        off, before = (rms(evidence.got[:, rows] - it) for it in (few, evidence.want[:, rows]))
+        if off <= LEFT * before and evidence.explained(hypothesis.make().output):
+            yield hypothesis.cause
+
+
+MOST_HEADS = 64
+"""The most key/value heads of all batch entries among which those of each query head are sought."""
+
+
+MOST_REPEATED = 2**27
+"""The most numbers of keys that are repeated for query heads in this search."""
+
+
+def of_other_heads(maker: Maker, evidence: Evidence) -> Phrase:
+    """Return the cause that query heads use other key/value heads, or those of other entries.
+
+    Each query head is compared with the output that it has with each of them, in the worst rows.
+    """
+    problem, shape = maker.problem, maker.problem.shape
+    batch, heads, kv_heads = shape.batch, shape.heads, shape.kv_heads
+    if not 1 < batch * kv_heads <= MOST_HEADS or not np.isfinite(evidence.got).all():
+        return NOTHING
+    if not problem.heads_alone or problem.tree is not None or problem.axes is not None:
+        return NOTHING
+    if batch**2 * kv_heads * heads * shape.key_length * shape.head_size > MOST_REPEATED:
+        return NOTHING
+    sizes = (batch, shape.query_length, heads, shape.value_head_size)
+    got, want = (it.reshape(sizes) for it in (evidence.got, evidence.want))
+    # The rows that see most are those that tell most of the keys.
+    rows = np.sort(np.argsort(-np.abs(got - want).sum(axis=(0, 2, 3)))[:FEW_ROWS])
+    few = Maker(rows_of(problem, rows), maker.handed, (maker.rows[rows], maker.queries))
+    left = np.full((batch, kv_heads, batch, heads), np.inf)
+    for by in range(batch):
+        for kv_head in range(kv_heads):
+            at = (np.arange(batch) + by) % batch
+
+            def one(a: Stages, all_heads: Array, name: str, at: Any = (at, kv_head)) -> Array:
+                chosen = all_heads[at[0], at[1]][:, None]
+                return np.repeat(chosen, a.shape.heads, axis=1)
+
+            found = few.staged("", repeat=one).make().output.reshape(batch, -1, *sizes[2:])
+            left[by, kv_head] = ((found - got[:, rows]) ** 2).sum(axis=(1, 3))
+    best = np.nan_to_num(left, nan=np.inf).reshape(-1, batch, heads).argmin(axis=0)
+    entries = (best // kv_heads + np.arange(batch)[:, None]) % batch
+    order = best % kv_heads
+
+    def mapped(a: Stages, all_heads: Array, name: str) -> Array:
+        return all_heads[entries, order]
+
+    own, right = np.arange(batch)[:, None], np.arange(heads) // shape.group
+    flat = np.arange(batch * heads).reshape(batch, heads) % (batch * kv_heads)
+    if (entries == own).all() and (order == order[0]).all():
+        named = Phrase("heads.use-others", {**listed(order[0])})
+    elif (order == right).all() and not entries.any():
+        named = Phrase("cache.of-first-entry")
+    elif (order == right).all() and (entries == entries[:, :1]).all():
+        named = Phrase("cache.entries-in-order", {**listed(entries[:, 0])})
+    elif (entries * kv_heads + order == flat).all():
+        named = Phrase("heads.tiled-over-batch")
+    else:
+        return NOTHING
+    return named if evidence.explained(maker.staged("", repeat=mapped).make().output) else NOTHING
+
+
+PAGES = (8, 16, 32, 64, 128, 256)
+"""The numbers of tokens of a page."""
+
+MOST_COMPARED = 2**14
+"""The most pairs of a page of one entry and one of any that are compared."""
+
+
+def page(maker: Maker, evidence: Evidence) -> Phrase:
+    """Return the cause that one page of a batch entry is another one, of it or of another entry.
+
+    What a page adds to the sums of exponentials, and of values, is exchanged in the worst rows.
+    """
+    problem, shape, right = maker.problem, maker.problem.shape, maker.right
+    keys, batch = shape.key_length, shape.batch
+    if not problem.heads_alone or not np.isfinite(evidence.got).all() or "score" in right.own:
+        return NOTHING
+    if problem.attn_bias is not None or problem.slopes is not None:
+        return NOTHING
+    sizes = (batch, shape.query_length, shape.heads, shape.value_head_size)
+    got = evidence.got.reshape(sizes).swapaxes(1, 2)
+    errors = np.abs(got - evidence.want.reshape(sizes).swapaxes(1, 2)).max(axis=-1)
+    wrong = np.asarray(evidence.wrong.reshape(batch, -1).any(axis=1))
+    if wrong.sum() != 1:
+        # Of several entries, each would have a wrong number of its own.
+        return NOTHING
+    entry = int(wrong.argmax())
+    flat = np.argsort(-errors[entry], axis=None)[:FEW_ROWS]
+    head, row = np.unravel_index(flat, errors[entry].shape)
+    query, kv_head = right.projected["query"][entry, head, row], head // shape.group
+    scores = np.einsum("rd,erkd->erk", query, right.projected["key"][:, kv_head])
+    logits = right.capped(right.scaled(scores))
+    seen = np.broadcast_to(right.allowed, shape.logits)[entry, head, row]
+    peak = logits[entry].max(axis=-1, keepdims=True)
+    powers = np.exp(np.minimum(logits - peak, MOST_LOGIT))
+    values = right.projected["value"][:, kv_head]
+    own = np.where(seen, powers[entry], 0.0)
+    total, context = own.sum(axis=-1), np.einsum("rk,rkd->rd", own, values[entry])
+    if problem.sinks is not None:
+        total = total + np.exp(problem.sinks[head] - peak[:, 0])
+    answer = got[entry, head, row]
+    for size in PAGES:
+        count = keys // size
+        if not count > 1 or count * count * batch > MOST_COMPARED:
+            continue
+        within = slice(count * size)
+        p = powers[..., within].reshape(batch, len(row), count, size)
+        v = values[:, :, within].reshape(batch, len(row), count, size, -1)
+        whole = seen[:, within].reshape(len(row), count, size).all(axis=(0, 2))
+        adds, gives = p.sum(axis=-1), np.einsum("erjs,erjsd->erjd", p, v)
+        for of in PARTS:
+            both, key = len(of) == 2, of == ("key",)
+            left = np.full((count, batch, count), np.inf)
+            for slot in np.nonzero(whole)[0]:
+                of_slot = v[entry, :, slot]
+                if both:
+                    new = gives
+                elif key:
+                    new = np.einsum("erjs,rsd->erjd", p, of_slot)
+                else:
+                    new = np.einsum("rs,erjsd->erjd", p[entry, :, slot], v)
+                sums = total[None, :, None] - adds[entry, :, slot, None]
+                sums = sums + (adds if both or key else adds[entry, :, slot, None])
+                mixed = context[None, :, None] - gives[entry, :, slot, None] + new
+                off = mixed / np.maximum(sums, TINY)[..., None] - answer[None, :, None]
+                left[slot] = (off**2).sum(axis=(1, 3))
+                left[slot, entry, slot] = np.inf
+            nearest_pages = np.nan_to_num(left, nan=np.inf).argmin()
+            before = (errors[entry, head, row] ** 2).sum() * shape.value_head_size
+            if not left.flat[nearest_pages] <= LEFT**2 * before:
+                continue
+            place, other, by = (int(it) for it in np.unravel_index(nearest_pages, left.shape))
+
+            def replaced(
+                a: Stages, heads: Array, name: str, at: Any = (of, place, other, by, size)
+            ) -> Array:
+                names, place, other, by, size = at
+                if name in names:
+                    pages = heads.copy()
+                    taken_from = heads[other, :, by * size : (by + 1) * size]
+                    pages[entry, :, place * size : (place + 1) * size] = taken_from
+                    heads = pages
+                return Stages.repeat(a, heads, name)
+
+            about: About = {
+                "of": [*of],
+                "size": size,
+                "entry": entry,
+                "row": place * size,
+                "other": other,
+                "by": by * size,
+            }
+            found = maker.staged("cache.page-of-another", about, repeat=replaced)
+            if evidence.explained(found.make().output):
+                return found.cause
     return NOTHING
 
 

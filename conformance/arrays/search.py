@@ -85,6 +85,18 @@ MOST_PARTIAL = 3
 """The most mistakes that are named because they explain some of the wrong elements."""
 
 
+BEND = 1e-3
+"""By how much the angle of the last position changes where a rotary frequency is bent."""
+
+
+BENT = 0.7
+"""The share of an error, as an rms, that bent rotary frequencies leave if it is not rounding."""
+
+
+FEWEST_FOR_EACH = 8
+"""The fewest elements of an output for each rotary frequency that is fitted to it."""
+
+
 MOST_SIZE = 4096
 """The largest size of a head, or of a layer, whose root a wrong scale may be the inverse of."""
 
@@ -161,12 +173,40 @@ class Search:
 
     def accuracy(self) -> Phrase:
         """Return the cause that the output is only as accurate as a narrower dtype, if it is."""
-        if self.along - self.close:
+        if self.along - self.close or self._turns_otherwise():
             return NOTHING
         problem = self.problem
         certain = (problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
         right = Stages(problem)
         return precision.coarse("output", self.output, problem.dtype, None, certain, right)
+
+    def _turns_otherwise(self) -> bool:
+        """Return whether the error is one of rotary frequencies, which no rounding is like."""
+        rotary = self.problem.rotary
+        if rotary is None or not self.problem.heads_alone or not self.output.wrong.any():
+            return False
+        part = self._part(self._worst_part)
+        maker, evidence = part.maker, part.evidence
+        if math.prod(maker.problem.shape.logits) > MOST_ELEMENTS:
+            return False
+        step = BEND / max(1.0, float(np.abs(maker.problem.position_of_keys).max()))
+        right, columns = maker.right.output, []
+        for pair in range(rotary.size // 2):
+
+            def frequencies(a: Stages, pair: int = pair) -> Array:
+                found = Stages.frequencies(a).copy()
+                found[pair] += step
+                return found
+
+            bent = maker.staged("", frequencies=frequencies).make().output
+            columns.append(((bent - right) / step / evidence.noise).ravel())
+        known = np.isfinite(columns).all(axis=0) & np.isfinite(evidence.got.ravel())
+        off = ((evidence.got - evidence.want) / evidence.noise).ravel()[known]
+        matrix = np.array(columns)[:, known].T
+        if len(off) < FEWEST_FOR_EACH * matrix.shape[1]:
+            return False
+        fitted, *_ = np.linalg.lstsq(matrix, off, rcond=None)
+        return rms(off - matrix @ fitted) < BENT * rms(off)
 
     def with_digits(self, bits: int, noise_bits: int) -> Search:
         """Return a search among the close mistakes, with more noise.

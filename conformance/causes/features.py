@@ -206,6 +206,12 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
             return np.where(stored, Stages.rotated(a, side, once), once) if side == "key" else once
 
         yield maker.staged("rotary.of-history-twice", rotated=twice)
+        for cause, by in (("rotary.new-from-0", -cached), ("rotary.new-one-late", 1)):
+
+            def moved(p: IntArray, by: int = by) -> IntArray:
+                return np.where(p >= cached, p + by, p)
+
+            yield maker.staged(cause, rotated=rotated_at(moved))
     if problem.norm is not None:
         yield maker.staged("norm.of-history-missing", normed=unless_stored(Stages.normed))
 

@@ -20,7 +20,7 @@ NAMES = ("query", "key", "value")
 EIGHT_BITS = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 """Formats in which caches hold keys and values, each with its largest number."""
 
-SCALED_OVER = {"scaled.token": (3,), "scaled.head": (2, 3)}
+SCALED_OVER = {"scaled.token": (3,), "scaled.head": (2, 3), "scaled.component": (2,)}
 """What has a scale of its own, with the axes of heads `[batch heads length head]` that it spans."""
 
 
@@ -279,6 +279,8 @@ def _stored(maker: Maker) -> Iterator[Hypothesis]:
         for over, axes in SCALED_OVER.items():
             about: About = {"to": name, "over": Phrase(over)}
             yield _stored_as(maker, "precision.stored-scaled", about, axes, largest)
+        mixed: About = {"to": name, "over": Phrase("scaled.mixed")}
+        yield _stored_as(maker, "precision.stored-scaled", mixed, (2,), largest, of_values=(3,))
         every = (0, 1, 2, 3)
         yield _stored_as(maker, "precision.stored-scaled-together", {"to": name}, every, largest)
 
@@ -289,6 +291,7 @@ def _stored_as(
     about: About,
     axes: tuple[int, ...] | None = None,
     largest: float = math.inf,
+    of_values: tuple[int, ...] | None = None,
 ) -> Hypothesis:
     """Return the hypothesis that keys and values are stored in 8 bits.
 
@@ -300,7 +303,8 @@ def _stored_as(
     def repeat(a: Stages, heads: Array, which: str) -> Array:
         unit: Any = 1.0
         if axes is not None:
-            highest = np.abs(heads).max(axis=axes, keepdims=True)
+            along = of_values if which == "value" and of_values else axes
+            highest = np.abs(heads).max(axis=along, keepdims=True)
             unit = np.where(highest > 0, (highest / largest).astype(np.float32), 1.0)
         return Stages.repeat(a, _in_eight_bits(name, heads / unit) * unit, which)
 

@@ -954,6 +954,13 @@ CAUSES: dict[str, Phrase] = {
     "cache-rotary-from-0": Phrase("rotary.chunks-from-0", {"size": 2}),
     "cache-rotary-of-queries-from-0": Phrase("rotary.queries-of-chunks-from-0", {"size": 2}),
     "cache-rotary-of-history-missing": Phrase("rotary.of-history-missing"),
+    "heads-in-int8-by-component": Phrase(
+        "precision.stored-scaled", {"to": "int8", "over": Phrase("scaled.component")}
+    ),
+    "keys-in-int8-by-component": Phrase(
+        "precision.stored-scaled", {"to": "int8", "over": Phrase("scaled.mixed")}
+    ),
+    "cache-rotary-one-late": Phrase("rotary.new-one-late"),
     "cache-rotary-of-history-twice": Phrase("rotary.of-history-twice"),
     "cache-window-of-last-query": Phrase("window.of-last-query"),
     "cache-rotated-twice": Phrase("rotary.keys-twice"),

@@ -3160,6 +3160,14 @@ _add(
     history=lambda a: [_in_int8(x).astype(a.wide) for x in Featured.history(a)],
 )
 _add(
+    "cache-rotary-one-late",
+    "counts the positions of new tokens from one behind the cache",
+    case="cache-rotary/gqa",
+    new_positions=lambda a, start, stop: (
+        Featured.new_positions(a, start, stop) + (a.span is not None)
+    ),
+)
+_add(
     "cache-rotary-from-0",
     "counts the positions of every chunk from 0",
     case="cache-rotary/gqa",

@@ -182,6 +182,33 @@ _add(
 # Roundings that the dtype does not call for.
 
 
+def _in_int8(**axes: int) -> Any:
+    """Keys and values in 8 bits, with a scale for all numbers along an axis of their heads."""
+
+    def heads(a: Attention, name: str) -> Array:
+        found = Attention.heads(a, name)
+        if name not in axes:
+            return found
+        unit = np.abs(found).max(axis=axes[name], keepdims=True) / a.wide(127)
+        return np.rint(found / np.where(unit > 0, unit, a.wide(1))) * unit
+
+    return heads
+
+
+_add(
+    "heads-in-int8-by-component",
+    "stores keys and values in 8 bits, with a scale for each component",
+    OUTPUT,
+    heads=_in_int8(key=2, value=2),
+)
+_add(
+    "keys-in-int8-by-component",
+    "stores keys in 8 bits with a scale for each component, and values for each token",
+    OUTPUT,
+    heads=_in_int8(key=2, value=3),
+)
+
+
 def _when(names: tuple[str, ...], rounded: Any, stage: str) -> Any:
     """The stage with its result rounded, in these dtypes."""
 
