@@ -4940,6 +4940,19 @@ def test_a_gradient_of_queries_that_lacks_tiles_of_keys_is_told(keys, where):
     assert [it.id for it in found.causes] == ["backward.query-of-keys"], str(found)
 
 
+@pytest.mark.parametrize("what", ["causal", "mask"])
+def test_a_mistake_in_some_entries_is_told_before_other_masks(what, one_mistake):
+    q, k, v = drawn(queries=20, size=16)
+    told = {"causal": True} if what == "causal" else {"mask": PADDED, "mask_true": "attends"}
+    right = attention(
+        q, k, v, mask=np.tri(20, dtype=bool) if what == "causal" else PADDED[:, None, None]
+    )
+    output = np.concatenate([right[:1], attention(q, k, v)[1:]])
+    found = diagnose(q, k, v, output, layout="batch heads length head", **told)
+    assert [it.id for it in found.causes] == [f"{what}.not-applied"], str(found)
+    assert "batch entry 1" in found.causes[0].text
+
+
 SCALED = {
     "components": lambda x, of: (2,),
     "components of keys, tokens of values": lambda x, of: (2,) if of == "key" else (3,),

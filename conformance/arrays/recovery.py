@@ -26,15 +26,28 @@ MOST_LISTED = 16
 """The longest order that is listed index by index."""
 
 
-def of_output(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+def of_output(maker: Maker, evidence: Evidence, *, is_partial: bool) -> Iterator[Phrase]:
     """Yield causes that are read off the output: another order, a factor, a row, dropout.
 
     Each is worked out only when the caller asks for it, since the last recovers weights row by row.
+    If a known mistake `is_partial`, made in some heads or rows, it says more than most of these do.
     """
     if cause := permuted(maker.problem, evidence):
         yield cause
     if cause := factors(maker.problem, evidence):
         yield cause
+    if not is_partial:
+        yield from _of_others(maker, evidence)
+    if cause := overwritten(maker, evidence):
+        yield cause
+    if cause := unknown(maker.right, evidence):
+        yield cause
+    if cause := dropped(maker.right, evidence):
+        yield cause
+
+
+def _of_others(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield causes with numbers for each head, batch entry or token, which are read off."""
     if cause := of_each_head(maker.problem, evidence):
         yield cause
     if cause := sinks_of_others(maker, evidence):
@@ -46,12 +59,6 @@ def of_output(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
     if cause := of_other_heads(maker, evidence):
         yield cause
     if cause := page(maker, evidence):
-        yield cause
-    if cause := overwritten(maker, evidence):
-        yield cause
-    if cause := unknown(maker.right, evidence):
-        yield cause
-    if cause := dropped(maker.right, evidence):
         yield cause
 
 

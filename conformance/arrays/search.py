@@ -333,7 +333,7 @@ class Search:
         if not known:
             known += self._across_rows()
         if self._coarser == 1 and not known:
-            read_off = itertools.islice(recovery.of_output(whole, output), 1)
+            read_off = itertools.islice(recovery.of_output(whole, output, is_partial=bool(made)), 1)
             known += [(0.0, cause) for cause in read_off]
         if not known:
             known += [(misfit, cause) for misfit, cause in made.values()]
