@@ -51,7 +51,7 @@ from conformance.definition.problem import Positions, Problem, Rotary, Shape, We
 from conformance.definition.rotary import RotaryScaling, exact_tables
 from conformance.errors import ExitCode, Unsupported, WrongAnswer, WrongShape
 from conformance.long import ladder
-from conformance.long.calling import TRAINED, Answered, _of_numpy, call
+from conformance.long.calling import TRAINED, Answered, call, slices_of
 from conformance.long.checking import Tally, check, check_sampled, missed
 from conformance.long.ladder import PROBLEMS as PROBLEMS_ASKED
 from conformance.long.ladder import (
@@ -557,7 +557,7 @@ def summed_in_chains(problem, chains):
     d_value = np.concatenate([block.d_value for block in columns([head], slice(0, keys))])
     found = {"output": output * off[head.query_class, None], "value": d_value}
     return Answered(
-        {name: _of_numpy(it.astype(np.float32)[None, None]) for name, it in found.items()}, 0
+        {name: slices_of(it.astype(np.float32)[None, None]) for name, it in found.items()}, 0
     )
 
 
@@ -607,7 +607,7 @@ def stored_in_half(problem, least=0.0):
         "key": d_logits.T @ query,
         "value": weights.T @ cotangent,
     }
-    arrays = {name: _of_numpy(stored(array)[None, None]) for name, array in found.items()}
+    arrays = {name: slices_of(stored(array)[None, None]) for name, array in found.items()}
     return Answered(arrays, 0.0)
 
 
@@ -618,6 +618,34 @@ def test_what_underflows_in_half_precision_is_noise(queries, keys):
     found = check(problem, stored_in_half(problem))
     assert found.conforms(), {name: tally.excess for name, tally in found.decisive().items()}
     assert not check(problem, stored_in_half(problem, least=2.0**-14)).conforms()
+
+
+def d_query_in_bfloat16(problem, *, stored_apart):
+    """dQ where each step is stored: dP/l and D/l apart, or their difference only."""
+    given, stored = heads_of(problem), dtype_of("bfloat16").round
+    query, key, value, cotangent = (
+        getattr(given, name)[0, 0].astype(np.float64)
+        for name in ("query", "key", "value", "cotangent")
+    )
+    logits = given.scale * query @ key.T
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    total = powers.sum(axis=1, keepdims=True)
+    of_keys, row = cotangent @ value.T / total, (powers @ value / total * cotangent) / total
+    row = row.sum(axis=1, keepdims=True)
+    if stored_apart:
+        of_keys, row = stored(of_keys), stored(row)
+    found = given.scale * (powers * stored(of_keys - row)) @ key
+    output = stored(powers @ value / total)
+    arrays = {"output": output, "query": stored(found)}
+    return Answered({name: slices_of(array[None, None]) for name, array in arrays.items()}, 0.0)
+
+
+def test_a_row_term_that_is_lost_in_half_precision_deviates_at_length():
+    """Both terms are numbers of bfloat16, so that their sum is the larger one for many keys."""
+    problem = draw("bfloat16", 64, 65_536)
+    assert check(problem, d_query_in_bfloat16(problem, stored_apart=False)).conforms()
+    found = check(problem, d_query_in_bfloat16(problem, stored_apart=True)).decisive()
+    assert found["query"].excess > 1 >= found["output"].excess
 
 
 def test_there_is_no_sigma_of_class_tf32():

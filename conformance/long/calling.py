@@ -113,7 +113,7 @@ def call(
         arrays = adapter.at_length(heads)
         seconds = time.perf_counter() - started
         shapes = {name: np.shape(array) for name, array in arrays.items()}
-        slices = {name: _of_numpy(array) for name, array in arrays.items()}
+        slices = {name: slices_of(array) for name, array in arrays.items()}
         return Answered(_checked(heads, slices, shapes), seconds)
     options = Call(mode=mode or adapter.modes[0], device=device, projected=True)
     if isinstance(adapter, Function):
@@ -188,7 +188,7 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
 
     def slices(name: str, array: Any) -> Slices:
         if name in TRAINED:
-            return _of_numpy(spelling.variables[name].factor * bridge.numpy(array))
+            return slices_of(spelling.variables[name].factor * bridge.numpy(array))
         if swapped:
             return lambda entry, head, rows: bridge.numpy(array[entry, rows, head])
         return lambda entry, head, rows: bridge.numpy(array[entry, head, rows])
@@ -255,7 +255,7 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
         for name, array in arrays.items()
     }
     shapes = {name: array.shape for name, array in split.items()}
-    slices = {name: _of_numpy(array) for name, array in split.items()}
+    slices = {name: slices_of(array) for name, array in split.items()}
     return Answered(_checked(heads, slices, shapes), seconds, first)
 
 
@@ -337,7 +337,8 @@ def _problem(
     )
 
 
-def _of_numpy(array: np.ndarray) -> Slices:
+def slices_of(array: np.ndarray) -> Slices:
+    """Return the function that reads rows of an array `[batch heads length head]`, or `[size]`."""
     if np.ndim(array) == 1:
         array = array[None, None, None]
 
