@@ -1417,6 +1417,35 @@ def test_a_scale_in_half_precision_is_not_taken_for_something_else():
     assert found.cause.id == "scale.of-size"
 
 
+@pytest.mark.parametrize("spoilt", ["noise", "NaN"])
+def test_rows_that_a_mistake_loses_do_not_say_that_it_was_made(spoilt, monkeypatch, one_mistake):
+    """A softmax over the heads has no numbers for queries that see fewer keys than others.
+
+    Nor has a normaliser of the last keys, and its other numbers are so large that their noise would
+    cover everything.
+    """
+    monkeypatch.setattr(tiles, "MOST_LOGITS", 2**16)
+    q, k, v = map(in_bfloat16, drawn(batch=1, heads=2, queries=400, size=16))
+    output = attention(q, k, v, causal=0)
+    random = np.random.default_rng(5)
+    off = 0.1 * random.standard_normal((100, 16)) if spoilt == "noise" else np.nan
+    output[0, 1, 200:300] += off
+    found = diagnose(q, k, v, in_bfloat16(output), causal=True, layout="batch heads length head")
+    assert (found.verdict, found.dtype) == ("deviates", "bfloat16")
+    assert not found.causes, str(found)
+
+
+def test_a_causal_mask_is_not_assumed_for_rows_that_a_mistake_loses(monkeypatch, one_mistake):
+    monkeypatch.setattr(tiles, "MOST_LOGITS", 2**16)
+    q, k, v = (it.astype(np.float16) for it in drawn(batch=1, heads=2, queries=300, size=16))
+    output = attention(*(it.astype(np.float32) for it in (q, k, v)))
+    output[:, :, 100:200] += 0.1 * np.random.default_rng(5).standard_normal(16)
+    found = diagnose(q, k, v, output.astype(np.float16), layout="batch heads length head")
+    assert "causal" not in str(found)
+    assert not found.causes, str(found)
+    assert found.differences[0].where.text == "queries 100 to 199"
+
+
 BENT = {
     "tanh": np.tanh,
     "soft sign": lambda x: x / (1 + np.abs(x)),

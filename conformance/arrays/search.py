@@ -523,7 +523,10 @@ class Search:
             return None
         rows = np.repeat(wrong[..., None], output.got.shape[-1] // heads, axis=-1)
         mixed = np.where(merged(rows), predicted, output.want)
-        if np.isnan(mixed).any() or not output.explained(mixed):
+        # That a row is lost does not explain which numbers it has, nor why others are not lost.
+        if (~np.isfinite(mixed) & np.isfinite(output.got)).any():
+            return None
+        if not (output.wrong & np.isfinite(mixed)).any() or not output.explained(mixed):
             return None
         if not self._explains_each_row(output, mixed):
             return None

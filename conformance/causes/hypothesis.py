@@ -372,12 +372,15 @@ class Evidence:
     def gain(self, found: Array) -> float:
         """Return the rms of the prediction `found` divided by that of the expected array.
 
-        Only finite elements of `found` count, and the result is at least 1. It is always 1 if the
-        expected array is hardly more than rounding noise, such as the gradient of a key bias.
+        Only finite elements count. The result is at least 1, and no more than the answer has of
+        this size, so that a prediction which is far too large does not fit within its own noise. It
+        is always 1 if the expected array is hardly more than rounding noise, such as the gradient
+        of a key bias.
         """
         if self._size <= 10 * self.spread:
             return 1.0
-        return max(1.0, rms(found[np.isfinite(found)]) / self._size)
+        both = np.isfinite(found) & np.isfinite(self.got)
+        return max(1.0, min(rms(it[both]) for it in (found, self.got)) / self._size)
 
     def near(self, found: Array, gain: float | Array = 1.0) -> BoolArray:
         """Return a mask, True where the answer equals the prediction `found` up to noise.
