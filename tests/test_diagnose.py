@@ -1446,6 +1446,39 @@ def test_a_causal_mask_is_not_assumed_for_rows_that_a_mistake_loses(monkeypatch,
     assert found.differences[0].where.text == "queries 100 to 199"
 
 
+@pytest.mark.parametrize("told", [{}, {"causal": True}])
+def test_what_a_mask_means_is_not_a_mistake_of_the_other_meaning(told, one_mistake):
+    """A mistake may leave more than noise, and so would the reading that is right but for a part.
+
+    What remains is then unknown, and neither a mask that is inverted nor a causal mask elsewhere.
+    """
+    random = np.random.default_rng(3)
+    mask = random.random((1, 1, 24, 24)) < 0.7
+    mask[..., 0] = True
+    seen = mask & np.tri(24, dtype=bool) if told else mask
+    q, k, v = map(in_bfloat16, drawn(batch=1, heads=4, queries=24, size=16))
+    output = attention(q, k, v, mask=seen)
+    spoilt = output.copy()
+    spoilt[:, 2, :, 3:6] += 0.03 * random.standard_normal((24, 3))
+    told = {**told, "mask": mask, "layout": "batch heads length head"}
+    found = diagnose(q, k, v, in_bfloat16(spoilt), **told)
+    assert (found.verdict, found.causes) == ("deviates", []), str(found)
+    assert "True in the mask: the query attends to the key" in str(found)
+    assert found.differences[0].where.text == "head 2"
+    # If it is told, the other meaning is a mistake.
+    found = diagnose(q, k, v, in_bfloat16(output), mask_true="blocks", **told)
+    assert found.cause.id.startswith("mask.inverted"), str(found)
+
+
+def test_where_a_causal_mask_is_aligned_is_not_a_mistake_of_the_other_alignment(one_mistake):
+    q, k, v = map(in_bfloat16, drawn(batch=1, heads=4, queries=10, keys=24, size=16))
+    output = attention(q, k, v, causal=14)
+    output[:, 2, :, 3:6] += 0.03 * np.random.default_rng(3).standard_normal((10, 3))
+    found = diagnose(q, k, v, in_bfloat16(output), causal=True, layout="batch heads length head")
+    assert (found.verdict, found.causes) == ("deviates", []), str(found)
+    assert "causal mask aligned bottom-right" in str(found)
+
+
 BENT = {
     "tanh": np.tanh,
     "soft sign": lambda x: x / (1 + np.abs(x)),

@@ -517,6 +517,8 @@ def _explained_reading(
         if fitting:
             # That another order of axes fits too would be a coincidence.
             return fitting[0].as_noise(fitting[1:]), found, []
+        for one in of_layout:
+            one.read_otherwise = [it for it in of_layout if it is not one]
         found += of_layout
     layouts = [*dict.fromkeys(one.reading.layout for one in found)]
     blind = {one.reading.layout for one in found if _causal_hides_all(one.problem)}
@@ -596,6 +598,7 @@ class Judged:
             name: tiles.compared_statistic(STATISTICS[name], self.problem, array)
             for name, array in reading.statistics.items()
         }
+        self.read_otherwise: Sequence[Judged] = ()
         self._partial: list[tuple[Phrase, float, Phrase]] = []
         self._accuracy = NOTHING
 
@@ -647,7 +650,7 @@ class Judged:
     @cached_property
     def _search(self) -> PairSearch:
         where = None if self.whole is None else self._where
-        return PairSearch(
+        search = PairSearch(
             self.problem,
             self.expectation,
             self.answer,
@@ -655,6 +658,8 @@ class Judged:
             chosen=self.chosen,
             longer=self._longer,
         )
+        search.read_otherwise = [it.expectation.arrays["output"] for it in self.read_otherwise]
+        return search
 
     @cached_property
     def exact(self) -> list[Phrase]:

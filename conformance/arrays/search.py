@@ -112,6 +112,9 @@ An implementation that makes it and rounds after every operation leaves half of 
 are within the limits of mistakes that they are not, but these leave more than twice as much."""
 
 
+SAME = 1e-9
+"""How much two outputs may differ that are the same, in float64, as a share of their size."""
+
 FITTED = ("scale.factor", "bias.factor", "alibi.factor")
 """Causes with a number that was fitted: a mistake without one is named instead if it fits, too."""
 
@@ -126,6 +129,9 @@ class Search:
         close: mistakes without which at least half of the error would not be there.
         along: mistakes that change the output as the error does, but by more or less.
         chosen: which queries of a longer problem these are, and how many that has, or None.
+        read_otherwise: the outputs that are expected of what was given as it was read otherwise. A
+            mistake that gives one of them explains nothing: that reading has been judged, by more
+            than what a mistake may leave.
     """
 
     def __init__(
@@ -166,6 +172,7 @@ class Search:
         self._only, self._where = only, where or where_wrong
         self._coarser, self._bits = coarser
         self.chosen = chosen
+        self.read_otherwise: Sequence[Array] = ()
         self._longer = longer
         # What a query gets that sees no key is open, so nothing is predicted of it.
         unseen = ports.unseen(problem)
@@ -221,7 +228,9 @@ class Search:
         expectation = Expectation(self.expectation.arrays, {"": noise}, narrow.underflow)
         problem = self.problem.replace(dtype=narrow.name)
         others = (self.close, (coarser, bits), self._where, self.chosen)
-        return Search(problem, expectation, self.answer, *others)
+        found = Search(problem, expectation, self.answer, *others)
+        found.read_otherwise = self.read_otherwise
+        return found
 
     def causes(self) -> list[Phrase]:
         """Return the causes, the simplest first; [] if none is known or nothing is wrong."""
@@ -407,6 +416,8 @@ class Search:
             return False
         if not self._explains_each_row(evidence, predicted):
             return False
+        if any(self._is_same(predicted, other) for other in self.read_otherwise):
+            return False
         return self._leaves_rounding(evidence, predicted, hypothesis)
 
     def _is_rounding(self, misfit: float) -> bool:
@@ -431,6 +442,15 @@ class Search:
             return False
         size = precision.size_of_errors(evidence, predicted, hypothesis.make(), self._bits)
         return size <= precision.LIKE[1]
+
+    def _is_same(self, predicted: Array, other: Array) -> bool:
+        """Return whether two outputs are the same but for rounding, where neither is open."""
+        if predicted.shape != other.shape:
+            return False
+        known = np.isfinite(predicted) & np.isfinite(other)
+        if self.open is not None and self.open.shape == known.shape:
+            known &= ~self.open
+        return bool(known.any()) and rms((predicted - other)[known]) <= SAME * rms(other[known])
 
     def _explains_each_row(self, evidence: Evidence, predicted: Array) -> bool:
         """Return whether a mistake explains the wrong numbers of each row of a long output.
