@@ -1447,10 +1447,10 @@ def test_a_causal_mask_is_not_assumed_for_rows_that_a_mistake_loses(monkeypatch,
 
 
 @pytest.mark.parametrize("told", [{}, {"causal": True}])
-def test_what_a_mask_means_is_not_a_mistake_of_the_other_meaning(told, one_mistake):
+def test_what_a_mask_means_is_not_a_mistake_of_the_other_meaning(told, sought):
     """A mistake may leave more than noise, and so would the reading that is right but for a part.
 
-    What remains is then unknown, and neither a mask that is inverted nor a causal mask elsewhere.
+    What remains is then unknown: no mask that is inverted, nor one that is nearly that.
     """
     random = np.random.default_rng(3)
     mask = random.random((1, 1, 24, 24)) < 0.7

@@ -658,7 +658,9 @@ class Judged:
             chosen=self.chosen,
             longer=self._longer,
         )
-        search.read_otherwise = [it.expectation.arrays["output"] for it in self.read_otherwise]
+        expected_otherwise = (it.expectation.arrays["output"] for it in self.read_otherwise)
+        shape = self.answer.output.shape
+        search.read_otherwise = [it for it in expected_otherwise if it.shape == shape]
         return search
 
     @cached_property

@@ -112,9 +112,6 @@ An implementation that makes it and rounds after every operation leaves half of 
 are within the limits of mistakes that they are not, but these leave more than twice as much."""
 
 
-SAME = 1e-9
-"""How much two outputs may differ that are the same, in float64, as a share of their size."""
-
 FITTED = ("scale.factor", "bias.factor", "alibi.factor")
 """Causes with a number that was fitted: a mistake without one is named instead if it fits, too."""
 
@@ -130,8 +127,7 @@ class Search:
         along: mistakes that change the output as the error does, but by more or less.
         chosen: which queries of a longer problem these are, and how many that has, or None.
         read_otherwise: the outputs that are expected of what was given as it was read otherwise. A
-            mistake that gives one of them explains nothing: that reading has been judged, by more
-            than what a mistake may leave.
+            mistake may leave more than noise, so that it has to explain more than these do.
     """
 
     def __init__(
@@ -416,7 +412,7 @@ class Search:
             return False
         if not self._explains_each_row(evidence, predicted):
             return False
-        if any(self._is_same(predicted, other) for other in self.read_otherwise):
+        if evidence is self.output and not self._is_better(predicted):
             return False
         return self._leaves_rounding(evidence, predicted, hypothesis)
 
@@ -443,14 +439,17 @@ class Search:
         size = precision.size_of_errors(evidence, predicted, hypothesis.make(), self._bits)
         return size <= precision.LIKE[1]
 
-    def _is_same(self, predicted: Array, other: Array) -> bool:
-        """Return whether two outputs are the same but for rounding, where neither is open."""
-        if predicted.shape != other.shape:
-            return False
-        known = np.isfinite(predicted) & np.isfinite(other)
-        if self.open is not None and self.open.shape == known.shape:
-            known &= ~self.open
-        return bool(known.any()) and rms((predicted - other)[known]) <= SAME * rms(other[known])
+    def _is_better(self, predicted: Array) -> bool:
+        """Return whether a mistake leaves at most half of what no other reading explains."""
+        got = self.output.got
+        for other in self.read_otherwise:
+            known = np.isfinite(predicted) & np.isfinite(other) & np.isfinite(got)
+            if self.open is not None:
+                known &= ~self.open
+            left, otherwise = (rms((got - it)[known]) for it in (predicted, other))
+            if known.any() and left > BETTER * otherwise:
+                return False
+        return True
 
     def _explains_each_row(self, evidence: Evidence, predicted: Array) -> bool:
         """Return whether a mistake explains the wrong numbers of each row of a long output.
@@ -548,7 +547,7 @@ class Search:
             return None
         if not (output.wrong & np.isfinite(mixed)).any() or not output.explained(mixed):
             return None
-        if not self._explains_each_row(output, mixed):
+        if not self._explains_each_row(output, mixed) or not self._is_better(mixed):
             return None
         if not self._leaves_rounding(output, mixed, hypothesis):
             return None
