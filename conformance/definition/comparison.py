@@ -10,7 +10,7 @@ weights at most what correlated roundings cause in correct implementations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -271,6 +271,16 @@ def _spans(arrays: Mapping[str, Array], names: Sequence[str]) -> tuple[np.ndarra
     return counts, np.cumsum(counts) - counts
 
 
+def _estimates(expectation: Expectation) -> Iterator[Expectation]:
+    """Yield an expectation, then up to `ESTIMATES` times one whose σ is from more samples."""
+    yield expectation
+    for _ in range(ESTIMATES):
+        careful = expectation.careful()
+        if careful is None:
+            return
+        yield (expectation := careful)
+
+
 def against(
     expectation: Expectation, arrays: Mapping[str, Array], limit: float = LIMIT
 ) -> list[Comparison]:
@@ -284,14 +294,11 @@ def against(
     """
     want, underflow = expectation.arrays, expectation.underflow
     tolerated = math.inf if expectation.promised == "TF32" else 0.0
-    compared = compare_all(arrays, want, expectation.sigma, underflow, limit, tolerated)
-    for _ in range(ESTIMATES):
-        doubtful = any(1 < each.excess <= DOUBTFUL for each in compared)
-        careful = expectation.careful() if doubtful else None
-        if careful is None:
+    compared: list[Comparison] = []
+    for estimate in _estimates(expectation):
+        compared = compare_all(arrays, want, estimate.sigma, underflow, limit, tolerated)
+        if not any(1 < each.excess <= DOUBTFUL for each in compared):
             break
-        expectation = careful
-        compared = compare_all(arrays, want, careful.sigma, underflow, limit, tolerated)
     return compared
 
 
@@ -304,17 +311,15 @@ def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str
     """
     names = list(arrays)
     got, want = _joined(arrays, names), _joined(expectation.arrays, names)
-    estimate: Expectation | None = expectation
-    for _ in range(1 + ESTIMATES):
-        if estimate is None:
-            break
+    for estimate in _estimates(expectation):
         beyond = math.inf
         for accuracy, noise in estimate.noise.items():
             ratio = ratios(got, want, _joined(noise, names), estimate.underflow)
             beyond = float(np.abs(ratio).max(initial=0)) / LIMIT
             if beyond <= 1:
                 return accuracy
-        estimate = estimate.careful() if beyond <= DOUBTFUL else None
+        if not beyond <= DOUBTFUL:
+            break
     return ""
 
 
