@@ -407,9 +407,16 @@ def _convention(part: RecordPart) -> Convention:
             if finding.value:
                 required[finding.requirement].append((result, finding.value))
     experiments = [result for result in part.results if result.entries]
-    aligned = _tried(
-        experiments, "causal.alone", lambda subject: subject.part("lengths").id == _FEWER
-    )
+    # An alignment counts once for an experiment, however many of its calls show it.
+    aligned = [
+        (result, value)
+        for result in experiments
+        for value in dict.fromkeys(
+            entry.value
+            for entry in result.entries
+            if entry.subject.id == "causal.alone" and entry.subject.part("lengths").id == _FEWER
+        )
+    ]
     meanings = _meanings(required["mask.polarity-is-as-declared"], experiments)
     return Convention(
         column=part.key,
@@ -462,24 +469,6 @@ def _declared_forms(mask: MaskInfo) -> dict[str, str]:
     if mask.number is not None:
         forms["form.zero-one"] = _NUMBERS.get(mask.number, mask.number)
     return forms
-
-
-def _tried(
-    experiments: Sequence[CaseResult], about: str, fits: Callable[[Phrase], bool]
-) -> list[tuple[CaseResult, Phrase]]:
-    """Return the values of the subjects with the id `about` for which `fits` is true.
-
-    Each value comes with its result, and only once for each result.
-    """
-    return [
-        (result, value)
-        for result in experiments
-        for value in dict.fromkeys(
-            entry.value
-            for entry in result.entries
-            if entry.subject.id == about and fits(entry.subject)
-        )
-    ]
 
 
 def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> list[MaskedRow]:
