@@ -54,6 +54,18 @@ def printable(text: str) -> str:
     )
 
 
+def short(text: str, most: int = 120) -> str:
+    """Return a text, cut off with an ellipsis if it is longer than `most` characters.
+
+    It is cut between words, unless that would leave less than two thirds of it.
+    """
+    if len(text) <= most:
+        return text
+    cut = text[: max(1, most - 1)]
+    words = cut if text[len(cut)].isspace() else cut.rpartition(" ")[0]
+    return (words if len(words) > 2 * most / 3 else cut).rstrip(" .,;:") + "…"
+
+
 def text_of(error: BaseException) -> str:
     """Return the text of an exception from foreign code, whose `__str__` may itself raise.
 
@@ -213,6 +225,10 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+BESIDE_BAR = 36
+"""The most characters of the text beside a progress bar."""
+
+
 @contextmanager
 def progress(text: str, total: int | None = None, free: int = 0) -> Iterator[Advance]:
     """Show a progress bar while the `with` body runs, and yield a function that advances the bar.
@@ -245,19 +261,15 @@ def progress(text: str, total: int | None = None, free: int = 0) -> Iterator[Adv
         redirect_stderr=False,
     )
     with bar:
-        task = bar.add_task(_short(text), total=total, left="")
+        task = bar.add_task(short(text, BESIDE_BAR), total=total, left="")
 
         def advance(text: str = "", steps: int = 1, *, free: bool = False) -> None:
             pace.advance(0 if free else steps)
             bar.update(task, advance=steps, left=pace.left())
             if text:
-                bar.update(task, description=escape(_short(printable(text))))
+                bar.update(task, description=escape(short(printable(text), BESIDE_BAR)))
 
         yield advance
-
-
-def _short(text: str, most: int = 36) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 # Names of axes

@@ -51,8 +51,9 @@ from conformance.reports.load import find_records, load
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.page.views import cards, polarity, pooled, position, symptoms, where
 from conformance.reports.tables import normalised, worst_verdict
-from conformance.reports.wording import fared, parts, ratio, shape, short
+from conformance.reports.wording import fared, parts, ratio, shape
 from conformance.reports.writing import build, write
+from conformance.text import short
 
 # Counting
 

@@ -52,7 +52,7 @@ from conformance.errors import (
     WrongDeclaration,
     check_names,
 )
-from conformance.text import message
+from conformance.text import message, short
 from conformance.words import tables
 
 GROUP = "conformance.adapters"
@@ -402,14 +402,16 @@ def _check_types(adapter: Adapter, spec: str) -> None:
         )
     for attribute, (kind, called) in _SINGLE.items():
         if not isinstance(value := getattr(adapter, attribute), kind):
-            raise WrongDeclaration(f"{spec}: {attribute} must be {called}, and is {_short(value)}")
+            raise WrongDeclaration(
+                f"{spec}: {attribute} must be {called}, and is {short(repr(value))}"
+            )
     for attribute, (kind, called) in _TUPLES.items():
         if attribute == "parameters" and not isinstance(adapter, Layer):
             continue
         values = getattr(adapter, attribute)
         if not isinstance(values, tuple | list) or not all(isinstance(one, kind) for one in values):
             raise WrongDeclaration(
-                f"{spec}: {attribute} must be a tuple of {called}, and is {_short(values)}"
+                f"{spec}: {attribute} must be a tuple of {called}, and is {short(repr(values))}"
             )
     for attribute, known in (("dtypes", tuple(DTYPES)), ("scores", get_args(Score))):
         for one in getattr(adapter, attribute):
@@ -417,11 +419,6 @@ def _check_types(adapter: Adapter, spec: str) -> None:
                 raise WrongDeclaration(
                     f"{spec}: {attribute}: there is no {one!r}, only {', '.join(known)}"
                 )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _check_statistics(adapter: Adapter, spec: str) -> None:
@@ -437,7 +434,7 @@ def _check_statistics(adapter: Adapter, spec: str) -> None:
         if not isinstance(declared, kind | None):
             raise WrongDeclaration(
                 f"{spec}: {kind.of.name} must be a conformance.{kind.__name__} or None, and is "
-                f"{_short(declared)}"
+                f"{short(repr(declared))}"
             )
         named = () if declared is None else declared.modes
         check_names("mode", named, [mode.name for mode in adapter.modes])

@@ -106,18 +106,6 @@ def fared(feature: FeatureResults) -> str:
     return "no answer" if feature.items else "not asked"
 
 
-def short(text: str, most: int = 120) -> str:
-    """Return a text, cut off with an ellipsis if it is longer than `most` characters.
-
-    It is cut between words, unless that would leave less than two thirds of it.
-    """
-    if len(text) <= most:
-        return text
-    cut = text[: max(1, most - 1)]
-    words = cut if text[len(cut)].isspace() else cut.rpartition(" ")[0]
-    return (words if len(words) > 2 * most / 3 else cut).rstrip(" .,;:") + "…"
-
-
 def number(value: int) -> str:
     """Return a count as text, with commas between thousands."""
     return f"{value:,}"

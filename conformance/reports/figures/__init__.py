@@ -29,6 +29,7 @@ from conformance.reports import wording
 from conformance.reports.figures import heatmap
 from conformance.reports.figures.heatmap import HeatGrid, HeatMap, heat_map, ticks
 from conformance.reports.page import content_policy, environment
+from conformance.text import short
 
 FOLDER = Path(__file__).parent
 
@@ -255,7 +256,7 @@ def svg(picture: Picture, *, name: str = "heads", alone: bool = True, headed: bo
         title=title(picture),
         how=how(picture),
         sentences=sentences(picture),
-        headings=[wording.short(picture.subject.name, longest), "reference", f"difference{times}"],
+        headings=[short(picture.subject.name, longest), "reference", f"difference{times}"],
         about=lambda place, index: _about(picture, place, index),
         maps=lambda place, index: [
             Markup(heat_map(grid, shown)) for shown in _maps(picture, place, index)

@@ -59,6 +59,7 @@ from conformance.reports.gate.coverage import (
     read_pins,
     read_promises,
 )
+from conformance.text import short
 from conformance.words import causes
 
 PLACES = ("implementation", "requirement", "case", "mode")
@@ -133,11 +134,11 @@ def parse(text: str) -> Condition:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise BrokenBaseline(f"the condition {_short(text)} cannot be read") from error
+        raise BrokenBaseline(f"the condition {short(repr(text))} cannot be read") from error
     try:
         holds = _read(tree)
     except _Refused as error:
-        raise BrokenBaseline(f"the condition {_short(text)}: {error}") from error
+        raise BrokenBaseline(f"the condition {short(repr(text))}: {error}") from error
     except RecursionError as error:
         raise BrokenBaseline("the condition cannot be read: it is too long") from error
     names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
@@ -146,10 +147,6 @@ def parse(text: str) -> Condition:
 
 class _Refused(Exception):
     pass
-
-
-def _short(text: str) -> str:
-    return repr(text) if len(text) <= 200 else f"{text[:80]!r}…"
 
 
 def _read(node: ast.expr) -> Test:
@@ -208,7 +205,9 @@ def _checked(name: str, operator: str, node: ast.expr) -> str:
             # A version with thousands of digits is only refused when it is compared.
             SpecifierSet(operator + value).contains("1")
         except (InvalidSpecifier, ValueError) as error:
-            raise _Refused(f"{_short(value)} is no version that {operator} can compare") from error
+            raise _Refused(
+                f"{short(repr(value))} is no version that {operator} can compare"
+            ) from error
     elif operator not in ("==", "!="):
         raise _Refused(f"{name} is no version: compare with ==, != or in")
     choices = _CHOICES.get(name, (value,))
@@ -455,7 +454,7 @@ def _typed(table: dict[str, Any]) -> KnownDeviation:
             raise BrokenBaseline(_TYPES[place])
         for pattern in patterns:
             if _OPEN.search(pattern):
-                raise BrokenBaseline(f"{place} = {_short(pattern)}: a [ is never closed")
+                raise BrokenBaseline(f"{place} = {short(repr(pattern))}: a [ is never closed")
     return known
 
 

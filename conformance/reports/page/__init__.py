@@ -16,7 +16,7 @@ from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 
 from conformance.reports import wording
-from conformance.text import element, plural
+from conformance.text import element, plural, short
 from conformance.words import say
 
 
@@ -54,7 +54,7 @@ def environment(folder: Path, **options: Any) -> Environment:
         bytecode_cache=_compiled(*options.items()),
         **options,
     )
-    made.globals |= {"words": wording, "element": element}
+    made.globals |= {"words": wording, "element": element, "short": short}
     made.filters |= {
         "say": say,
         "ratio": wording.ratio,

@@ -42,6 +42,7 @@ from conformance.reports.tables import (
     located,
     parts_of,
 )
+from conformance.text import short
 
 LARGE, LONG = "large", "long"
 """The folders of records of level "large" and of checks of long sequences."""
@@ -132,7 +133,7 @@ class Known:
     def heading(self) -> str:
         """The first sentence of the text, as a heading."""
         sentence = re.split(r"(?<=[^.])[.:;] ", self.text, maxsplit=1)[0]
-        return wording.short(sentence.rstrip("."), 100)
+        return short(sentence.rstrip("."), 100)
 
     @property
     def when(self) -> str:
