@@ -193,13 +193,21 @@ def test_what_to_know_before_comparing(changes):
         assert expected in told
 
 
-def test_a_case_that_asks_something_else_under_its_old_name_is_named(tmp_path):
-    for file, why in (("a.json", "this"), ("b.json", "that")):
-        own = record(result(good()))
-        own.header.cases["plain/no-mask/self"] = CaseInfo(why=why, facts=[])
-        save(tmp_path, own, file)
+@pytest.mark.parametrize(
+    ("hashes", "common"), [(("a", "a"), 2), (("a", "b"), 1), (("", "b"), 2), (("a", ""), 2)]
+)
+def test_a_case_that_asks_something_else_under_its_old_name_is_left_out(tmp_path, hashes, common):
+    """A hash that is not known is no reason, and other words are none either."""
+    for file, hash_of, own in (("a.json", hashes[0], good()), ("b.json", hashes[1], bad())):
+        made = record(result(own), result(good(), case="plain/no-mask/cross"))
+        made.header.cases["plain/no-mask/self"] = CaseInfo(why=file, facts=[], hash=hash_of)
+        save(tmp_path, made, file)
     found = compare(load_side(tmp_path / "a.json"), load_side(tmp_path / "b.json"))
-    assert found.notes == ["cases that ask something else now: plain/no-mask/self"]
+    changed = common == 1
+    assert (found.common, len(found.worse)) == (common, 0 if changed else 1)
+    assert found.added.lines == found.removed.lines == []
+    told = "left out, since they ask something else now: plain/no-mask/self"
+    assert found.notes == [told] * changed
 
 
 # The command

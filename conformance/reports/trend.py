@@ -20,7 +20,7 @@ from conformance.records.findings import PREFIX, WRONG, CaseResult, Phrase
 from conformance.records.findings import Part as PhrasePart
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
-from conformance.reports.changes import answers, differing_entries, matched
+from conformance.reports.changes import answers, changed_cases, differing_entries, matched
 from conformance.reports.model import Change, Loaded, Point, Trend
 from conformance.reports.tables import RecordPart, by_key, finding_counts, parts_of
 from conformance.words import say
@@ -110,15 +110,6 @@ def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
     return worst
 
 
-def _posed(part: RecordPart, other: RecordPart) -> list[CaseResult]:
-    """Return the results of a part without those of cases that the other part asks otherwise."""
-    hashes = [
-        {n: case.hash for n, case in one.record.header.cases.items()} for one in (part, other)
-    ]
-    changed = {n for n, one in hashes[0].items() if one and (hashes[1].get(n) or one) != one}
-    return [result for result in part.results if result.case not in changed]
-
-
 def _of_processors(one: Phrase | None, other: Phrase | None) -> bool:
     """Return whether two values differ in what depends on the processor: whether bits are equal."""
     return all(value is not None and value.id.startswith(_OF_BITS) for value in (one, other))
@@ -129,7 +120,11 @@ def _change(first: RecordPart, second: RecordPart) -> Change:
     better: Counter[str] = Counter()
     other: Counter[tuple[str, str, str]] = Counter()
     added = removed = 0
-    before, after = answers(_posed(first, second)), answers(_posed(second, first))
+    changed = changed_cases(first.record.header.cases, second.record.header.cases)
+    before, after = (
+        answers(result for result in part.results if result.case not in changed)
+        for part in (first, second)
+    )
     machines = {part.record.header.provenance.machine for part in (first, second)}
     elsewhere = len(machines) > 1
     for pair in matched(before, after):
