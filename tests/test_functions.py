@@ -173,6 +173,7 @@ def test_an_adapter_surrounds_its_calls():
 class Traced(NumPy):
     """A framework that traces what it compiles, as MLX does: within, arrays have no numbers."""
 
+    compiles_modes = True
     tracing = False
 
     def call(self, request):
@@ -194,6 +195,19 @@ class OfTraced(Correct):
 @pytest.mark.parametrize("mode", [Mode("eager"), Mode("compiled", optimised=True)])
 def test_what_a_function_gets_is_not_read_while_it_is_traced(mode):
     assert not OfTraced().side_effects(PROBLEM, Call(mode)).changed
+
+
+class Overwriting(Correct):
+    def attend(self, query, key, value, masks, **options):
+        key *= 2
+        return super().attend(query, key / 2, value, masks, **options)
+
+
+@pytest.mark.parametrize("mode", [Mode("eager"), Mode("compiled", optimised=True)])
+def test_what_a_function_compiles_itself_is_watched_as_well(mode):
+    """Arrays have numbers where the bridge calls a function as it is."""
+    (changed,) = Overwriting().side_effects(PROBLEM, Call(mode)).changed
+    assert changed == "key, as the function gets it: its numbers changed"
 
 
 def test_an_adapter_knows_its_devices():

@@ -92,11 +92,10 @@ class Function(NativeAdapter):
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Also look for changes of the heads, pages and caches that the function is given.
 
-        Memory of pages and caches that no token uses, which holds NaN, may be written to. A
-        function that is compiled for the call may get arrays that have no numbers, so it is not
-        looked at.
+        Memory of pages and caches that no token uses, which holds NaN, may be written to. Nothing
+        is looked at in modes that the bridge compiles.
         """
-        if call.mode.optimised and not self.bridge.compiles:
+        if call.mode.optimised and self.bridge.compiles_modes:
             return super().side_effects(problem, call)
         handed: list[tuple[str, Any, np.ndarray]] = []
         effects = super().side_effects(problem, dataclasses.replace(call, handed=handed))

@@ -316,6 +316,8 @@ class Framework(ABC):
     """Whether a loss may depend on the returned weights as well as on the output."""
     compiles: ClassVar[bool] = False
     """Whether a program is compiled for each new set of arguments."""
+    compiles_modes: ClassVar[bool] = False
+    """Whether it is in optimised modes alone: there, a function gets arrays without numbers."""
     loads_in_place: ClassVar[bool] = False
     """Whether `load` writes into the layer's parameters; if not, `Layer.bind` passes them."""
     has_strides: ClassVar[bool] = False

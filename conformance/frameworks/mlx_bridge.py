@@ -46,6 +46,7 @@ class Mlx(Framework):
     einsum = staticmethod(mx.einsum)
     takes_other_paths = True
     has_strides = True
+    compiles_modes = True
 
     def __init__(self) -> None:
         self._programs: dict[Hashable, Callable[..., dict[str, Any]]] = {}
