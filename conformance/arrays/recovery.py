@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from conformance.arrays.ports import in_few_rows, rows_of, taken, with_rows
 from conformance.causes.handing import PARTS
-from conformance.causes.hypothesis import About, Evidence, Maker, rms, significant
+from conformance.causes.hypothesis import About, Evidence, Hypothesis, Maker, rms, significant
 from conformance.causes.location import indices
 from conformance.causes.logits import best_factor
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
-from conformance.definition.problem import Problem
+from conformance.definition.problem import Problem, Shape
 from conformance.records.findings import NOTHING, Part, Phrase
 from conformance.records.numbers import LIMIT
 
@@ -62,26 +63,29 @@ def _of_others(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
         yield cause
 
 
+def by_head(array: np.ndarray, shape: Shape) -> np.ndarray:
+    """Return an array of the output's shape as `[batch head query component]`."""
+    sizes = shape.batch, shape.query_length, shape.heads, shape.value_head_size
+    return array.reshape(sizes).swapaxes(1, 2)
+
+
 def permuted(problem: Problem, evidence: Evidence) -> Phrase:
     """Return the cause that heads, batch entries or queries are in another order, if that is all.
 
     Each slice of the output along the axis must equal an expected slice, up to noise.
     """
-    shape = problem.shape
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
     if not np.isfinite(evidence.got).all() or not problem.heads_alone:
         return NOTHING
-    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
-    for name, axis in (("heads", 2), ("batch", 0), ("queries", 1)):
-        if sizes[axis] < 2:
+    got, want = (by_head(it, problem.shape) for it in (evidence.got, evidence.want))
+    for name, axis in (("heads", 1), ("batch", 0), ("queries", 2)):
+        size = got.shape[axis]
+        if size < 2:
             continue
-        of_got = np.moveaxis(got, axis, 0).reshape(sizes[axis], -1)
-        of_want = np.moveaxis(want, axis, 0).reshape(sizes[axis], -1)
-        order = nearest(of_got, of_want)
+        order = nearest(*(np.moveaxis(it, axis, 0).reshape(size, -1) for it in (got, want)))
         if order is None:
             continue
-        found: Array = np.take(want, order, axis=axis).reshape(evidence.want.shape)
-        if evidence.explained(found):
+        found = np.take(want, order, axis=axis).swapaxes(1, 2)
+        if evidence.explained(found.reshape(evidence.want.shape)):
             return Phrase("output.permuted", {"axis": name, **listed(order)})
     return NOTHING
 
@@ -102,25 +106,23 @@ def factors(problem: Problem, evidence: Evidence) -> Phrase:
 
     All of them have the same factor, and the others are right.
     """
-    shape = problem.shape
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
     if not np.isfinite(evidence.got).all() or not problem.heads_alone:
         return NOTHING
-    got, want = evidence.got.reshape(sizes), evidence.want.reshape(sizes)
-    wrong = evidence.wrong.reshape(sizes)
-    for name, axis in (("head", 2), ("batch", 0), ("query", 1)):
+    arrays = evidence.got, evidence.want, evidence.wrong
+    got, want, wrong = (by_head(it, problem.shape) for it in arrays)
+    for name, axis in (("head", 1), ("batch", 0), ("query", 2)):
         others = tuple(other for other in range(4) if other != axis)
         chosen = wrong.any(axis=others)
         if chosen.all():
             continue
         at = np.nonzero(chosen)[0]
-        where = indices(name, at, sizes[axis])
+        where = indices(name, at, got.shape[axis])
         factor = best_factor(np.take(got, at, axis), np.take(want, at, axis))
         index = [slice(None)] * 4
         index[axis] = chosen  # type: ignore[call-overload]
         found = want.copy()
         found[tuple(index)] *= factor
-        if where and evidence.explained(found.reshape(evidence.want.shape)):
+        if where and evidence.explained(found.swapaxes(1, 2).reshape(evidence.want.shape)):
             about: About = {"factor": significant(factor), "part": where}
             return Phrase("output.factor", {**about})
     return NOTHING
@@ -152,8 +154,7 @@ def sinks_of_others(maker: Maker, evidence: Evidence) -> Phrase:
         return NOTHING
     if not problem.heads_alone:
         return NOTHING
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    got = evidence.got.reshape(sizes).transpose(2, 0, 1, 3)
+    got = by_head(evidence.got, shape).swapaxes(0, 1)
     context = right.context.swapaxes(0, 1)
     share = right.share_of_sinks().swapaxes(0, 1)
     order = []
@@ -176,11 +177,10 @@ def padded(maker: Maker, evidence: Evidence) -> Phrase:
     problem, shape = maker.problem, maker.problem.shape
     if not problem.heads_alone or not 1 < shape.key_length <= MOST_KEYS:
         return NOTHING
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    got = np.where(np.isfinite(evidence.got), evidence.got, np.inf).reshape(sizes).swapaxes(1, 2)
+    got = by_head(np.where(np.isfinite(evidence.got), evidence.got, np.inf), shape)
     without = problem.replace(mask=None, key_lengths=None).allowed_in_full()
     seen = np.broadcast_to(without, shape.logits)
-    errors = np.abs(got - evidence.want.reshape(sizes).swapaxes(1, 2)).max(axis=-1)
+    errors = np.abs(got - by_head(evidence.want, shape)).max(axis=-1)
     errors = np.where(np.isfinite(errors) & seen.any(axis=-1), errors, -1.0)
     index = np.arange(shape.key_length)
     for cause, step in (("padding.after-first", 1), ("padding.before-last", -1)):
@@ -211,7 +211,7 @@ def padded(maker: Maker, evidence: Evidence) -> Phrase:
         asked = maker.asked(cause, about, mask=inside[:, None, None], key_lengths=None)
         stages = asked.make()
         # What a query gets that sees no key is open, but it is not what others see.
-        wrong = np.asarray(evidence.wrong.reshape(sizes).any(axis=-1)).swapaxes(1, 2)
+        wrong = np.asarray(by_head(evidence.wrong, shape).any(axis=-1))
         lost = problem.sees & ~stages.problem.sees
         if wrong[lost].all() and evidence.explained(stages.output):
             return asked.cause
@@ -229,10 +229,8 @@ def _of_other_masks(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
         return
     if shape.query_length != shape.key_length or shape.key_length < 2:
         return
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    got, wrong, noise = (
-        it.reshape(sizes).swapaxes(1, 2) for it in (evidence.got, evidence.wrong, evidence.noise)
-    )
+    arrays = evidence.got, evidence.wrong, evidence.noise
+    got, wrong, noise = (by_head(it, shape) for it in arrays)
     index, allowed = np.arange(shape.key_length), maker.right.allowed
     off = np.abs(got - maker.right.values) / np.maximum(noise, evidence.spread)
     begins = np.asarray((off <= LIMIT).all(axis=(1, 3))) & np.asarray(wrong.any(axis=(1, 3)))
@@ -292,10 +290,9 @@ def of_other_heads(maker: Maker, evidence: Evidence) -> Phrase:
         return NOTHING
     if batch**2 * kv_heads * heads * shape.key_length * shape.head_size > MOST_REPEATED:
         return NOTHING
-    sizes = (batch, shape.query_length, heads, shape.value_head_size)
-    got, want = (it.reshape(sizes) for it in (evidence.got, evidence.want))
+    got, want = (by_head(it, shape) for it in (evidence.got, evidence.want))
     # The rows that see most are those that tell most of the keys.
-    rows = np.sort(np.argsort(-np.abs(got - want).sum(axis=(0, 2, 3)))[:FEW_ROWS])
+    rows = np.sort(np.argsort(-np.abs(got - want).sum(axis=(0, 1, 3)))[:FEW_ROWS])
     few = Maker(rows_of(problem, rows), maker.handed, (maker.rows[rows], maker.queries))
     left = np.full((batch, kv_heads, batch, heads), np.inf)
     for by in range(batch):
@@ -306,8 +303,8 @@ def of_other_heads(maker: Maker, evidence: Evidence) -> Phrase:
                 chosen = all_heads[at[0], at[1]][:, None]
                 return np.repeat(chosen, a.shape.heads, axis=1)
 
-            found = few.staged("", repeat=one).make().output.reshape(batch, -1, *sizes[2:])
-            left[by, kv_head] = ((found - got[:, rows]) ** 2).sum(axis=(1, 3))
+            found = by_head(few.staged("", repeat=one).make().output, few.problem.shape)
+            left[by, kv_head] = ((found - got[:, :, rows]) ** 2).sum(axis=(2, 3))
     best = np.nan_to_num(left, nan=np.inf).reshape(-1, batch, heads).argmin(axis=0)
     entries = (best // kv_heads + np.arange(batch)[:, None]) % batch
     order = best % kv_heads
@@ -342,89 +339,125 @@ def page(maker: Maker, evidence: Evidence) -> Phrase:
 
     What a page adds to the sums of exponentials, and of values, is exchanged in the worst rows.
     """
-    problem, shape, right = maker.problem, maker.problem.shape, maker.right
-    keys, batch = shape.key_length, shape.batch
-    if not problem.heads_alone or not np.isfinite(evidence.got).all() or "score" in right.own:
+    problem = maker.problem
+    if not problem.heads_alone or not np.isfinite(evidence.got).all() or "score" in maker.right.own:
         return NOTHING
     if problem.attn_bias is not None or problem.slopes is not None:
         return NOTHING
-    sizes = (batch, shape.query_length, shape.heads, shape.value_head_size)
-    got = evidence.got.reshape(sizes).swapaxes(1, 2)
-    errors = np.abs(got - evidence.want.reshape(sizes).swapaxes(1, 2)).max(axis=-1)
-    wrong = np.asarray(evidence.wrong.reshape(batch, -1).any(axis=1))
+    wrong = by_head(evidence.wrong, problem.shape).any(axis=(1, 2, 3))
     if wrong.sum() != 1:
         # Of several entries, each would have a wrong number of its own.
         return NOTHING
-    entry = int(wrong.argmax())
-    flat = np.argsort(-errors[entry], axis=None)[:FEW_ROWS]
-    head, row = np.unravel_index(flat, errors[entry].shape)
-    query, kv_head = right.projected["query"][entry, head, row], head // shape.group
-    scores = np.einsum("rd,erkd->erk", query, right.projected["key"][:, kv_head])
-    logits = right.capped(right.scaled(scores))
-    seen = np.broadcast_to(right.allowed, shape.logits)[entry, head, row]
-    peak = logits[entry].max(axis=-1, keepdims=True)
-    powers = np.exp(np.minimum(logits - peak, MOST_LOGIT))
-    values = right.projected["value"][:, kv_head]
-    own = np.where(seen, powers[entry], 0.0)
-    total, context = own.sum(axis=-1), np.einsum("rk,rkd->rd", own, values[entry])
-    if problem.sinks is not None:
-        total = total + np.exp(problem.sinks[head] - peak[:, 0])
-    answer = got[entry, head, row]
+    rows = _Rows.worst(maker.right, evidence, int(wrong.argmax()))
     for size in PAGES:
-        count = keys // size
-        if not count > 1 or count * count * batch > MOST_COMPARED:
-            continue
-        within = slice(count * size)
-        p = powers[..., within].reshape(batch, len(row), count, size)
-        v = values[:, :, within].reshape(batch, len(row), count, size, -1)
-        whole = seen[:, within].reshape(len(row), count, size).all(axis=(0, 2))
-        adds, gives = p.sum(axis=-1), np.einsum("erjs,erjsd->erjd", p, v)
-        for of in PARTS:
-            both, key = len(of) == 2, of == ("key",)
-            left = np.full((count, batch, count), np.inf)
-            for slot in np.nonzero(whole)[0]:
-                of_slot = v[entry, :, slot]
-                if both:
-                    new = gives
-                elif key:
-                    new = np.einsum("erjs,rsd->erjd", p, of_slot)
-                else:
-                    new = np.einsum("rs,erjsd->erjd", p[entry, :, slot], v)
-                sums = total[None, :, None] - adds[entry, :, slot, None]
-                sums = sums + (adds if both or key else adds[entry, :, slot, None])
-                mixed = context[None, :, None] - gives[entry, :, slot, None] + new
-                off = mixed / np.maximum(sums, TINY)[..., None] - answer[None, :, None]
-                left[slot] = (off**2).sum(axis=(1, 3))
-                left[slot, entry, slot] = np.inf
-            nearest_pages = np.nan_to_num(left, nan=np.inf).argmin()
-            before = (errors[entry, head, row] ** 2).sum() * shape.value_head_size
-            if not left.flat[nearest_pages] <= LEFT**2 * before:
+        for of, left in rows.exchanged(size):
+            best = int(np.nan_to_num(left, nan=np.inf).argmin())
+            if not left.flat[best] <= LEFT**2 * rows.before:
                 continue
-            place, other, by = (int(it) for it in np.unravel_index(nearest_pages, left.shape))
-
-            def replaced(
-                a: Stages, heads: Array, name: str, at: Any = (of, place, other, by, size)
-            ) -> Array:
-                names, place, other, by, size = at
-                if name in names:
-                    pages = heads.copy()
-                    taken_from = heads[other, :, by * size : (by + 1) * size]
-                    pages[entry, :, place * size : (place + 1) * size] = taken_from
-                    heads = pages
-                return Stages.repeat(a, heads, name)
-
-            about: About = {
-                "of": [*of],
-                "size": size,
-                "entry": entry,
-                "row": place * size,
-                "other": other,
-                "by": by * size,
-            }
-            found = maker.staged("cache.page-of-another", about, repeat=replaced)
+            place, other, by = (int(it) * size for it in np.unravel_index(best, left.shape))
+            found = _with_page(maker, of, size, (rows.entry, place), (other // size, by))
             if evidence.explained(found.make().output):
                 return found.cause
     return NOTHING
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Some rows of one batch entry, and what each key of each entry would add to their sums.
+
+    Attributes:
+        entry: the index of the entry.
+        answer: the returned rows, `[row component]`.
+        before: the sum of the squares of their errors.
+        powers: the exponentials of the logits, `[entry row key]`.
+        values: the values, `[entry row key component]`.
+        seen: which keys of their own entry the rows see, `[row key]`.
+        total: the sums of exponentials over these, `[row]`.
+        context: the sums of exponentials times values, `[row component]`.
+    """
+
+    entry: int
+    answer: Array
+    before: float
+    powers: Array
+    values: Array
+    seen: BoolArray
+    total: Array
+    context: Array
+
+    @classmethod
+    def worst(cls, right: Stages, evidence: Evidence, entry: int) -> _Rows:
+        """Return the rows of the entry with the largest errors."""
+        problem, shape = right.problem, right.shape
+        got, want = (by_head(it, shape)[entry] for it in (evidence.got, evidence.want))
+        errors = np.abs(got - want).max(axis=-1)
+        head, row = np.unravel_index(np.argsort(-errors, axis=None)[:FEW_ROWS], errors.shape)
+        query, kv_head = right.projected["query"][entry, head, row], head // shape.group
+        scores = np.einsum("rd,erkd->erk", query, right.projected["key"][:, kv_head])
+        logits = right.capped(right.scaled(scores))
+        seen = np.broadcast_to(right.allowed, shape.logits)[entry, head, row]
+        peak = logits[entry].max(axis=-1, keepdims=True)
+        powers = np.exp(np.minimum(logits - peak, MOST_LOGIT))
+        values = right.projected["value"][:, kv_head]
+        own = np.where(seen, powers[entry], 0.0)
+        total, context = own.sum(axis=-1), np.einsum("rk,rkd->rd", own, values[entry])
+        if problem.sinks is not None:
+            total = total + np.exp(problem.sinks[head] - peak[:, 0])
+        before = float((errors[head, row] ** 2).sum()) * shape.value_head_size
+        return cls(entry, got[head, row], before, powers, values, seen, total, context)
+
+    def exchanged(self, size: int) -> Iterator[tuple[tuple[str, ...], Array]]:
+        """Yield the squares that are left if a page is another one, `[page entry page]`.
+
+        This is for keys, values or both, whose names come with it. It is ∞ for a page that some row
+        does not see, and for the page itself.
+        """
+        batch, rows, keys = self.powers.shape
+        count = keys // size
+        if not count > 1 or count * count * batch > MOST_COMPARED:
+            return
+        within = slice(count * size)
+        p = self.powers[..., within].reshape(batch, rows, count, size)
+        v = self.values[:, :, within].reshape(batch, rows, count, size, -1)
+        whole = self.seen[:, within].reshape(rows, count, size).all(axis=(0, 2))
+        adds, gives = p.sum(axis=-1), np.einsum("erjs,erjsd->erjd", p, v)
+        entry = self.entry
+        for of in PARTS:
+            left = np.full((count, batch, count), np.inf)
+            for slot in np.nonzero(whole)[0]:
+                lost, without = (it[:, slot, None] for it in (adds[entry], gives[entry]))
+                if of == ("key",):
+                    new = np.einsum("erjs,rsd->erjd", p, v[entry, :, slot])
+                elif of == ("value",):
+                    new = np.einsum("rs,erjsd->erjd", p[entry, :, slot], v)
+                else:
+                    new = gives
+                sums = self.total[:, None] - lost + (adds if "key" in of else lost)
+                mixed = self.context[:, None] - without + new
+                off = mixed / np.maximum(sums, TINY)[..., None] - self.answer[:, None]
+                left[slot] = (off**2).sum(axis=(1, 3))
+                left[slot, entry, slot] = np.inf
+            yield of, left
+
+
+def _with_page(
+    maker: Maker, of: tuple[str, ...], size: int, place: tuple[int, int], by: tuple[int, int]
+) -> Hypothesis:
+    """Return the hypothesis that keys or values at a place are those at another one.
+
+    Both places are an entry and the first token of the page in it.
+    """
+
+    def replaced(a: Stages, heads: Array, name: str) -> Array:
+        if name in of:
+            taken_from = heads[by[0], :, by[1] : by[1] + size]
+            heads = heads.copy()
+            heads[place[0], :, place[1] : place[1] + size] = taken_from
+        return Stages.repeat(a, heads, name)
+
+    where = {"entry": place[0], "row": place[1], "other": by[0], "by": by[1]}
+    about: About = {"of": [*of], "size": size, **where}
+    return maker.staged("cache.page-of-another", about, repeat=replaced)
 
 
 MOST_ROWS = 512
@@ -449,8 +482,7 @@ def dropped(right: Stages, evidence: Evidence) -> Phrase:
     shape = right.shape
     if not np.isfinite(evidence.got).all() or not right.problem.heads_alone:
         return NOTHING
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    got = evidence.got.reshape(sizes).transpose(0, 2, 1, 3)
+    got = by_head(evidence.got, shape)
     seen = right.weights > 0
     counts = seen.sum(axis=-1)
     rows = np.argwhere((counts > 0) & (2 * counts <= shape.value_head_size))[:MOST_ROWS]
@@ -495,8 +527,7 @@ def overwritten(maker: Maker, evidence: Evidence) -> Phrase:
         return NOTHING
     if not 2 < keys <= MOST_KEYS:
         return NOTHING
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
-    got, want = (it.reshape(sizes).swapaxes(1, 2) for it in (evidence.got, evidence.want))
+    got, want = (by_head(it, shape) for it in (evidence.got, evidence.want))
     errors = np.abs(got - want).max(axis=-1)
     left = np.zeros((keys, keys))
     for flat in np.argsort(-errors, axis=None)[:FEW_ROWS]:
@@ -571,19 +602,18 @@ def unknown(right: Stages, evidence: Evidence) -> Phrase:
         return NOTHING
     if not 2 < shape.key_length <= MOST_SLOTS or shape.value_head_size < FEWEST_SEEING:
         return NOTHING
-    sizes = (shape.batch, shape.query_length, shape.heads, shape.value_head_size)
 
     def grouped(array: np.ndarray) -> np.ndarray:
         """Return an array `[batch heads length ...]` as `[batch kv_heads rows ...]`."""
         return array.reshape(shape.batch, shape.kv_heads, -1, array.shape[-1])
 
     arrays = evidence.got, evidence.want, evidence.noise
-    got, want, noise = (grouped(it.reshape(sizes).swapaxes(1, 2)) for it in arrays)
+    got, want, noise = (grouped(by_head(it, shape)) for it in arrays)
     errors = np.abs(got - want)
     weights, queries = grouped(right.weights), grouped(right.projected["query"])
     # The factor of a soft cap depends on the logit, so that no key follows from p.
     factor = problem.logit_scale if problem.soft_cap is None and "score" not in right.own else 0.0
-    wrong = grouped(evidence.wrong.reshape(sizes).swapaxes(1, 2)).any(axis=(2, 3))
+    wrong = grouped(by_head(evidence.wrong, shape)).any(axis=(2, 3))
     sides = {
         (b, h): _Slots(
             got[b, h],
