@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.adapter.arguments import Native
 from conformance.adapter.features import Chunk, Spans, Window
 from conformance.definition.dtypes import BoolArray, IntArray
 from conformance.definition.features import within_chunks, within_spans
@@ -74,7 +73,8 @@ def spans(lab: Laboratory) -> Iterator[Entry]:
             said = REFUSED
             if sizes.query == sizes.key or argument.alignment is not None:
                 said = _declared(problem.shape, told, argument)
-            found = lab.ask(problem, {**_flag(lab, argument), argument.name: native})
+            flag = causal_beside(lab, not argument.causal)
+            found = lab.ask(problem, {**flag, argument.name: native})
             if isinstance(found, Refused):
                 yield agreeing(subject, found.value, found.told, said)
             else:
@@ -86,10 +86,6 @@ def spans(lab: Laboratory) -> Iterator[Entry]:
 
 def _ids(listed: tuple[list[int], ...], shape: Shape) -> IntArray:
     return np.stack([np.array(listed[entry % 2]) for entry in range(shape.batch)])
-
-
-def _flag(lab: Laboratory, argument: Spans) -> dict[str, Native]:
-    return causal_beside(lab, not argument.causal)
 
 
 def _rows(found: Accepted) -> str:

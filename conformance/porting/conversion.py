@@ -58,6 +58,7 @@ from conformance.porting.checkpoints import (
     named_model,
     opened,
 )
+from conformance.porting.masks import known_sizes
 
 if TYPE_CHECKING:
     from conformance.porting.agreement import Agreement
@@ -134,7 +135,7 @@ def convert(
                 f"NumPy cannot read {name} as an array ({why}); "
                 "a file of safetensors holds every dtype"
             ) from error
-    counted = _counted(heads=heads, kv_heads=kv_heads)
+    counted = known_sizes({"heads": heads, "kv_heads": kv_heads})
     whose = layer_of(source)
     if _differ_in_scale(whose) and scale is None:
         raise Untranslatable(
@@ -213,7 +214,7 @@ def convert_file(
         raise WrongTensors(f"{out} exists already; --force overwrites it")
     store = opened(weights)
     whose = layer_of(source) if source else _of_model(named_model(store))
-    counted = _counted(heads=heads, kv_heads=kv_heads)
+    counted = known_sizes({"heads": heads, "kv_heads": kv_heads})
     given = Meaning(rotary_size=rotary_size, rotary_pairs=rotary_pairs, scale=scale)
     parts, others = _parts(
         store, whose, prefix, counted, given, layer_number=layer_number, all_layers=all_layers
@@ -450,15 +451,6 @@ def layer(spec: str) -> Layer:
     if not any(tables(first)):
         raise Untranslatable(f"{spec} declares no parameter table")
     return first
-
-
-def _counted(**counts: int | None) -> dict[str, int]:
-    """Return the counts that are not None; raise `WrongShape` if one is below 1."""
-    given = {name: count for name, count in counts.items() if count is not None}
-    for name, count in given.items():
-        if count < 1:
-            raise WrongShape(f"{name} is {count}; there must be one at least")
-    return given
 
 
 @dataclass(frozen=True, eq=False)

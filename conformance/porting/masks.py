@@ -90,7 +90,7 @@ def translate(
     sizes = {"batch": batch, "heads": heads, "query": query, "key": key}
     if feature := _numeric(source):
         other = _numeric(target) or _argument(target)
-        return _of_number(feature, mask, source, other, target, _given(sizes), causal=causal)
+        return _of_number(feature, mask, source, other, target, known_sizes(sizes), causal=causal)
     return translate_between(
         mask, _argument(source), _argument(target), sizes, source=source, target=target
     )
@@ -109,7 +109,7 @@ def translate_between(
 
     `source` and `target` are only the names that error messages use.
     """
-    given = _given(sizes)
+    given = known_sizes(sizes)
     array = _array(mask)
     canonical, known = _with_all_axes(array, from_argument, source, given)
     dtype = array.dtype if array.dtype.kind in "fV" else np.dtype(np.float32)
@@ -118,12 +118,12 @@ def translate_between(
     return _laid_out(elements, to_argument, target, known)
 
 
-def _given(sizes: Mapping[str, int | None]) -> dict[str, int]:
-    """Return the sizes that are known, by axis; raise `WrongShape` if one is not positive."""
-    given = {axis: size for axis, size in sizes.items() if size is not None}
-    for axis, size in given.items():
+def known_sizes(sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """Return the sizes that are not None, by name; raise `WrongShape` if one is below 1."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    for name, size in given.items():
         if size < 1:
-            raise WrongShape(f"{axis}={size}; sizes are positive")
+            raise WrongShape(f"{name} is {size}; it has to be positive")
     return given
 
 

@@ -526,12 +526,12 @@ def averaged_over_heads(expectation: Expectation) -> Expectation:
     def averaged(per_head: Array) -> Array:
         return np.sqrt((per_head**2).sum(axis=1)) / per_head.shape[1]
 
-    def with_averages(sigmas: Mapping[str, Array]) -> Mapping[str, Array]:
-        return {**sigmas, **{name: averaged(sigmas[name]) for name in names}}
-
     names = ("weights", ROW_SUMS)
     means = {name: expectation.arrays[name].mean(axis=1) for name in names}
-    noise = {name: with_averages(sigmas) for name, sigmas in expectation.noise.items()}
+    noise = {
+        accuracy: {**sigmas, **{name: averaged(sigmas[name]) for name in names}}
+        for accuracy, sigmas in expectation.noise.items()
+    }
 
     def careful() -> Expectation | None:
         again = expectation.careful()

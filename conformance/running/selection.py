@@ -18,14 +18,13 @@ from conformance.cases.catalogue import (
     large_cases,
     matches,
     most_telling,
-    posed,
 )
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, Unsupported, check_names
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
 from conformance.records import LEVELS
 from conformance.running import DEVICES, WHOLE
-from conformance.running.session import Inquiry, Item, Planned, Row, inquiries, plan
+from conformance.running.session import Inquiry, Item, Planned, Row, inquiries, plan, posed_to
 
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
@@ -357,20 +356,7 @@ def dtypes_of(adapter: Adapter, level: str) -> list[str]:
     """
     if level == "full":
         return list(adapter.dtypes)
-    layer = not adapter.projections_supplied
-    core = [
-        one
-        for case in catalogue()
-        if case.core
-        for one in posed(
-            case,
-            adapter.geometry,
-            layer=layer,
-            page=adapter.page,
-            fixed=adapter.fixed,
-            numbers=adapter.numbers,
-        )
-    ]
+    core = [one for case in catalogue() if case.core for one in posed_to(adapter, case)]
     found = []
     for choice in (SINGLE, HALVES):
         declared = [name for name in choice if name in adapter.dtypes]

@@ -157,6 +157,18 @@ class Planned(Adapter):
         """Return the modes in which a case is examined in this dtype."""
 
 
+def posed_to(adapter: Adapter, case: Case) -> tuple[Case, ...]:
+    """Return the cases that a case turns into for what the adapter declares."""
+    return posed(
+        case,
+        adapter.geometry,
+        layer=not adapter.projections_supplied,
+        page=adapter.page,
+        fixed=adapter.fixed,
+        numbers=adapter.numbers,
+    )
+
+
 def plan(
     adapters: Sequence[Adapter], cases: Iterable[Case], dtypes: Sequence[str], device: str
 ) -> Iterator[Item]:
@@ -168,15 +180,7 @@ def plan(
     takers: dict[Case, list[Adapter]] = defaultdict(list)
     for case in cases:
         for adapter in adapters:
-            layer = not adapter.projections_supplied
-            for one in posed(
-                case,
-                adapter.geometry,
-                layer=layer,
-                page=adapter.page,
-                fixed=adapter.fixed,
-                numbers=adapter.numbers,
-            ):
+            for one in posed_to(adapter, case):
                 if adapter not in takers[one]:
                     takers[one].append(adapter)
     for case, those in takers.items():
