@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from devices import CASE, MASK, NUMBERS, PROBLEM, assert_same_verdicts
 
-from conformance import Call, MaskArgument, Mode, attention_function
+from conformance import Call, Mode, attention_function
 from conformance.adapter.code import FRAMEWORKS
 from conformance.adapter.loading import load
-from conformance.cases.catalogue import case_of
 from conformance.errors import DeviceLost, Unavailable, WrongAnswer
 from conformance.frameworks import framework, jax_bridge
 from conformance.frameworks.base import Memory
@@ -24,10 +24,6 @@ from conformance.long.problem import draw
 from conformance.running.examine import examine
 
 CPU, GPU = jax.devices("cpu")
-NUMBERS = np.arange(24.0).reshape(2, 3, 4)
-CASE = "mask/per-batch/cross"
-PROBLEM = case_of(CASE).problem("float32")
-MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 
 
 def devices(kind=None):
@@ -93,9 +89,16 @@ def test_options_of_the_compiler_are_those_for_the_cpu_on_the_cpu_only():
     assert [*jax_bridge._options(False)] == ["compiler_options"]
 
 
+NEEDED = {
+    **{"jax-sdpa": "jax", "pallas-gpu": "jax", "flax-linen": "flax", "flax-nnx": "flax"},
+    **{"equinox-mha": "equinox", "haiku-mha": "haiku", "keras-jax-mha": "keras"},
+}
+
+
 @pytest.mark.parametrize("name", ["jax-sdpa", "flax-linen", "equinox-mha", "haiku-mha"])
 def test_verdicts_are_those_of_the_cpu(name):
-    compare(name)
+    pytest.importorskip(NEEDED[name])
+    assert_same_verdicts(name)
 
 
 @pytest.mark.parametrize(
@@ -107,29 +110,14 @@ def test_verdicts_are_those_of_the_cpu(name):
     ],
 )
 def test_verdicts_are_those_of_the_cpu_at_night(name, case):
-    compare(name, case)
+    pytest.importorskip(NEEDED[name])
+    assert_same_verdicts(name, case)
 
 
 def test_what_an_interpreted_kernel_cannot_do_is_unsupported_at_night():
     outcome = examine("pallas-gpu", cases="plain/no-mask/cross", dtypes="bfloat16")
     assert set(outcome.counts) == {"unsupported"}
     assert "interpreted: in bfloat16 self-attention only" in str(outcome.record.results)
-
-
-def compare(name, case=CASE):
-    """Assert that an implementation gets the same verdicts on the device as on the CPU."""
-    needed = {"equinox-mha": "equinox", "haiku-mha": "haiku", "keras-jax-mha": "keras"}
-    pytest.importorskip(needed.get(name, "flax" if name.startswith("flax") else "jax"))
-    found = {}
-    for device in ("cpu", "gpu"):
-        outcome = examine(name, cases=case, dtypes="float32", device=device)
-        found[device] = {
-            (result.case, result.mode, finding.requirement): (finding.verdict, finding.detail)
-            for result in outcome.record.results
-            for finding in result.findings
-        }
-    assert found["gpu"] == found["cpu"]
-    assert ("conforms", "") in found["gpu"].values()
 
 
 def test_the_kernel_of_cudnn_is_asked_for_on_the_device_at_night(monkeypatch):

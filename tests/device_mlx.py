@@ -3,13 +3,13 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from devices import assert_same_verdicts
 
 from conformance import Call, attention_function
 from conformance.adapter.code import FRAMEWORKS
 from conformance.cases.catalogue import case_of
 from conformance.errors import Unsupported, WrongAnswer
 from conformance.frameworks import framework
-from conformance.running.examine import examine
 
 BRIDGE = framework("mlx")
 CASE = "plain/no-mask/cross"
@@ -35,16 +35,7 @@ def test_the_device_is_that_of_the_session():
 
 
 def test_verdicts_are_those_of_the_cpu():
-    found = {}
-    for device in ("cpu", "gpu"):
-        outcome = examine("mlx-mha", cases=CASE, dtypes="float32", device=device)
-        found[device] = {
-            (result.case, result.mode, finding.requirement): (finding.verdict, finding.detail)
-            for result in outcome.record.results
-            for finding in result.findings
-        }
-    assert found["gpu"] == found["cpu"]
-    assert ("conforms", "") in found["gpu"].values()
+    assert_same_verdicts("mlx-mha", CASE)
 
 
 def test_who_changes_the_default_device_is_an_error(monkeypatch):

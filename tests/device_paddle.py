@@ -8,21 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from devices import MASK, NUMBERS, PROBLEM, assert_same_verdicts
 
-from conformance import Call, MaskArgument, attention_function
+from conformance import Call, attention_function
 from conformance.adapter.code import FRAMEWORKS
-from conformance.cases.catalogue import case_of
 from conformance.errors import DeviceLost, Unsupported, WrongAnswer
 from conformance.frameworks import framework
 from conformance.long.calling import call
 from conformance.long.problem import draw
-from conformance.running.examine import examine
 
 BRIDGE = framework("paddle")
-NUMBERS = np.arange(24.0).reshape(2, 3, 4)
-CASE = "mask/per-batch/cross"
-PROBLEM = case_of(CASE).problem("float32")
-MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 ASKED = Call(device="gpu")
 
 
@@ -112,16 +107,7 @@ def test_arrays_and_layers_lie_on_the_device(gpu):
 
 @pytest.mark.parametrize("name", ["paddle-mha", "paddle-sdpa"])
 def test_verdicts_are_those_of_the_cpu(name):
-    found = {}
-    for device in ("cpu", "gpu"):
-        outcome = examine(name, cases=CASE, dtypes="float32", device=device)
-        found[device] = {
-            (result.case, result.mode, finding.requirement): (finding.verdict, finding.detail)
-            for result in outcome.record.results
-            for finding in result.findings
-        }
-    assert found["gpu"] == found["cpu"]
-    assert ("conforms", "") in found["gpu"].values()
+    assert_same_verdicts(name)
 
 
 def test_what_falls_back_to_the_cpu_is_an_error():

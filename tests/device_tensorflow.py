@@ -5,23 +5,18 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from devices import MASK, NUMBERS, PROBLEM, assert_same_verdicts
 
-from conformance import Call, MaskArgument, attention_function
+from conformance import Call, attention_function
 from conformance.adapter.code import FRAMEWORKS
-from conformance.cases.catalogue import case_of
 from conformance.errors import DeviceLost, Unavailable, WrongAnswer
 from conformance.frameworks import framework, tensorflow_bridge
 from conformance.long.calling import call
 from conformance.long.problem import draw
-from conformance.running.examine import examine
 
 REAL = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(REAL[0], [tf.config.LogicalDeviceConfiguration()] * 2)
 CPU, GPU = tf.config.list_logical_devices("CPU")
-NUMBERS = np.arange(24.0).reshape(2, 3, 4)
-CASE = "mask/per-batch/cross"
-PROBLEM = case_of(CASE).problem("float32")
-MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 
 # TensorFlow lists the devices of a kind as if the second one were a GPU.
 tf.config.list_logical_devices = lambda kind: {"CPU": [CPU], "GPU": [GPU]}[kind]
@@ -89,16 +84,7 @@ def test_what_is_in_a_graph_lies_nowhere():
 @pytest.mark.parametrize("name", ["keras-tensorflow-mha", "keras-tensorflow-sdpa"])
 def test_verdicts_are_those_of_the_cpu(name):
     pytest.importorskip("keras")
-    found = {}
-    for device in ("cpu", "gpu"):
-        outcome = examine(name, cases=CASE, dtypes="float32", device=device)
-        found[device] = {
-            (result.case, result.mode, finding.requirement): (finding.verdict, finding.detail)
-            for result in outcome.record.results
-            for finding in result.findings
-        }
-    assert found["gpu"] == found["cpu"]
-    assert ("conforms", "") in found["gpu"].values()
+    assert_same_verdicts(name)
 
 
 def test_what_falls_back_to_the_cpu_is_an_error():

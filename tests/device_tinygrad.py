@@ -10,9 +10,10 @@ os.environ["DEV"] = "PYTHON"
 
 import numpy as np
 import pytest
+from devices import MASK
 from tinygrad import Tensor
 
-from conformance import Call, MaskArgument, attention_function
+from conformance import Call, attention_function
 from conformance.cases.catalogue import case_of
 from conformance.errors import Unavailable, WrongAnswer
 from conformance.frameworks import framework, tinygrad_bridge
@@ -23,7 +24,6 @@ CPU, GPU = "PYTHON:1", "PYTHON"
 NUMBERS = np.arange(6.0).reshape(2, 3)
 CASE = "plain/no-mask/cross"
 PROBLEM = case_of(CASE).problem("float32")
-MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 
 
 @pytest.fixture(autouse=True)

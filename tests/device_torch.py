@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import standin
 import torch
+from devices import MASK, NUMBERS, assert_same_verdicts
 from standin import STATE
 from test_flash_attention import NAMES, stand_in, without_gpu  # noqa: F401 - a fixture
 
@@ -18,7 +19,6 @@ from conformance import (
     Cache,
     Call,
     CausalFlag,
-    MaskArgument,
     Packed,
     assert_conforms,
     attention_function,
@@ -54,11 +54,9 @@ from conformance.running.isolation_child import (
 standin.register()
 os.environ["KERAS_BACKEND"] = "torch"  # also if another library imports Keras first
 BRIDGE = framework("torch")
-NUMBERS = np.arange(24.0).reshape(2, 3, 4)
 CASE = "mask/per-batch/self"
 PROBLEM = case_of(CASE).problem("float32")
 FEW = ("plain/no-mask/cross", CASE)
-MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 
 
 @pytest.fixture(autouse=True)
@@ -199,7 +197,7 @@ SOME = [
     ],
 )
 def test_verdicts_are_those_of_the_cpu(name, modes, cases):
-    compare(name, modes, cases)
+    assert_same_verdicts(name, cases, modes.split())
 
 
 @pytest.mark.parametrize(
@@ -229,7 +227,7 @@ def test_verdicts_are_those_of_the_cpu(name, modes, cases):
 def test_verdicts_are_those_of_the_cpu_at_night(name, modes, cases):
     needed = {"bert": "transformers", "llama": "transformers", "keras": "keras"}
     pytest.importorskip(needed.get(name.partition("-")[0], "torch"))
-    compare(name, modes, cases)
+    assert_same_verdicts(name, cases, modes.split())
 
 
 def test_lengths_lie_on_the_device_at_night():
@@ -241,23 +239,6 @@ def test_lengths_lie_on_the_device_at_night():
     assert "lengths=int64[2]" in adapter.masks.spell(problem).label
     got = adapter.run(problem, call).output
     np.testing.assert_allclose(got, expect(problem).arrays["output"], atol=1e-5)
-
-
-def compare(name, modes, cases):
-    """Assert that an implementation gets the same verdicts on the device as on the CPU."""
-    found = {}
-    for device in ("cpu", "gpu"):
-        outcome = examine(name, cases=cases, dtypes="float32", modes=modes.split(), device=device)
-        found[device] = {
-            result.id.replace(f":{device}:", ":"): {
-                finding.requirement: (finding.verdict, finding.detail)
-                for finding in result.findings
-            }
-            for result in outcome.record.results
-        }
-        assert outcome.record.header.provenance.device == device
-    assert found["gpu"] == found["cpu"]
-    assert any(("conforms", "") in one.values() for one in found["gpu"].values())
 
 
 @pytest.mark.parametrize(
