@@ -127,35 +127,22 @@ def test_nothing_to_say():
     assert MaskTable().spell(ask()).arguments == {}
 
 
-@pytest.mark.parametrize(("true", "turned"), [("attends", False), ("blocks", True)])
-def test_polarity(true, turned):
+@pytest.mark.parametrize(
+    ("declared", "dtype", "blocked", "attended"),
+    [
+        ({"true": "attends"}, np.bool_, False, True),
+        ({"true": "blocks"}, np.bool_, True, False),
+        ({"number": "added"}, np.float64, -np.inf, 0.0),
+        ({"number": "attends if nonzero"}, np.float64, 0.0, 1.0),
+        ({"number": "blocks if nonzero"}, np.float64, 1.0, 0.0),
+    ],
+)
+def test_what_a_mask_holds(declared, dtype, blocked, attended):
     mask = pattern(2, 3, 4, 5)
-    said = MaskTable((MaskArgument("m", FULL, true=true),)).spell(ask(mask=mask)).arguments["m"]
-    assert said.dtype == np.bool_
-    assert np.array_equal(said, mask ^ turned)
-
-
-def test_numbers_that_are_added():
-    mask = pattern(2, 3, 4, 5)
-    table = MaskTable((MaskArgument("m", FULL, number="added"),))
+    table = MaskTable((MaskArgument("m", FULL, **declared),))
     said = table.spell(ask(mask=mask)).arguments["m"]
-    assert np.array_equal(said, np.where(mask, 0.0, -np.inf))
-
-
-def test_numbers_that_say_who_attends():
-    mask = pattern(2, 3, 4, 5)
-    table = MaskTable((MaskArgument("m", FULL, number="attends if nonzero"),))
-    said = table.spell(ask(mask=mask)).arguments["m"]
-    assert said.dtype == np.float64
-    assert np.array_equal(said, mask)
-
-
-def test_numbers_that_say_who_is_blocked():
-    mask = pattern(2, 3, 4, 5)
-    table = MaskTable((MaskArgument("m", FULL, number="blocks if nonzero"),))
-    said = table.spell(ask(mask=mask)).arguments["m"]
-    assert said.dtype == np.float64
-    assert np.array_equal(said, ~mask)
+    assert said.dtype == dtype
+    assert np.array_equal(said, np.where(mask, attended, blocked))
 
 
 def test_booleans_come_before_numbers_and_whole_arrays_before_broadcast_ones():

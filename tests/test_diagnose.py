@@ -650,9 +650,9 @@ def in_tree(parents, generations=9, cached=7):
     return seen[:, None]
 
 
-def in_chunks(size, offset=0, queries=12, keys=12):
-    at, past = np.arange(queries)[:, None] + offset, np.arange(keys)
-    return (at // size == past // size) & (past <= at)
+def in_chunks(offset=0, queries=12):
+    at, past = np.arange(queries)[:, None] + offset, np.arange(12)
+    return (at // 5 == past // 5) & (past <= at)
 
 
 def in_window(window, dilation=1, tokens=None, *, rows=True, columns=True, still=False):
@@ -678,9 +678,9 @@ STRUCTURES = {
         window=(6, 6),
         global_tokens=GLOBAL,
     ),
-    "chunk": of(Q, K, V, attention(Q, K, V, mask=in_chunks(5)), chunk=5, causal=True),
+    "chunk": of(Q, K, V, attention(Q, K, V, mask=in_chunks()), chunk=5, causal=True),
     "chunk of last queries": of(
-        *(LQ, LK, LV, attention(LQ, LK, LV, mask=in_chunks(5, 7, 5))),
+        *(LQ, LK, LV, attention(LQ, LK, LV, mask=in_chunks(7, 5))),
         chunk=5,
         causal="bottom-right",
     ),
@@ -1001,16 +1001,13 @@ def test_the_output_of_one_head_for_all_is_told(heads, one_mistake):
     assert [Phrase(it.id, it.arguments) for it in found.causes] == told * (len({*heads}) == 1)
 
 
-def with_dropout(weights, rate, seed=0):
-    kept = np.random.default_rng(seed).random(weights.shape) >= rate
-    return np.where(kept, weights / np.float32(1 - rate), np.float32(0))
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_that_is_on_is_named_from_the_rows_that_see_few_keys(rate):
     q, k, v = drawn(size=16, queries=24, keys=24)
     logits = np.where(np.tri(24, dtype=bool), q @ k.swapaxes(-1, -2) / np.float32(4), -np.inf)
-    dropped = with_dropout(softmax(logits), rate) @ v
+    weights = softmax(logits) / np.float32(1 - rate)
+    kept = np.random.default_rng(0).random(weights.shape) >= rate
+    dropped = np.where(kept, weights, np.float32(0)) @ v
     found = diagnose(q, k, v, dropped, causal=True)
     assert found.cause is not None, str(found)
     assert found.cause.id == "softmax.dropout-on"
@@ -4211,11 +4208,11 @@ def test_a_row_that_holds_another_is_told(row, by, of_both, causal, one_mistake)
     assert [Phrase(it.id, it.arguments) for it in found.causes] == [wanted], str(found)
 
 
-def with_old_row(q, k, v, of, row, causal=None):
-    """An output that sees an old row, and the arrays that were handed over."""
+def with_old_row(q, k, v, of, causal=None):
+    """An output that sees an old row 4."""
     old = dict(zip(("key", "value"), drawn(heads=k.shape[1], keys=1, seed=77)[1:], strict=True))
     new = {"key": k, "value": v}
-    read = [with_row(a, row, old[n][:, :, 0]) if n in of else a for n, a in new.items()]
+    read = [with_row(a, 4, old[n][:, :, 0]) if n in of else a for n, a in new.items()]
     return attention(
         q, *(np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in read), causal=causal
     )
@@ -4247,7 +4244,7 @@ def test_a_row_that_was_not_handed_over_is_told_where_that_is_certain(name, one_
     options = {"layout": "batch heads length head", "causal": None if causal is None else True}
     if "bfloat16" in name:
         q, k, v, options["dtype"] = *map(in_bfloat16, (q, k, v)), "bfloat16"
-    output = with_old_row(q, k, v, of_rows, 4, causal)
+    output = with_old_row(q, k, v, of_rows, causal)
     found = diagnose(q, k, v, in_bfloat16(output) if "dtype" in options else output, **options)
     assert found.verdict == "deviates"
     wanted = [Phrase("cache.row-unknown", {"of": of_rows, "row": 4})] * certain
@@ -4274,7 +4271,7 @@ def test_what_is_no_row_of_a_cache_is_not_told_as_one(case, queries, dtype, one_
     output = {
         "a key hidden": lambda: biased(q, k, v, -np.inf),
         "a bias of a key": lambda: biased(q, k, v, 1.5),
-        "two rows": lambda: with_old_row(q, k, with_row(v, 8, old[:, :, 8]), ["value"], 4),
+        "two rows": lambda: with_old_row(q, k, with_row(v, 8, old[:, :, 8]), ["value"]),
         "one more row": lambda: attention(
             q,
             *(
@@ -4469,15 +4466,19 @@ MOVED = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", MOVED)
 def test_what_is_done_twice_reversed_or_moved_by_one_is_told(case, dtype, one_mistake):
-    told, made, cause = MOVED[case]
     for size in (8, 16):
-        rounded = in_bfloat16 if dtype == "bfloat16" else np.float32
-        heads = [rounded(x) for x in drawn(queries=20, size=size)]
-        output = rounded(made(*heads))
-        found = diagnose(*heads, output, layout="batch heads length head", dtype=dtype, **told)
-        assert found.verdict == "deviates"
-        ids = {it.id for it in found.causes}
-        assert cause in ids if cause else not ids, str(found)
+        assert_told({"size": size}, *MOVED[case], dtype)
+
+
+def assert_told(sizes, told, made, cause, dtype):
+    """Assert that a cause is named: "" stands for none, and None for an output that is right."""
+    rounded = in_bfloat16 if dtype == "bfloat16" else np.float32
+    heads = [rounded(x) for x in drawn(**{"queries": 20, "size": 16, **sizes})]
+    output = rounded(made(*heads))
+    found = diagnose(*heads, output, layout="batch heads length head", dtype=dtype, **told)
+    assert found.verdict == ("noise" if cause is None else "deviates"), str(found)
+    ids = {it.id for it in found.causes}
+    assert cause in ids if cause else not ids, str(found)
 
 
 def tabled(x, pairs, table):
@@ -4962,14 +4963,7 @@ PORTED = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", PORTED)
 def test_what_ports_and_kernels_do_is_told(case, dtype, one_mistake):
-    sizes, told, made, cause = PORTED[case]
-    rounded = in_bfloat16 if dtype == "bfloat16" else np.float32
-    heads = [rounded(x) for x in drawn(**{"queries": 20, "size": 16, **sizes})]
-    output = rounded(made(*heads))
-    found = diagnose(*heads, output, layout="batch heads length head", dtype=dtype, **told)
-    assert found.verdict == ("noise" if cause is None else "deviates"), str(found)
-    ids = {it.id for it in found.causes}
-    assert cause in ids if cause else not ids, str(found)
+    assert_told(*PORTED[case], dtype)
 
 
 def test_a_cause_is_no_pair_that_hides_every_key_from_most_wrong_rows():

@@ -340,18 +340,12 @@ def loses_its_device(query, key, value):
     raise DeviceLost("the device is lost")
 
 
-def test_an_exit_is_the_verdict_of_its_item():
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_exit_in_or_beside_the_call_is_the_verdict_of_its_item(monkeypatch, beside):
     leaves.name = "leaves"
-    answer = RequestHandler(leaves, "", "cpu", lambda line: None).answer(
-        Examine("plain/no-mask/cross", "float32", "default")
-    )
-    assert isinstance(answer, Examined)
-    assert decode_line(answer.line)[0].verdict == "error"
-
-
-def test_an_exit_beside_the_call_is_the_verdict_of_its_item(monkeypatch):
     desk = RequestHandler(leaves, "", "cpu", lambda line: None)
-    monkeypatch.setattr(desk, "_examine", lambda request: sys.exit(3))
+    if beside:
+        monkeypatch.setattr(desk, "_examine", lambda request: sys.exit(3))
     answer = desk.answer(Examine("plain/no-mask/cross", "float32", "default"))
     assert isinstance(answer, Examined)
     assert decode_line(answer.line)[0].verdict == "error"

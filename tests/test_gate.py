@@ -837,10 +837,12 @@ def test_an_update_without_a_reason_leaves_it_to_be_filled_in(mended):
     assert not found.holds
 
 
-def test_an_update_with_a_reason_fills_it_in(mended):
+@pytest.mark.parametrize("about", [{}, {"case": SELF}])
+def test_an_update_with_a_reason_fills_it_in(mended, about):
+    """So does one that narrows the entry."""
     text = KNOWN.replace("its softmax is in float32", "TODO")
-    edited, found = mended(text, Made().say("deviates", requirement=OUTPUT))
-    assert found.holds
+    edited, found = mended(text, Made().say("deviates", requirement=OUTPUT, **about))
+    assert found.holds, edited
     assert 'reason = "because"' in edited
 
 
@@ -1042,13 +1044,6 @@ def test_of_two_that_say_the_same_the_wider_stays(mended, wide_first):
     edited, found = mended("".join(entries), Made().say("deviates", requirement=OUTPUT))
     assert found.holds
     assert edited.strip() == KNOWN.strip()
-
-
-def test_an_entry_is_narrowed_and_gets_its_reason_at_once(mended):
-    text = KNOWN.replace("its softmax is in float32", "TODO")
-    edited, found = mended(text, Made().say("deviates", requirement=OUTPUT, case=SELF))
-    assert found.holds, edited
-    assert 'reason = "because"' in edited
 
 
 def test_a_baseline_is_written_in_one_step_where_its_name_leads(tmp_path):

@@ -237,17 +237,13 @@ def test_files_beside_a_hidden_checkout_are_no_caches(project, monkeypatch):
 
 
 @pytest.mark.night
-def test_a_variable_that_was_absent_from_all_is_noticed(project):
-    project(inside="import os; factor = float(dict(os.environ).get('FACTOR', '1'))")
-    assert examined(OTHER="1") == ["conforms"]
+@pytest.mark.parametrize(
+    ("read", "before"), [("dict(os.environ)", {}), ("os.environ", {"FACTOR": "1"})]
+)
+def test_a_variable_that_is_new_or_has_another_value_is_noticed(project, read, before):
+    project(inside=f"import os; factor = float({read}.get('FACTOR', '1'))")
+    assert examined(OTHER="1", **before) == ["conforms"]
     assert examined(OTHER="1", FACTOR="1.25") == ["deviates"]
-
-
-@pytest.mark.night
-def test_another_value_of_a_variable_is_noticed(project):
-    project(inside="import os; factor = float(os.environ.get('FACTOR', '1'))")
-    assert examined(FACTOR="1") == ["conforms"]
-    assert examined(FACTOR="1.25") == ["deviates"]
 
 
 STARTED = {
@@ -598,8 +594,9 @@ def test_what_it_leaves_for_the_next_process_is_noticed(way, project, capsys):
 
 
 @pytest.mark.night
-def test_a_module_that_is_there_before_it_is_observed(project, capsys):
-    """As one that a file in site-packages imports when Python starts."""
+@pytest.mark.parametrize("name", ["started", "sitecustomize"])
+def test_a_module_that_is_there_before_it_is_observed(project, capsys, name):
+    """As one that a file in site-packages imports when Python starts, and this file itself."""
     folder = project(before="import sys; factor = sys.factor")
     (folder / "custom").mkdir()
     (folder / "custom" / "sitecustomize.py").write_text("import started")
@@ -608,7 +605,7 @@ def test_a_module_that_is_there_before_it_is_observed(project, capsys):
         (1.0, "conforms", True),
         (1.25, "deviates", False),
     ):
-        (folder / "custom" / "started.py").write_text(f"import sys; sys.factor = {factor}")
+        (folder / "custom" / f"{name}.py").write_text(f"import sys; sys.factor = {factor}")
         assert examined(PYTHONPATH="custom") == [verdict]
         assert ("as measured" in capsys.readouterr().out) is again
 
@@ -669,20 +666,6 @@ def test_a_variable_that_no_code_of_python_reads_is_noticed(way, project, capsys
         assert examined(OTHER=str(again)) == ["conforms"]
         assert ("as measured" in capsys.readouterr().out) is again
     assert examined(OTHER="1", **variables) == ["deviates"]
-
-
-@pytest.mark.night
-def test_sitecustomize_itself_is_noticed(project, capsys):
-    folder = project(before="import sys; factor = sys.factor")
-    for factor, verdict, again in (
-        (1.0, "conforms", False),
-        (1.0, "conforms", True),
-        (1.25, "deviates", False),
-    ):
-        (folder / "custom").mkdir(exist_ok=True)
-        (folder / "custom" / "sitecustomize.py").write_text(f"import sys; sys.factor = {factor}")
-        assert examined(PYTHONPATH="custom") == [verdict]
-        assert ("as measured" in capsys.readouterr().out) is again
 
 
 def test_a_package_that_is_edited_in_place_is_noticed(project, capsys):

@@ -210,20 +210,14 @@ def test_a_less_accurate_class_has_more_noise(dtype):
 # Honest arithmetic is within the limit, and not far inside it.
 
 
-@pytest.mark.parametrize("case_id", ORDINARY)
-def test_plain_float32_of_torch_is_honest(case_id):
-    pytest.importorskip("torch")
+@pytest.mark.parametrize(
+    ("library", "case_id"),
+    [*(("torch", name) for name in ORDINARY), *(("numpy", name) for name in SCALED_DOT)],
+)
+def test_plain_float32_is_honest(library, case_id):
+    pytest.importorskip(library)
     problem = problem_of(case_id)
-    found = sizes(expect(problem), by_torch(problem))
-    assert worst(found) < LIMIT
-    for name, array in found.items():
-        assert 0.05 < rms(array) < 2, name
-
-
-@pytest.mark.parametrize("case_id", SCALED_DOT)
-def test_plain_float32_of_numpy_is_honest(case_id):
-    problem = problem_of(case_id)
-    found = sizes(expect(problem), simulated(problem))
+    found = sizes(expect(problem), {"torch": by_torch, "numpy": simulated}[library](problem))
     assert worst(found) < LIMIT
     for name, array in found.items():
         assert 0.05 < rms(array) < 2, name
@@ -282,9 +276,12 @@ ROUNDED_ELSEWHERE = (
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", ROUNDED_ELSEWHERE)
 def test_no_correct_algorithm_is_a_false_alarm(seed, dtype):
-    problem = drawn_recipe(seed).problem(dtype)
+    assert_honest(drawn_recipe(seed).problem(dtype), algorithms())
+
+
+def assert_honest(problem, adapters):
     expectation = expect(problem)
-    for adapter in algorithms():
+    for adapter in adapters:
         answer = adapter.run(problem, Call(mode=adapter.modes[0]))
         for comparison in against(expectation, answer.arrays()):
             assert comparison.fits, (adapter.name, comparison.figures)
@@ -334,14 +331,9 @@ def test_amplified_noise_knows_features(dtype, far, monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", LARGE_CASES)
 def test_no_correct_algorithm_is_a_false_alarm_in_large_problems(case, dtype):
-    problem = case_of(case).problem(dtype)
-    expected = expect(problem)
-    for adapter in algorithms(slow=False):
-        if adapter.name in ("Online1", "Online2"):
-            continue  # They take many seconds.
-        answer = adapter.run(problem, Call(mode=adapter.modes[0]))
-        for comparison in against(expected, answer.arrays()):
-            assert comparison.fits, (adapter.name, comparison.figures)
+    # The others take many seconds.
+    quick = [one for one in algorithms(slow=False) if one.name not in ("Online1", "Online2")]
+    assert_honest(case_of(case).problem(dtype), quick)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -350,13 +342,8 @@ def test_no_correct_algorithm_is_a_false_alarm_in_large_problems(case, dtype):
 )
 def test_equal_terms_and_logits_made_again_are_no_false_alarm_in_large_problems(case, dtype):
     """Without them, errors of correct algorithms were at 14σ and 23σ."""
-    problem = case_of(case).problem(dtype)
-    expected = expect(problem)
-    for adapter in algorithms():
-        if adapter.name in ("Divided", "ThroughTheNormaliser", "Online128", "LogitsAgain"):
-            answer = adapter.run(problem, Call(mode=adapter.modes[0]))
-            for comparison in against(expected, answer.arrays()):
-                assert comparison.fits, (adapter.name, comparison.figures)
+    names = ("Divided", "ThroughTheNormaliser", "Online128", "LogitsAgain")
+    assert_honest(case_of(case).problem(dtype), [one for one in algorithms() if one.name in names])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -484,12 +484,16 @@ def test_headings_of_the_matrix_stay_in_sight(visit, files):
     expect(page.locator("#the-matrix thead .corner")).to_be_in_viewport()
 
 
-def test_what_is_cut_fades_and_what_fits_is_whole(visit, tmp_path):
-    names = [f"layer-{n}" for n in range(14)]
-    own = loaded(record(*(result(good(), name=name) for name in names)))
-    file = tmp_path / "wide.html"
+def of_layers(folder, count):
+    """A report with so many columns."""
+    own = loaded(record(*(result(good(), name=f"layer-{n}") for n in range(count))))
+    file = folder / "layers.html"
     file.write_text(render_html(build([own]), None, [own]), encoding="utf-8")
-    page = visit(file, viewport={"width": 1900, "height": 700})
+    return file
+
+
+def test_what_is_cut_fades_and_what_fits_is_whole(visit, tmp_path):
+    page = visit(of_layers(tmp_path, 14), viewport={"width": 1900, "height": 700})
     box = page.locator(".broad:has(#the-matrix)")
     expect(box).to_have_class(re.compile(r"\bfits\b"))
     expect(box).not_to_have_class(re.compile("cut-right"))
@@ -506,11 +510,7 @@ def test_what_is_cut_fades_and_what_fits_is_whole(visit, tmp_path):
 
 def test_rows_out_of_sight_are_there_in_the_end(visit, tmp_path):
     """Those who search in the page, save it or take a picture of all of it found empty rows."""
-    names = [f"layer-{n}" for n in range(30)]
-    own = loaded(record(*(result(good(), name=name) for name in names)))
-    file = tmp_path / "many.html"
-    file.write_text(render_html(build([own]), None, [own]), encoding="utf-8")
-    page = visit(file, viewport={"width": 1400, "height": 300})
+    page = visit(of_layers(tmp_path, 30), viewport={"width": 1400, "height": 300})
     rows = page.locator("#the-matrix tr[data-row]")
     expect(page.locator("#the-matrix td.cell")).to_have_count(30 * rows.count())
 
