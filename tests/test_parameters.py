@@ -34,8 +34,8 @@ QKV = Parameter("qkv", "query key value", "embed heads head -> embed (heads head
 KV = Parameter("kv", "key value", "embed heads head -> heads head embed", stack=1)
 
 
-def weights_of(shape, seed=0):
-    drawn = draw(shape, np.random.default_rng(seed))
+def weights_of(shape):
+    drawn = draw(shape, np.random.default_rng(0))
     named = {name: drawn[f"weights.{name}"] for name in shape.weight_shapes()}
     return Weights(**named)
 

@@ -246,7 +246,7 @@ def _contents(path: Path) -> dict[str, Any]:
         if isinstance(loaded, np.ndarray):
             return {path.stem: loaded}
         with loaded:
-            _check_unpacked(path, size)
+            _check_unpacked(path)
             return {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         why = " ".join(str(error).split())
@@ -255,7 +255,7 @@ def _contents(path: Path) -> dict[str, Any]:
         raise BadArrays(f"{path} cannot be read: {why}") from error
 
 
-def _check_unpacked(path: Path, size: int) -> None:
+def _check_unpacked(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         total = sum(entry.file_size for entry in archive.infolist())
     if total > MOST_BYTES:

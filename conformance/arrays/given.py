@@ -487,7 +487,7 @@ def _readings(
     for (output, placed), (problem, assumed, notes) in itertools.product(outputs, every):
         yield Reading(
             problem.replace(cotangent=_cotangent(given, placed, shape, output.shape)),
-            _answer(given, output, placed, layout, shape),
+            _answer(given, output, layout, shape),
             {n: _of_rows(n, getattr(given, n), shape) for n in returned},
             layout,
             (*assumed, *_placed(placed, layout)),
@@ -868,7 +868,7 @@ def _cotangent(given: Given, placed: str, shape: Shape, like: tuple[int, ...]) -
     return merged(heads)
 
 
-def _answer(given: Given, output: Array, placed: str, layout: str, shape: Shape) -> Answer:
+def _answer(given: Given, output: Array, layout: str, shape: Shape) -> Answer:
     weights = None
     if given.weights is not None:
         values = _floats("weights", given.weights, finite=False).values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 import msgspec
@@ -424,21 +424,31 @@ def chunks(lab: Laboratory) -> Iterator[Entry]:
                 if isinstance(found, Refused):
                     yield agreeing(subject, found.value, found.told, said)
                 else:
-                    yield agreeing(subject, _seen_chunk(lab, found), _rows_of(found, 3), said)
+                    value = first_rule(lab, found, _chunks(problem.shape))
+                    yield agreeing(subject, value, _rows_of(found, 3), said)
 
 
-def _seen_chunk(lab: Laboratory, found: Accepted) -> Phrase:
-    """Return the phrase for the first blocks that explain the weights, or `UNEXPLAINED`."""
-    shape = found.problem.shape
+def first_rule(
+    lab: Laboratory, found: Accepted, rules: Iterable[tuple[Phrase, BoolArray]]
+) -> Phrase:
+    """Return the phrase of the first rule whose visible keys explain the weights.
+
+    It is `EVERY_KEY` if the weights are those without a mask, and `UNEXPLAINED` if no rule fits.
+    """
     if lab.alike(found, lab.unmasked(found)):
         return EVERY_KEY
-    for size, alignment, causal in itertools.product(
-        range(1, shape.key_length), ALIGNMENTS, (True, False)
-    ):
-        visible = np.broadcast_to(_in_chunks(shape, size, alignment, causal), shape.logits)
-        if follows(lab, found, visible):
-            return _of_chunk(shape, size, alignment, causal)
+    for phrase, visible in rules:
+        if follows(lab, found, np.broadcast_to(visible, found.problem.shape.logits)):
+            return phrase
     return UNEXPLAINED
+
+
+def _chunks(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
+    """Yield phrases for all blocks, and the keys that they leave visible."""
+    sizes = range(1, shape.key_length)
+    for size, alignment, causal in itertools.product(sizes, ALIGNMENTS, (True, False)):
+        visible = _in_chunks(shape, size, alignment, causal)
+        yield _of_chunk(shape, size, alignment, causal), visible
 
 
 def _in_chunks(shape: Shape, size: int, alignment: Causal, causal: bool) -> BoolArray:

@@ -16,15 +16,13 @@ from conformance.definition.problem import Causal, Shape, within
 from conformance.definition.problem import Window as Limits
 from conformance.experiments.causal import (
     ALIGNMENTS,
-    EVERY_KEY,
-    UNEXPLAINED,
     WINDOW_LENGTHS,
     causal_beside,
+    first_rule,
 )
 from conformance.experiments.experiment import agreeing, topic
 from conformance.records.findings import Argument, Entry, Phrase
 from conformance.requirements.laboratory import REFUSED, Laboratory, Refused, Sizes, numbers
-from conformance.requirements.meaning import follows
 
 NUMBERS = ((2, 2), (3, 3))
 """Pairs of a dilation, and of how far the window beside it reaches in what the argument counts."""
@@ -252,13 +250,6 @@ def _entry(
     found = lab.ask(lab.problem(sizes), natives)
     if isinstance(found, Refused):
         return agreeing(subject, found.value, found.told, said)
-    value = UNEXPLAINED
-    if lab.alike(found, lab.unmasked(found)):
-        value = EVERY_KEY
-    else:
-        for phrase, seen in candidates:
-            if follows(lab, found, np.broadcast_to(seen, found.problem.shape.logits)):
-                value = phrase
-                break
+    value = first_rule(lab, found, candidates)
     rows = "; ".join(numbers(row) for row in found.applied[0, 0][:3])
     return agreeing(subject, value, f"entry 0, head 0: {rows}", said)

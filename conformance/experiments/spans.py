@@ -13,10 +13,10 @@ from conformance.definition.problem import Causal, Shape, causal_mask
 from conformance.definition.problem import Window as Limits
 from conformance.experiments.causal import (
     ALIGNMENTS,
-    EVERY_KEY,
     UNEXPLAINED,
     WINDOW_LENGTHS,
     causal_beside,
+    first_rule,
     near,
 )
 from conformance.experiments.experiment import agreeing, topic
@@ -78,7 +78,8 @@ def spans(lab: Laboratory) -> Iterator[Entry]:
             if isinstance(found, Refused):
                 yield agreeing(subject, found.value, found.told, said)
             else:
-                yield agreeing(subject, _seen(lab, found, told), _rows(found), said)
+                value = first_rule(lab, found, _candidates(problem.shape, told))
+                yield agreeing(subject, value, _rows(found), said)
         limits: tuple[Window | Chunk, ...] = (*lab.features(Window), *lab.features(Chunk))
         for limit in limits:
             yield from _limited(lab, argument, limit)
@@ -167,17 +168,6 @@ def _declared(shape: Shape, told: IntArray, argument: Spans) -> Phrase:
     return next(
         phrase for phrase, visible in _candidates(shape, told) if np.array_equal(visible, wanted)
     )
-
-
-def _seen(lab: Laboratory, found: Accepted, told: IntArray) -> Phrase:
-    """Return the phrase of the first rule that explains the weights, or `UNEXPLAINED`."""
-    shape = found.problem.shape
-    if lab.alike(found, lab.unmasked(found)):
-        return EVERY_KEY
-    for phrase, visible in _candidates(shape, told):
-        if follows(lab, found, np.broadcast_to(visible, shape.logits)):
-            return phrase
-    return UNEXPLAINED
 
 
 def _limited(lab: Laboratory, argument: Spans, limit: Window | Chunk) -> Iterator[Entry]:

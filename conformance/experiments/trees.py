@@ -10,11 +10,10 @@ from conformance.adapter.features import Tree
 from conformance.definition.dtypes import BoolArray, IntArray
 from conformance.definition.features import ancestors
 from conformance.definition.problem import Shape
-from conformance.experiments.causal import EVERY_KEY, UNEXPLAINED
+from conformance.experiments.causal import first_rule
 from conformance.experiments.experiment import agreeing, topic
 from conformance.records.findings import Argument, Entry, Phrase
-from conformance.requirements.laboratory import Accepted, Laboratory, Refused, Sizes, numbers
-from conformance.requirements.meaning import follows
+from conformance.requirements.laboratory import Laboratory, Refused, Sizes, numbers
 
 LENGTHS = (
     (Phrase("lengths.equal"), Sizes(query=6, key=6)),
@@ -47,19 +46,10 @@ def trees(lab: Laboratory) -> Iterator[Entry]:
             if isinstance(found, Refused):
                 yield agreeing(subject, found.value, found.told, said)
                 continue
+            rules = ((Phrase(name), seen[:, None]) for name, seen in _rules(problem.shape, tree))
             rows = "; ".join(numbers(row) for row in found.applied[0, 0])
-            yield agreeing(subject, _seen(lab, found, tree), f"entry 0, head 0: {rows}", said)
-
-
-def _seen(lab: Laboratory, found: Accepted, tree: IntArray) -> Phrase:
-    """Return the phrase of the first rule that explains the weights, or `UNEXPLAINED`."""
-    if lab.alike(found, lab.unmasked(found)):
-        return EVERY_KEY
-    shape = found.problem.shape
-    for name, visible in _rules(shape, tree):
-        if follows(lab, found, np.broadcast_to(visible[:, None], shape.logits)):
-            return Phrase(name)
-    return UNEXPLAINED
+            value = first_rule(lab, found, rules)
+            yield agreeing(subject, value, f"entry 0, head 0: {rows}", said)
 
 
 def _rules(shape: Shape, tree: IntArray) -> Iterator[tuple[str, BoolArray]]:

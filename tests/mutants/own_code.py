@@ -224,7 +224,7 @@ class Replaced(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoade
         return compile(mutated(self.mutant), self.path, "exec")
 
 
-def survives(mutant: Mutant | None, tests: Sequence[str], limit: float = LIMIT) -> bool:
+def survives(mutant: Mutant | None, tests: Sequence[str]) -> bool:
     """Return whether no test fails in a fork that imports the mutant, or the original if None."""
     child = os.fork()
     if not child:
@@ -250,7 +250,7 @@ def survives(mutant: Mutant | None, tests: Sequence[str], limit: float = LIMIT) 
             code = int(pytest.main([*options, *tests]))
         finally:
             os._exit(code)
-    until = time.monotonic() + limit
+    until = time.monotonic() + LIMIT
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
