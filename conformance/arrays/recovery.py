@@ -129,9 +129,14 @@ def factors(problem: Problem, evidence: Evidence) -> Phrase:
 
 
 def of_each_head(problem: Problem, evidence: Evidence) -> Phrase:
-    """Return the cause that the output of each key/value head has a factor of its own, if so."""
+    """Return the cause that the output of each key/value head has a factor of its own, if so.
+
+    Other sinks multiply all rows of a head by nearly the same, so nothing is certain beside sinks.
+    """
     shape = problem.shape
-    if shape.kv_heads < 2 or not np.isfinite(evidence.got).all() or not problem.heads_alone:
+    if shape.kv_heads < 2 or not problem.heads_alone or problem.sinks is not None:
+        return NOTHING
+    if not np.isfinite(evidence.got).all():
         return NOTHING
     got, want = (
         it.reshape(-1, shape.kv_heads, shape.group * shape.value_head_size).swapaxes(0, 1)
