@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance.adapters.shapes import ask
 
 
 class DiffusersAttention(Layer):
@@ -69,10 +70,7 @@ class DiffusersAttention(Layer):
     )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.sharing == "separate":
-            raise Unsupported("key and value are projected from one input")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
+        ask(shape, "memory", "values")
         if shape.output_width not in (shape.query_width, shape.heads * shape.head_size):
             raise Unsupported("the output is as wide as the query, or as heads x head size")
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape
 from conformance.adapter import keywords
+from conformance.adapters.shapes import ask
 
 _WIDTHS = ("key_size", "value_size", "output_size")
 _PROJECTION = "embed heads head -> (heads head) embed"
@@ -72,8 +73,7 @@ class EquinoxMultiheadAttention(Layer):
     )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
+        ask(shape, "heads")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import equinox

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape
 from conformance.adapter import keywords
+from conformance.adapters.shapes import ask
 
 FLAX_PARAMETERS = (
     Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
@@ -87,10 +88,7 @@ class FlaxLinen(Layer):
     modes = FLAX_MODES
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
+        ask(shape, "heads", "values")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         from flax import linen

@@ -16,6 +16,7 @@ from typing import Any
 from conformance import CausalFlag, Example, Layer, Mode, Shape, Unsupported
 from conformance.adapter import keywords, since
 from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMETERS
+from conformance.adapters.shapes import ask
 
 
 class FlaxNnx(Layer):
@@ -40,8 +41,7 @@ class FlaxNnx(Layer):
             self.causal_flag = CausalFlag("is_causal", alignment="top-left")
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
+        ask(shape, "values")
         if shape.key_width != shape.value_width:
             raise Unsupported("key and value have one width")
         if shape.key_width != shape.query_width and not since("flax", "0.10.7"):

@@ -48,6 +48,7 @@ from conformance import (
 )
 from conformance.adapter import MaskTable, Spelling, since
 from conformance.adapters.lengths import LengthTable
+from conformance.adapters.shapes import ask
 
 
 class _WithLengths(LengthTable):
@@ -128,8 +129,7 @@ class DotProductAttention(Function):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
+        ask(shape, "values")
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any

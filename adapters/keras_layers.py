@@ -50,6 +50,7 @@ from conformance.adapter import (
     framework,
     keywords,
 )
+from conformance.adapters.shapes import ask
 
 _DOCS = "https://keras.io/api/layers/attention_layers"
 
@@ -279,8 +280,7 @@ class KerasMultiHeadAttention(_DotProduct):
         return keras.layers.MultiHeadAttention
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
+        ask(shape, "heads")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         layer = self.layer_class()(
@@ -312,10 +312,7 @@ class _GroupQueryAttention(_DotProduct):
     )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
-        if shape.output_width != shape.query_width:
-            raise Unsupported("the output is as wide as the query")
+        ask(shape, "values", "output")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import keras

@@ -26,10 +26,10 @@ from conformance import (
     MaskArgument,
     Mode,
     Shape,
-    Unsupported,
 )
 from conformance.adapter import Natives, keywords
 from conformance.adapters.keras_layers import KERAS_PARAMETERS
+from conformance.adapters.shapes import ask
 
 
 class TfKerasMultiHeadAttention(Layer):
@@ -86,8 +86,7 @@ class TfKerasMultiHeadAttention(Layer):
     dropout_modes = ("training",)
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
+        ask(shape, "heads")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import tensorflow as tf

@@ -33,6 +33,7 @@ from conformance import (
     Shape,
     Unsupported,
 )
+from conformance.adapters.shapes import ask
 
 _BROAD = 4
 """The factor by which the layer is wider, and has more heads, than the problem."""
@@ -93,16 +94,7 @@ class EncoderLayerAttention(Layer):
     )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.sharing != "self":
-            raise Unsupported("self-attention only")
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
-        if shape.heads * shape.head_size != shape.query_width:
-            raise Unsupported("heads x head size must be the query's width")
-        if shape.output_width != shape.query_width:
-            raise Unsupported("the output is as wide as the query")
+        ask(shape, "self", "heads", "values", "query", "output")
         if not shape.bias:
             raise Unsupported("without biases there is no fast path")
 

@@ -19,9 +19,9 @@ from conformance import (
     Mode,
     Parameter,
     Shape,
-    Unsupported,
 )
 from conformance.adapter import keywords
+from conformance.adapters.shapes import ask
 
 
 class TorchMultiheadAttention(Layer):
@@ -128,14 +128,7 @@ class TorchMultiheadAttention(Layer):
         )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
-        if shape.heads * shape.head_size != shape.query_width:
-            raise Unsupported("heads x head size must be the query's width")
-        if shape.output_width != shape.query_width:
-            raise Unsupported("the output is as wide as the query")
+        ask(shape, "heads", "values", "query", "output")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch

@@ -34,6 +34,7 @@ from conformance import (
     Unsupported,
 )
 from conformance.adapter import Checkpoint, FlagEffect, since
+from conformance.adapters.shapes import ask
 
 _IMPORTS = (
     "from transformers import BertConfig",
@@ -77,14 +78,7 @@ class _Bert(Layer):
             self.causal_flag = CausalFlag("is_causal", "top-left", effect=self.effect_of_flag)
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.sharing == "separate":
-            raise Unsupported("key and value are projected from one input")
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
-        if not shape.bias:
-            raise Unsupported("the projections always have biases")
+        ask(shape, "memory", "heads", "values", "biases")
         width = shape.heads * shape.head_size
         if {shape.query_width, shape.key_width, shape.output_width} != {width}:
             raise Unsupported("heads x head size must be the width of inputs and output")

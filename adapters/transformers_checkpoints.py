@@ -24,6 +24,7 @@ from typing import Any
 
 from conformance import Fixed, HeadNorm, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
 from conformance.adapter import Checkpoint, Static
+from conformance.adapters.shapes import ask
 from conformance.adapters.transformers_models import (
     Gemma2Eager,
     LlamaModelEager,
@@ -132,10 +133,7 @@ class _Alone(Layer):
     modes = (Mode("eval", about="after .eval()"),)
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
+        ask(shape, "heads", "values")
         if {shape.key_width, shape.value_width, shape.output_width} != {shape.query_width}:
             raise Unsupported("inputs and output have one width")
 
@@ -178,12 +176,7 @@ class Gpt2(_Alone):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.sharing != "self":
-            raise Unsupported("self-attention only")
-        if not shape.bias:
-            raise Unsupported("the projections always have biases")
-        if shape.heads * shape.head_size != shape.query_width:
-            raise Unsupported("heads x head size must be the width")
+        ask(shape, "self", "biases", "width")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch
@@ -225,10 +218,7 @@ class Vit(_Alone):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.sharing != "self":
-            raise Unsupported("self-attention only")
-        if shape.heads * shape.head_size != shape.query_width:
-            raise Unsupported("heads x head size must be the width")
+        ask(shape, "self", "width")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch
@@ -290,8 +280,7 @@ class T5(_Alone):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.sharing == "separate":
-            raise Unsupported("key and value are projected from one input")
+        ask(shape, "memory")
         if shape.bias:
             raise Unsupported("no biases")
 

@@ -42,6 +42,7 @@ from conformance import (
     Unsupported,
 )
 from conformance.adapter import Checkpoint, FlagEffect, keywords, since
+from conformance.adapters.shapes import ask
 
 _IMPORTS = (
     "from transformers import LlamaConfig",
@@ -91,12 +92,7 @@ class _Llama(Layer):
             )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.sharing != "self":
-            raise Unsupported("self-attention only")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
-        if shape.output_width != shape.query_width:
-            raise Unsupported("the output is as wide as the query")
+        ask(shape, "self", "values", "output")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch

@@ -81,6 +81,7 @@ from conformance import (
     Window,
 )
 from conformance.adapter import Checkpoint, Said, Static
+from conformance.adapters.shapes import ask
 
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
 _CHUNKS = (1, 2, 3, 5)
@@ -223,12 +224,7 @@ class _Decoder(Layer):
     attention: ClassVar[str] = "layers.0.self_attn"
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.sharing != "self":
-            raise Unsupported("self-attention only")
-        if shape.value_head_size != shape.head_size:
-            raise Unsupported("no value head size of its own")
-        if shape.output_width != shape.query_width:
-            raise Unsupported("the output is as wide as the query")
+        ask(shape, "self", "values", "output")
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
         return _apart(self.attention)
@@ -575,8 +571,7 @@ class GptOssEager(_Eager):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.head_size % 2:
-            raise Unsupported("no odd head size")
+        ask(shape, "even")
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
@@ -674,8 +669,7 @@ class _Qwen25Vl(_OnAxes):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.heads * shape.head_size != shape.query_width:
-            raise Unsupported("heads x head size must be the width")
+        ask(shape, "width")
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
@@ -730,8 +724,7 @@ class _Fusing(_Decoder):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.heads * shape.head_size != shape.query_width:
-            raise Unsupported("heads x head size must be the width")
+        ask(shape, "width")
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
         return _together(self.attention)
@@ -749,10 +742,7 @@ class Bloom(_Fusing, _Eager):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
-        if not shape.bias:
-            raise Unsupported("the projections always have biases")
+        ask(shape, "heads", "biases")
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
@@ -770,8 +760,7 @@ class _Falcon(_Fusing):
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
-        if shape.head_size % 2:
-            raise Unsupported("no odd head size")
+        ask(shape, "even")
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]

@@ -52,6 +52,7 @@ from conformance import (
     Window,
 )
 from conformance.adapter import Static, keywords
+from conformance.adapters.shapes import ask
 
 _PROJECTIONS = ("to_q", "to_k", "to_v", "to_out")
 _CAUSAL_AS_BUILT = (
@@ -151,8 +152,7 @@ class XTransformersAttention(Layer):
     )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.sharing == "separate":
-            raise Unsupported("key and value are projected from one input")
+        ask(shape, "memory")
 
     def build_with(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance.adapters.shapes import ask
 
 FOUR_AXES = "batch heads query key"
 
@@ -168,8 +169,7 @@ class Tutorial3(Tutorial):
     )
 
     def check_shape(self, shape: Shape) -> None:
-        if shape.sharing != "self":
-            raise Unsupported("self-attention only")
+        ask(shape, "self")
         super().check_shape(shape)
 
     def make(self, width: int, heads: int, dropout: float) -> Any:
