@@ -27,7 +27,6 @@ from conformance import (
     CausalFlag,
     Example,
     Layer,
-    MaskArgument,
     Mode,
     Parameter,
     Shape,
@@ -35,14 +34,11 @@ from conformance import (
 )
 from conformance.adapter import Checkpoint, FlagEffect, since
 from conformance.adapters.shapes import ask
+from conformance.adapters.transformers_attention import MODES, NO_GRAD, Eager, Sdpa
 
 _IMPORTS = (
     "from transformers import BertConfig",
     "from transformers.models.bert.modeling_bert import BertAttention",
-)
-_MODES = (
-    Mode("eval", {"train": False}, about="after .eval()"),
-    Mode("train", {"train": True}, every_case=False, about="as built, in training"),
 )
 
 
@@ -166,39 +162,19 @@ def _arguments(
     return given
 
 
-class BertEager(_Bert):
+class BertEager(Eager, _Bert):
     """The adapter for attn_implementation="eager": two matrix products and a softmax."""
 
     title = "transformers BERT attention (eager)"
-    implementation = "eager"
-    effect_of_flag = "none"
-    returns_weights = "per head"
-    fully_masked_row = "nan"
-    # Booleans are accepted but added as 1 and 0, so they are not declared as masks.
-    mask_arguments = (
-        MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
-    )
-    modes = _MODES
+    modes = MODES
 
 
-class BertSdpa(_Bert):
+class BertSdpa(Sdpa, _Bert):
     """The adapter for attn_implementation="sdpa": torch's SDPA, which returns no weights."""
 
     title = "transformers BERT attention (sdpa)"
-    implementation = "sdpa"
-    effect_of_flag = "without a mask"
-    fully_masked_row = "output bias"
-    mask_arguments = (
-        MaskArgument(
-            "attention_mask",
-            "batch heads query key",
-            true="attends",
-            number="added",
-            broadcasts=True,
-        ),
-    )
     modes = (
-        *_MODES,
+        *MODES,
         Mode(
             "output-attentions",
             {"train": False, "output_attentions": True},
@@ -206,12 +182,7 @@ class BertSdpa(_Bert):
             about="after .eval(), with output_attentions=True, for which there is eager until "
             "transformers 4, and None for the weights since 5",
         ),
-        Mode(
-            "no-grad",
-            {"train": False},
-            gradients=False,
-            about="after .eval(), under torch.no_grad(): torch may choose another kernel",
-        ),
+        NO_GRAD,
     )
 
 

@@ -34,7 +34,6 @@ from conformance import (
     CausalFlag,
     Example,
     Layer,
-    MaskArgument,
     Mode,
     Parameter,
     RotaryTables,
@@ -43,15 +42,11 @@ from conformance import (
 )
 from conformance.adapter import Checkpoint, FlagEffect, keywords, since
 from conformance.adapters.shapes import ask
+from conformance.adapters.transformers_attention import MODES, NO_GRAD, Eager, Sdpa
 
 _IMPORTS = (
     "from transformers import LlamaConfig",
     "from transformers.models.llama.modeling_llama import LlamaAttention",
-)
-
-_MODES = (
-    Mode("eval", {"train": False}, about="after .eval()"),
-    Mode("train", {"train": True}, every_case=False, about="as built, in training"),
 )
 
 
@@ -231,39 +226,19 @@ def _is_triangle(mask: Any) -> bool:
     return bool((mask == allowed).all())
 
 
-class LlamaEager(_Llama):
+class LlamaEager(Eager, _Llama):
     """The adapter for attn_implementation="eager": matrix products and a softmax in float32."""
 
     title = "transformers Llama attention (eager)"
-    implementation = "eager"
-    effect_of_flag = "none"
-    returns_weights = "per head"
-    fully_masked_row = "nan"
-    # Booleans are accepted but added as 1 and 0, so they are not declared as masks.
-    mask_arguments = (
-        MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
-    )
-    modes = _MODES
+    modes = MODES
 
 
-class LlamaSdpa(_Llama):
+class LlamaSdpa(Sdpa, _Llama):
     """The adapter for attn_implementation="sdpa": torch's SDPA, which returns no weights."""
 
     title = "transformers Llama attention (sdpa)"
-    implementation = "sdpa"
-    effect_of_flag = "without a mask"
-    fully_masked_row = "output bias"
-    mask_arguments = (
-        MaskArgument(
-            "attention_mask",
-            "batch heads query key",
-            true="attends",
-            number="added",
-            broadcasts=True,
-        ),
-    )
     modes = (
-        *_MODES,
+        *MODES,
         Mode(
             "triangle-left-out",
             {"train": False, "triangle left out": True},
@@ -278,12 +253,7 @@ class LlamaSdpa(_Llama):
             about="after .eval(), with output_attentions=True, for which there is eager until "
             "transformers 4.52, and None for the weights since 4.53",
         ),
-        Mode(
-            "no-grad",
-            {"train": False},
-            gradients=False,
-            about="after .eval(), under torch.no_grad(): torch may choose another kernel",
-        ),
+        NO_GRAD,
     )
 
 

@@ -65,7 +65,6 @@ from conformance import (
     HeadNorm,
     Layer,
     Lengths,
-    MaskArgument,
     Mode,
     Parameter,
     PositionIds,
@@ -82,6 +81,7 @@ from conformance import (
 )
 from conformance.adapter import Checkpoint, Said, Static
 from conformance.adapters.shapes import ask
+from conformance.adapters.transformers_attention import Eager, Sdpa
 
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
 _CHUNKS = (1, 2, 3, 5)
@@ -454,25 +454,12 @@ def checkpoint_of(model: str, **more: Any) -> Checkpoint:
     )
 
 
-_ADDED = MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True)
-_EITHER = replace(_ADDED, true="attends")
+class _Eager(Eager, _Decoder):
+    """The base class of adapters with eager attention."""
 
 
-class _Eager(_Decoder):
-    """The base class of adapters with eager attention: matrix products and a softmax."""
-
-    implementation = "eager"
-    returns_weights = "per head"
-    fully_masked_row = "nan"
-    mask_arguments = (_ADDED,)
-
-
-class _Sdpa(_Decoder):
+class _Sdpa(Sdpa, _Decoder):
     """The base class of adapters that use torch's scaled_dot_product_attention."""
-
-    implementation = "sdpa"
-    fully_masked_row = "output bias"
-    mask_arguments = (_EITHER,)
 
 
 class _Llama(_Decoder):
