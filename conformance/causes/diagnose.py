@@ -523,7 +523,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
     def less_simple() -> Iterator[Phrase]:
         yield from location.partial(maker, evidence, computed)
         if elements <= ELEMENTS:
-            yield from logits.factor_of_logits(maker, evidence)
+            yield from (cause for cause, _ in logits.fitted_factors(maker, evidence))
         if elements <= MOST_ELEMENTS:
             yield from precision.in_tf32(maker, evidence)
         yield precision.normalised_at_every_key(maker, evidence, again)

@@ -322,16 +322,12 @@ def factor_of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
             best.add(evidence.misfit(found), cause)
 
 
-def factor_of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+def fitted_factors(maker: Maker, evidence: Evidence) -> Iterator[tuple[Phrase, float]]:
     """Yield causes with a factor by which the scale, the bias, ALiBi or the rotary base is wrong.
 
-    A cause is yielded only if its factor explains the output and is not nearly 1.
+    A cause is yielded, with its factor in all digits, only if the factor explains the output and is
+    not nearly 1.
     """
-    return (cause for cause, _ in fitted_factors(maker, evidence))
-
-
-def fitted_factors(maker: Maker, evidence: Evidence) -> Iterator[tuple[Phrase, float]]:
-    """Yield the causes of `factor_of_logits`, each with its factor in all digits."""
     if not np.isfinite(evidence.got).all():
         return
     problem = maker.problem

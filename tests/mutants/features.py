@@ -1919,7 +1919,7 @@ _add(
 # Scaled rotary frequencies.
 
 _add = _chapter("scaling", "scaled-llama3/full-tiles")
-LINEAR, LLAMA3, YARN = "scaled-linear/self", "scaled-llama3/full-tiles", "scaled-yarn/full-tiles"
+LINEAR, YARN = "scaled-linear/self", "scaled-yarn/full-tiles"
 UNTRUNCATED, MSCALE = "scaled-yarn-untruncated/full-tiles", "scaled-yarn-mscale/gqa"
 DYNAMIC, DYNAMIC_CACHE = "scaled-dynamic/self", "scaled-dynamic-after-history/separate"
 LONGROPE, SHORT = "scaled-longrope/self", "scaled-longrope-short/self"
