@@ -586,6 +586,21 @@ def test_two_implementations_of_one_name():
     assert "two implementations are called 'Correct'; rename one" in done.stderr
 
 
+def test_functions_of_one_name_are_refused_before_they_are_loaded(tmp_path, monkeypatch, capsys):
+    """A class, or a file that says `name=` somewhere, may have another name than its own."""
+    monkeypatch.chdir(tmp_path)
+    function = "print(1 / 0)\ndef mine(query, key, value): ...\n"
+    for file, text in (("a.py", function), ("b.py", function), ("c.py", function + "name = 1\n")):
+        Path(file).write_text(text)
+    for specs, told in (
+        (["a.py:mine", "b.py:mine"], "two implementations are called 'mine': a.py:mine and b.py:"),
+        (["c.py:mine", "c.py:mine"], "two implementations are called 'mine'; rename one"),
+        (["a.py:mine", "c.py:mine"], "a.py:mine: does not import: ZeroDivisionError"),
+    ):
+        main(["run", *specs, "--no-isolate"])
+        assert told in capsys.readouterr().err
+
+
 def test_two_files_with_a_function_of_one_name(tmp_path, monkeypatch, capsys):
     text = Path(miniatures.__file__).read_text()
     for name in ("a.py", "b.py"):

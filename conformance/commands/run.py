@@ -509,7 +509,9 @@ def _check_names(options: argparse.Namespace) -> None:
     from conformance.cases.casefile import load_case
     from conformance.running import observing
     from conformance.running.run import exit_raises
+    from conformance.running.selection import certain_names, check_distinct
 
+    check_distinct(certain_names(options.implementation))
     debugging = bool({"--pdb", "--trace"} & {*options.rest})
     for spec in options.implementation:
         if not is_isolated(spec, options.isolate, debugging=debugging):

@@ -194,7 +194,7 @@ def _plan(
         implementations = [implementations]
     selection = Selection(several(cases), several(dtypes), level=level)
     benches = [Bench(*resolve(one)) for one in implementations]
-    check_distinct((bench.adapter, bench.spec) for bench in benches)
+    check_distinct((bench.adapter.name, bench.spec) for bench in benches)
     for bench in benches:
         yield bench, _rows(bench.adapter, selection, device)
 

@@ -172,7 +172,7 @@ class RunPlugin:
             (self._adapter(spec), spec) for spec in option("--implementation")
         ]
         adapters = [adapter for adapter, _ in self.adapters]
-        check_distinct(self.adapters)
+        check_distinct((adapter.name, spec) for adapter, spec in self.adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         with _no_garbage():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from conformance.adapter.base import Adapter
 from conformance.cases.case import Case, StoredCase
@@ -423,19 +424,37 @@ def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
     return [row for row in rows if row.id in chosen]
 
 
-def check_distinct(named: Iterable[tuple[Adapter, str]]) -> None:
+def certain_names(specs: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names that are known before anything is loaded, each with its spec.
+
+    A spec that is given twice has one name. A function in a file is called as it is there, unless
+    the file says `name =` somewhere; what a class is called, its bases may say.
+    """
+    for spec in specs:
+        place, _, name = spec.partition(":")
+        file = Path(place)
+        if specs.count(spec) > 1:
+            yield name or spec, spec
+        elif name and place.endswith(".py") and file.is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            is_function = re.search(rf"^def {re.escape(name)}\b", text, re.MULTILINE)
+            if is_function and not re.search(r"\bname\s*=", text):
+                yield name, spec
+
+
+def check_distinct(named: Iterable[tuple[str, str]]) -> None:
     """Raise `ConformanceError` if two implementations have the same name.
 
     Args:
-        named: each adapter with what named it, such as "mine.py:f".
+        named: the name of each implementation, and its spec, such as "mine.py:f".
     """
     specs: dict[str, str] = {}
-    for adapter, spec in named:
-        if adapter.name not in specs:
-            specs[adapter.name] = spec
+    for name, spec in named:
+        if name not in specs:
+            specs[name] = spec
             continue
-        text = f"two implementations are called {adapter.name!r}"
-        if (other := specs[adapter.name]) == spec:
+        text = f"two implementations are called {name!r}"
+        if (other := specs[name]) == spec:
             raise ConformanceError(f"{text}; rename one")
         raise ConformanceError(
             f"{text}: {other} and {spec}; rename one, or run them one by one with a --record each: "
