@@ -210,6 +210,17 @@ def test_a_case_that_asks_something_else_under_its_old_name_is_left_out(tmp_path
     assert found.notes == [told] * changed
 
 
+@pytest.mark.parametrize(("hashes", "open_to_doubt"), [(("a", "a"), False), (("", "a"), True)])
+def test_catalogues_that_differ_are_told_where_a_hash_is_not_known(tmp_path, hashes, open_to_doubt):
+    for file, hash_of in zip(("a.json", "b.json"), hashes, strict=True):
+        made = record(result(good()), catalogue=file)
+        made.header.cases["plain/no-mask/self"] = CaseInfo(why="", facts=[], hash=hash_of)
+        save(tmp_path, made, file)
+    found = compare(load_side(tmp_path / "a.json"), load_side(tmp_path / "b.json"))
+    told = "the catalogues differ: a case of the same name may have other numbers"
+    assert found.notes == [told] * open_to_doubt
+
+
 # The command
 
 
