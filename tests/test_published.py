@@ -1140,6 +1140,14 @@ def test_neighbouring_versions_are_told_as_a_range(tmp_path, monkeypatch):
             Finding(GRADIENT, "unsupported", "no gradients"),
             "torch 2.9, the oldest version in which it was asked",
         ),
+        (
+            Finding(GRADIENT, "error", "TypeError: no"),
+            "torch 2.9; in torch 2.8 the same findings are errors",
+        ),
+        (
+            bad(GRADIENT, size=999.0),
+            "torch 2.9; in torch 2.8 the same findings deviate for another reason",
+        ),
     ],
 )
 def test_since_when_something_deviates_is_what_was_measured(tmp_path, monkeypatch, before, since):
@@ -1149,7 +1157,7 @@ def test_since_when_something_deviates_is_what_was_measured(tmp_path, monkeypatc
         name="old",
         ours=msgspec.structs.replace(OURS, versions={"torch": "2.8"}),
     )
-    known = f'[[known]]\nrequirement="{GRADIENT}"\nverdict="deviates"\nreason="it is wrong"\n'
+    known = f'[[known]]\nrequirement="{GRADIENT}"\nverdict="deviates"\nwithin=100\nreason="wrong"\n'
     own = of(result(bad(GRADIENT), name="ours"))
     assert publish(tmp_path, own, versions=[old], baseline=known) == ExitCode.OK
     assert f"- Since {since}.\n" in Path("pages/ours.md").read_text()

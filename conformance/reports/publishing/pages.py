@@ -792,29 +792,35 @@ def _since(published: Published, column: Column, known: Known) -> str:
     if first == 0:
         return f"{brief(points[0])}, the oldest version that was measured"
     one, other = points[first], points[first - 1]
-    if not _was_asked(published, column, other, asked):
+    before = _verdicts(published, column, other, asked) & VERIFIED
+    if not before:
         return f"{brief(one)}, the oldest version in which it was asked"
-    if brief(one) == brief(other):
-        return f"{varying(course, one)}; not with {varying(course, other)}"
-    return f"{brief(one)}; not in {brief(other)}"
+    told, within = (brief(one), brief(other)), "in"
+    if told[0] == told[1]:
+        told, within = (varying(course, one), varying(course, other)), "with"
+    if before.isdisjoint(("conforms", "observed")):
+        # Whether this deviation would be there too cannot be seen behind another one.
+        otherwise = "are errors" if before == {"error"} else "deviate for another reason"
+        return f"{told[0]}; {within} {told[1]} the same findings {otherwise}"
+    return f"{told[0]}; not {within} {told[1]}"
 
 
-def _was_asked(
+def _verdicts(
     published: Published, column: Column, point: Point, asked: set[tuple[str, str, str, str]]
-) -> bool:
-    """Return whether the record of `point` verified any of the findings in `asked`.
+) -> set[str]:
+    """Return the verdicts in the record of `point` on the findings in `asked`.
 
     A finding is given by its case, dtype, mode and requirement.
     """
-    return any(
-        result.implementation == column.name
-        and (result.case, result.dtype, result.mode, finding.requirement) in asked
-        and finding.verdict in VERIFIED
+    return {
+        finding.verdict
         for _, record, _ in published.versions
         if record.header.name == point.record
         for result in record.results
+        if result.implementation == column.name
         for finding in result.findings
-    )
+        if (result.case, result.dtype, result.mode, finding.requirement) in asked
+    }
 
 
 def varying(course: Trend, point: Point) -> str:
