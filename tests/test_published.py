@@ -52,11 +52,11 @@ from conformance.records.record import (
 from conformance.records.record import read as read_record
 from conformance.reports import publishing as keep
 from conformance.reports import wording
-from conformance.reports.gate.baseline import KINDS, read_baselines
+from conformance.reports.gate.baseline import KINDS, Baseline, read_baselines
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.publishing import Wanted, read, render
-from conformance.reports.publishing.pages import Known, sort
+from conformance.reports.publishing.pages import Known, lengths_of, sort
 from conformance.reports.wording import UNSORTED
 from conformance.reports.writing import build
 from conformance.running.provenance import describe
@@ -316,6 +316,39 @@ def test_what_was_examined_at_length_is_a_column_and_a_kind(tmp_path, monkeypatc
     ElementTree.fromstring(Path("published/long.svg").read_text().partition("\n<!--")[0])
     file.rename("published/long/other.json")
     assert main(rendered) == ExitCode.USAGE
+
+
+def test_each_problem_that_was_not_reached_has_a_length_of_its_own():
+    memory = {"verdict": "not reached", "why": "needs about 9 GiB"}
+    steps = (
+        step("causal", 16384, **memory),
+        step("full", 16384),
+        step("causal", 65536, **memory),
+        step("full", 65536, **memory),
+        step("sampled", 16384, "not reached", why="takes about 70 s"),
+    )
+    (found,) = lengths_of(climb(*steps), Baseline(Path(), "", ()))
+    assert found.text == "float32 16,384"
+    assert found.missing == [
+        "the memory (causal from 16,384; full from 65,536)",
+        "the time (sampled from 16,384)",
+    ]
+
+
+def test_where_nothing_was_compared_at_length_nothing_is_said_to_conform(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    others = [msgspec.structs.replace(OURS, name=name) for name in ("other", "third")]
+    records = [
+        of(result(good(), name=one.name), name=one.name, ours=one) for one in (OURS, *others)
+    ]
+    refused = step("causal", 1024, "unsupported", dtype="bfloat16", why="no bfloat16")
+    for one, seconds in zip((OURS, *others), (90.0, 9.6, None), strict=True):
+        made = climb(step("causal", 1024), refused, seconds=seconds, implementation=one)
+        Path("published/long").mkdir(parents=True, exist_ok=True)
+        write_document(Path(f"published/long/{one.name}.json"), made)
+    publish(tmp_path, *records)
+    assert "| bfloat16 | · | · | · | · | no bfloat16" in Path("pages/ours.md").read_text()
+    assert "memory and time (10 to 90 seconds) allow" in Path("published/README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -244,14 +244,16 @@ class Length:
     def missing(self) -> list[str]:
         """The reasons why problems were not reached or not supported, each reason once.
 
-        Each is followed by the names of the problems and the least length.
+        Each is followed by the names of the problems, by the least length of each.
         """
-        every = [*self.reach.missing, *self.reach.refused]
-        return [
-            f"{reason} ({', '.join(dict.fromkeys(step.problem for step in steps))} from "
-            f"{min(step.length for step in steps):,})"
-            for reason, steps in by_key(every, lambda step: _reason(step.why)).items()
-        ]
+        every = sorted([*self.reach.missing, *self.reach.refused], key=lambda step: step.length)
+        told = []
+        for reason, steps in by_key(every, lambda step: _reason(step.why)).items():
+            least = {step.problem: step.length for step in reversed(steps)}
+            problems = by_key(dict.fromkeys(step.problem for step in steps), least.__getitem__)
+            parts = (f"{', '.join(some)} from {length:,}" for length, some in problems.items())
+            told.append(f"{reason} ({'; '.join(parts)})")
+        return told
 
 
 _REASONS = {"takes": "the time", "needs": "the memory", "a mask of": "a mask as an array"}
@@ -511,7 +513,7 @@ def render_table(published: Published) -> str:
         large=published.large,
         lengths={name: [one.text for one in own] for name, own in published.lengths.items()},
         plot=PLOT if published.climbs else "",
-        seconds=max((climb.seconds or 0 for climb in published.climbs.values()), default=0),
+        seconds=_seconds(published.climbs.values()),
         kinds=lambda key: _kinds(published.known.get(key, ())),
         defects=_defects(published),
         pages=link(str(published.pages.absolute())),
@@ -522,6 +524,12 @@ def render_table(published: Published) -> str:
         most_record=MOST_RECORD // 2**10,
         most_together=MOST_TOGETHER // 2**20,
     )
+
+
+def _seconds(climbs: Iterable[Climb]) -> str:
+    """Return the limits on the time of checks of long sequences; "" if there are none."""
+    limits = sorted({round(climb.seconds) for climb in climbs if climb.seconds})
+    return " to ".join(f"{limit}" for limit in dict.fromkeys((*limits[:1], *limits[-1:])))
 
 
 def _gpus(published: Published) -> list[str]:
