@@ -1196,6 +1196,33 @@ def test_since_when_something_deviates_is_what_was_measured(tmp_path, monkeypatc
     assert f"- Since {since}.\n" in Path("pages/ours.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("oldest", "since"),
+    [
+        (bad(GRADIENT), "torch 2.7, the oldest version that was measured"),
+        (good(GRADIENT), "torch 2.9; not in torch 2.7"),
+        (good(), "torch 2.9, the oldest version in which it was asked"),
+    ],
+)
+def test_a_version_of_which_it_was_not_asked_does_not_end_the_search(
+    tmp_path, monkeypatch, oldest, since
+):
+    """Its record may be of an older suite than those of still older versions."""
+    monkeypatch.chdir(tmp_path)
+    versions = [
+        of(
+            result(finding, name="ours"),
+            name=f"v{number}",
+            ours=msgspec.structs.replace(OURS, versions={"torch": number}),
+        )
+        for number, finding in (("2.7", oldest), ("2.8", good()))
+    ]
+    known = f'[[known]]\nrequirement="{GRADIENT}"\nverdict="deviates"\nreason="it is wrong"\n'
+    own = of(result(bad(GRADIENT), name="ours"))
+    assert publish(tmp_path, own, versions=versions, baseline=known) == ExitCode.OK
+    assert f"- Since {since}.\n" in Path("pages/ours.md").read_text()
+
+
 def test_no_page_has_two_headings_that_read_the_same():
     for path in (ROOT / "docs" / "implementations").glob("*.md"):
         heads = [line for line in path.read_text().splitlines() if line.startswith("#")]

@@ -794,15 +794,18 @@ def _since(published: Published, column: Column, known: Known) -> str:
 
     # A deviation may have disappeared and come back; only its latest period counts.
     now = next((at for at, point in enumerate(points) if point.record == column.record), -1)
-    first = now
-    while first > 0 and has(points[first - 1]):
-        first -= 1
+    first, before = now, set[str]()
+    for at in range(now - 1, -1, -1):
+        if has(points[at]):
+            first = at
+        elif before := _verdicts(published, column, points[at], asked) & VERIFIED:
+            break  # A version in which nothing of it was asked says nothing.
     if first == 0:
         return f"{brief(points[0])}, the oldest version that was measured"
-    one, other = points[first], points[first - 1]
-    before = _verdicts(published, column, other, asked) & VERIFIED
+    one = points[first]
     if not before:
         return f"{brief(one)}, the oldest version in which it was asked"
+    other = points[at]
     told, within = (brief(one), brief(other)), "in"
     if told[0] == told[1]:
         told, within = (varying(course, one), varying(course, other)), "with"
