@@ -385,6 +385,31 @@ def test_all_of_it_by_the_command(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "now.json", "--output", "now"],
+        ["report", "now.json", "--html", "before.json", "--versions", "before.json"],
+        ["report", ".", "--output", "x/../before"],
+        ["compare", "before.json", "now.json", "--html", "now.json"],
+        ["compare", ".", "now.json", "--comment", "before.json"],
+    ],
+    ids=" ".join,
+)
+def test_no_record_that_is_read_is_replaced(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    made = [
+        save(tmp_path, record(result(good(), name=name)), f"{name}.json")
+        for name in ("now", "before")
+    ]
+    before = [path.read_bytes() for path in made]
+    assert main(command) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ".json: is a record that this is made from, and would be replaced" in line
+    assert [path.read_bytes() for path in made] == before
+    assert {*tmp_path.glob("*")} == {*made}
+
+
+@pytest.mark.parametrize(
     ("results", "code"),
     [
         ([result(good())], ExitCode.OK),

@@ -284,9 +284,13 @@ def _compare(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from conformance.reports.changes import compare, load_side, show
+    from conformance.reports.load import find_records
+    from conformance.reports.writing import check_spares
 
-    for file in filter(None, (options.html, options.comment)):
+    files = [file for file in (options.html, options.comment) if file is not None]
+    for file in files:
         check_writable(file)
+    check_spares(files, find_records((options.before, options.after)))
     if options.page and options.comment is None:
         raise ConformanceError("--page is for links of a comment; add --comment FILE")
     changes = compare(load_side(options.before), load_side(options.after))

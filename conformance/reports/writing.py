@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -104,8 +104,8 @@ def write(
             file is written if there is no record.
 
     Raises:
-        ConformanceError: if the run's file cannot be read, a file cannot be written, or an entry
-            of the baseline does not fit the records.
+        ConformanceError: if the run's file cannot be read, a file cannot be written or would
+            replace a record, or an entry of the baseline does not fit the records.
     """
     with progress("reading records") as advance:
         current = find_records(records)
@@ -128,6 +128,8 @@ def write(
         }
     if html is not None and loaded.current:
         files[html] = page
+    sources = [path for path, _, _ in (*loaded.current, *loaded.earlier, *others)]
+    check_spares(files, sources)
     for path, content in files.items():
         write_file(path, content)
     last = f"report: {', '.join(map(str, files))}" if loaded.current else _nothing(records)
@@ -160,6 +162,17 @@ def write_file(path: Path, content: bytes, *, append: bool = False) -> None:
             file.write(content)
     except OSError as error:
         raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def check_spares(files: Iterable[Path], records: Iterable[Path]) -> None:
+    """Raise `ConformanceError` if a file that is to be written is one of the records."""
+    kept = {path.resolve() for path in records}
+    for path in files:
+        if path.resolve() in kept:
+            raise ConformanceError(
+                f"{path}: is a record that this is made from, and would be replaced; "
+                "name another file"
+            )
 
 
 def make_folder(path: Path) -> None:
