@@ -157,11 +157,12 @@ class Members(msgspec.Struct, frozen=True):
     @property
     def lines(self) -> list[str]:
         """One line for each kind of member that is present."""
+        asked = "of a wrong answer less is asked, and another suite asks something else"
         lines = {
             f"implementations: {', '.join(self.implementations)}": self.implementations,
             f"{plural(len(self.cases), 'case')}: {some(self.cases, 6)}": self.cases,
             f"{plural(self.items, 'item')} (case × dtype × mode)": self.items,
-            f"{plural(self.findings, 'finding')} of items that both have": self.findings,
+            f"{plural(self.findings, 'finding')} on items of both ({asked})": self.findings,
         }
         return [text for text, there in lines.items() if there]
 

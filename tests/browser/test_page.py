@@ -30,7 +30,8 @@ from conformance.cases.catalogue import find_cases
 from conformance.records.findings import CaseResult, Finding, Phrase
 from conformance.records.header import CaseInfo, Plane
 from conformance.records.record import Record
-from conformance.reports.page.html import render_html
+from conformance.reports.changes import compare, load_side
+from conformance.reports.page.html import render_changes, render_html
 from conformance.reports.writing import build
 
 CASE = "mask/per-head/cross"
@@ -182,6 +183,23 @@ def test_one_implementation_alone_is_not_compared_with_itself(visit, tmp_path):
     expect(page.locator("#pairs-nothing")).to_be_visible()
     page.goto(f"{file.as_uri()}#dtype=float32")
     expect(page.locator(".heat")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1400, 500, 360])
+def test_all_columns_of_what_changed_are_on_the_screen(visit, tmp_path, width):
+    for name, finding in (("before", good()), ("after", bad())):
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(record(result(finding))))
+    changes = compare(load_side(tmp_path / "before.json"), load_side(tmp_path / "after.json"))
+    file = tmp_path / "changes.html"
+    file.write_text(render_changes(changes), encoding="utf-8")
+    page = visit(file, viewport={"width": width, "height": 700})
+    evidence = page.locator(".found td", has_text="measured output")
+    expect(evidence).to_be_visible()
+    box = evidence.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] < box["x"] + box["width"] <= width
+    column = evidence.evaluate("cell => getComputedStyle(cell, '::before').content")
+    assert (column == '"Evidence"') == (width < 700)
 
 
 def test_a_link_inside_the_page_keeps_the_filter(visit, files):
