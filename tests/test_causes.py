@@ -109,6 +109,31 @@ def wrong(**stages):
     return type("Wrong", (Attention,), stages)()
 
 
+def test_a_mistake_of_the_output_is_no_other_one_of_the_gradients_where_it_hides():
+    """Where the largest logit decides, the scale does not matter, and gradients nearly vanish.
+
+    They are those of constant weights then, which is no mistake of the first function.
+    """
+    torch = pytest.importorskip("torch")
+
+    def attention(query, key, value, mask, scale):
+        logits = query @ key.mT * scale
+        return torch.softmax(logits.masked_fill(~mask, -torch.inf), dim=-1) @ value
+
+    @attention_function("torch", MaskArgument("mask", "batch heads query key", true="attends"))
+    def without_scale(query, key, value, mask):
+        return attention(query, key, value, mask, 1.0)
+
+    @attention_function("torch", MaskArgument("mask", "batch heads query key", true="attends"))
+    def detached(query, key, value, mask):
+        return attention(query.detach(), key.detach(), value, mask, query.shape[-1] ** -0.5)
+
+    for own, cause in ((without_scale, ""), (detached, "backward.softmax-detached")):
+        found = examined(own, "logits/large-with-mask/cross", "bfloat16")
+        wrong = finding(found, "gradient.inputs-equal-definition")
+        assert (wrong.verdict, wrong.cause.id) == ("deviates", cause)
+
+
 class OtherProblem(Attention):
     """Answers something else than it was asked."""
 

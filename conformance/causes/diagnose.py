@@ -277,9 +277,14 @@ class Similar:
         """Return whether `part` of the answer is wrong, and not because of the cause with this id.
 
         In a case of the same family of shapes as the original one, the result is True only if
-        another known cause explains this part.
+        another known cause explains this part. If the output is wrong here, nothing is known of
+        other parts, but a known cause of a wrong output is another one than theirs.
         """
-        found = self.search(cause).get(part)
+        answer = self.search(cause)
+        found = answer.get(part)
+        if found is None and "output" in answer:
+            other = self.search("")["output"].cause
+            return bool(other) and not _says_how_accurate(other)
         if found is None or found.known:
             return False
         # With other numbers, an error may be too large to be predicted.
@@ -429,7 +434,7 @@ def _search(
     def best(part: str) -> Best:
         def accepts(cause: Phrase) -> bool:
             # Answers to similar problems may be less accurate for other reasons.
-            if cause.id in UNIVERSAL or cause.id.startswith("precision."):
+            if _says_how_accurate(cause):
                 return True
             return not any(other.contradicts(part, cause.id) for other in others())
 
@@ -452,6 +457,10 @@ def _search(
         parts["gradients"] = best("gradients")
         gradients.cause(maker, derived, again, parts["gradients"])
     return parts
+
+
+def _says_how_accurate(cause: Phrase) -> bool:
+    return cause.id in UNIVERSAL or cause.id.startswith("precision.")
 
 
 def _errors_beside(
