@@ -1029,6 +1029,17 @@ def test_versions_stand_in_their_own_order():
     assert made.totals.implementations == {"conforms": 1}
 
 
+@pytest.mark.parametrize("wrong", [bad(GRADIENT), Finding(GRADIENT, "error", "TypeError")])
+def test_what_was_not_supported_was_not_better(wrong):
+    unsupported = Finding(GRADIENT, "unsupported", "no gradients")
+    for first, second in ((unsupported, wrong), (wrong, unsupported)):
+        made = [version(n, n, result(one, name="ours")) for n, one in (("1", first), ("2", second))]
+        (course,) = build(made[1:], versions=made[:1]).timelines
+        change = course.points[1].change
+        assert (change.worse, change.better) == ({}, {})
+        assert change.other == [(GRADIENT, first.verdict, second.verdict, 1)]
+
+
 def test_a_convention_that_changed_is_told():
     def shown(value):
         own = result(good(), name="ours", case="probe/masks")

@@ -394,9 +394,10 @@ class Change(msgspec.Struct, frozen=True):
 
     Attributes:
         worse, better: for each requirement, how many findings have become wrong (worse) or are no
-            longer wrong (better), among the findings that both records have.
+            longer wrong (better), among those that were checked for both records.
         other: changes that are neither better nor worse, such as a different value of a
-            characteristic, as (requirement or subject of an experiment, before, after, how often).
+            characteristic or something that was unsupported, as (requirement or subject of an
+            experiment, before, after, how often).
         added, removed: the number of findings that only the later or only the earlier record has.
     """
 

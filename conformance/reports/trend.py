@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from conformance.records.findings import PREFIX, WRONG, CaseResult, Phrase
+from conformance.records.findings import PREFIX, VERIFIED, WRONG, CaseResult, Phrase
 from conformance.records.findings import Part as PhrasePart
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
@@ -133,7 +133,8 @@ def _change(first: RecordPart, second: RecordPart) -> Change:
             added, removed = added + (one is None), removed + (two is None)
             continue
         was, is_now = one.verdict in WRONG, two.verdict in WRONG
-        if was != is_now:
+        # What was not supported was not better, and what no longer is, is not fixed.
+        if was != is_now and {one.verdict, two.verdict} <= VERIFIED:
             (worse if is_now else better)[pair.requirement] += 1
         elif elsewhere and _of_processors(one.value, two.value):
             continue
