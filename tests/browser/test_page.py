@@ -540,6 +540,29 @@ def test_on_a_phone_every_cell_of_the_conventions_is_in_sight(visit, files):
     expect(page.locator(".conventions [data-label]").first).to_be_visible()
 
 
+def test_on_a_phone_every_cell_of_the_versions_is_in_sight(visit, tmp_path):
+    versions = [
+        loaded(
+            record(
+                result(finding, name="layer"),
+                name=number,
+                implementations=[implementation("layer", versions={"library-of-it": number})],
+                packages={"numpy": f"{number}.10", "another-package": f"{number}.1"},
+            )
+        )
+        for number, finding in (("1.18", good()), ("1.19", bad()))
+    ]
+    file = tmp_path / "versions.html"
+    report = build(versions[1:], versions=versions[:1])
+    file.write_text(render_html(report, None, versions[1:]), encoding="utf-8")
+    page = visit(file, viewport={"width": 390, "height": 800})
+    for cell in page.locator(".versions tbody :is(th, td) > *").all():
+        box = cell.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 390, cell.inner_text()
+    expect(page.locator(".versions [data-label]", has_text="1 worse")).to_be_visible()
+
+
 def test_paper_has_the_open_panel_alone(visit, files):
     page = visit(files["two"], CELL)
     page.emulate_media(media="print")
