@@ -403,3 +403,11 @@ def test_on_a_phone_every_part_of_the_site_is_two_taps_away(walk):
     expect(parts).to_have_count(7)
     parts.filter(has_text="Answers").first.locator("label").first.click()
     expect(page.locator(".md-nav a:visible", has_text="Translator of masks")).to_be_in_viewport()
+
+
+def test_on_a_phone_no_sentence_of_a_table_has_a_word_a_line(walk):
+    page = walk("implementations/onnxruntime-gqa.html", viewport={"width": 390, "height": 844})
+    for words in ("last queries with yarn", "unsupported → conforms"):
+        box = page.locator("td:last-child", has_text=words).first.bounding_box()
+        assert box is not None
+        assert box["width"] >= 200, words
