@@ -457,3 +457,16 @@ def test_a_feature_of_which_nothing_is_known_has_no_column():
     assert "Nobody here declares, or was asked about, any of these: ALiBi; Rotary." in page
     assert 'colspan="3">Window' in page
     assert 'colspan="3">ALiBi' not in page
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [(6.0, "6.0σ, allowed 8σ, but all together: rms 1.5σ, bias 0"), (99.0, "99σ, allowed 8σ")],
+)
+def test_what_deviates_though_no_element_does_says_why(size, told):
+    """Deviates, up to 6σ, allowed 8σ: that contradicts itself."""
+    own = loaded(record(result(bad(size=size))))
+    report = build([own])
+    (said,) = re.findall(r"up to ([^<]*)</span></summary>", render_html(report))
+    assert said == told
+    assert f"- Measured: `output` {told}\n" in render_markdown(report)

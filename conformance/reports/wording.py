@@ -303,15 +303,19 @@ def sigmas(value: float) -> str:
 
 
 def measured(figures: Figures) -> str:
-    """Return the measured and the allowed error in units of σ, as text.
-
-    If no element exceeds the limit, add the rms and the bias of the array, because one of these may
-    be too large instead.
-    """
+    """Return the measured and the allowed error in units of σ, as text, and `together`."""
     element = f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
+    return "; ".join(filter(None, (element, together(figures))))
+
+
+def together(figures: Figures) -> str:
+    """Return the rms and the bias of an array as text; "" if an element exceeds the limit.
+
+    If none does, one of these may be too large instead.
+    """
     if figures.max_ratio > figures.limit:
-        return element
-    return f"{element}; rms {figures.rms_ratio:.3g}σ, bias {figures.bias:.3g}"
+        return ""
+    return f"rms {figures.rms_ratio:.3g}σ, bias {figures.bias:.3g}"
 
 
 def _paragraph(finding: Finding, asked: Questions, said: Phrase) -> list[str]:
