@@ -34,7 +34,7 @@ from records import (
 from conformance.cases.case import describe_all
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
-from conformance.records.findings import CaseResult, Finding, Worst
+from conformance.records.findings import CaseResult, Finding, Phrase, Worst
 from conformance.reports import model as data
 from conformance.reports.gate.baseline import Baseline, BaselineEntry
 from conformance.reports.load import find_records, load
@@ -470,3 +470,16 @@ def test_what_deviates_though_no_element_does_says_why(size, told):
     (said,) = re.findall(r"up to ([^<]*)</span></summary>", render_html(report))
     assert said == told
     assert f"- Measured: `output` {told}\n" in render_markdown(report)
+
+
+@pytest.mark.parametrize(("number", "told"), [(1, True), (3, True), (4, False)])
+def test_of_a_few_that_deviate_the_summary_says_how(number, told):
+    scale = Phrase("scale.missing")
+    results = [
+        result(*(bad(requirement, cause=scale) for requirement in (OUTPUT, GRADIENT)), name=name)
+        for name in "abcd"[:number]
+    ]
+    results += [result(bad(), name=name, case="mask/other/self") for name in "abcd"[:number]]
+    page = render_html(build([loaded(record(*results))]))
+    said = "equals the answer without the scale, 2 of 3 findings"
+    assert page.partition("<h2>Requirements")[0].count(said) == (number if told else 0)
