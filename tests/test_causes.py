@@ -27,7 +27,15 @@ from mutants.honest import (
 from mutants.run import Examiner
 from mutants.zoo import SMALL
 
-from conformance import Fixed, Geometry, MaskArgument, RotaryBase, attention_function, examine
+from conformance import (
+    Alibi,
+    Fixed,
+    Geometry,
+    MaskArgument,
+    RotaryBase,
+    attention_function,
+    examine,
+)
 from conformance.adapter.base import Call
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
@@ -743,25 +751,31 @@ def of_torch(change, *, backward=False, features=(), **declared):
     """A function with a change, or with the right output and the gradients of the change."""
     torch = pytest.importorskip("torch")
 
-    def turned(x, size, partner):
+    def turned(x, size, partner, sign):
         at = torch.arange(size // 2)
         angle = torch.arange(x.shape[2])[:, None] * 50.0 ** (-2.0 * at / size)
-        cos, sin, other = angle.cos().to(x.dtype), angle.sin().to(x.dtype), at + partner
+        cos, sin, other = angle.cos().to(x.dtype), sign * angle.sin().to(x.dtype), at + partner
         y = x.clone()
         y[..., at] = x[..., at] * cos - x[..., other] * sin
         y[..., other] = x[..., at] * sin + x[..., other] * cos
         return y
 
-    def computed(query, key, value, size, **change):
+    def computed(query, key, value, size, slopes, **change):
         if size:
             partner = query.shape[-1] // 2 if "whole" in change else size // 2
-            query, key = (turned(x, size, partner) for x in (query, key))
+            sign = -1 if "turned_back" in change else 1
+            query, key = (turned(x, size, partner, sign) for x in (query, key))
             if "detached" in change:
                 query, key = (
                     torch.cat([x[..., :size], x[..., size:].detach()], -1) for x in (query, key)
                 )
         scale = query.shape[1 if "by_heads" in change else -1] ** -0.5
         logits = query @ key.mT * scale
+        if slopes is not None:
+            scaled = slopes * (scale if "scaled_slopes" in change else 1.0)
+            at = torch.arange(max(logits.shape[-2:]))
+            far = (at[: logits.shape[-1]] - at[: logits.shape[-2], None]).abs()
+            logits = logits - scaled[:, None, None] * far
         if "causal" in change:
             future = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
             logits = logits.masked_fill(future, -torch.inf)
@@ -776,9 +790,9 @@ def of_torch(change, *, backward=False, features=(), **declared):
             return logits @ value
         return logits.softmax(-1) @ value
 
-    def attend(query, key, value, base=None, size=None):
-        right = computed(query, key, value, size)
-        wrong = computed(query, key, value, size, **{change: True})
+    def attend(query, key, value, base=None, size=None, slopes=None):
+        right = computed(query, key, value, size, slopes)
+        wrong = computed(query, key, value, size, slopes, **{change: True})
         return wrong + (right - wrong).detach() if backward else wrong
 
     return attention_function("torch", features=features, **declared)(attend)
@@ -790,6 +804,14 @@ WHOLE = {
     "backward.weights-causal-unasked": ("plain/no-mask/cross", "causal", {"backward": True}),
     "scale.by-number-of-heads": ("plain/no-mask/cross", "by_heads", {}),
     "tiles.merged-in-base-2": ("plain/no-mask/long", "base_2", {}),
+    # With one head, this is the slope made for the first of two; with equal lengths, this is a
+    # rotation by positions from the end. The likelier mistake is named.
+    "alibi.scaled": (
+        "feature/alibi-far/longer",
+        "scaled_slopes",
+        {"features": (Alibi("slopes", alignment="bottom-right"),)},
+    ),
+    "rotary.turned-back": ("feature/rotary/self", "turned_back", ROTARY),
     "rotary.partners-in-whole-head": ("feature/rotary-partial-halves/self", "whole", ROTARY),
     "backward.rotary-rest-dropped": (
         "feature/rotary-partial-halves/self",

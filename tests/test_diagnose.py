@@ -4516,6 +4516,17 @@ def merged_splits(q, k, v, count, weigh):
     return (np.stack(each) * shares / shares.sum(axis=0)).sum(axis=0)
 
 
+def of_powers(q, k, v, *, shared=0, step=0, plus=0.0, power=1.0):
+    """Weights with something added to their sum, or of splits that have maxima of their own."""
+    logits = q @ k.swapaxes(-1, -2) / np.sqrt(np.float32(q.shape[-1]))
+    peak = logits.max(axis=-1, keepdims=True)
+    if shared:
+        own = logits.reshape(*logits.shape[:-1], -1, shared).max(axis=-1)
+        peak = np.roll(own, step, axis=-1).repeat(shared, axis=-1)
+    powers = np.exp(logits - peak)
+    return powers / (powers.sum(axis=-1, keepdims=True) + np.float32(plus)) ** np.float32(power) @ v
+
+
 def split(x, count):
     return np.split(x, count, axis=2)
 
@@ -4725,6 +4736,40 @@ PORTED = {
         {},
         lambda *x: merged_splits(*x, 2, np.ones_like),
         "tiles.averaged",
+    ),
+    "splits added without maxima": (
+        {},
+        {},
+        lambda *x: of_powers(*x, shared=4),
+        "tiles.merged-without-maxima",
+    ),
+    "splits added with maxima of their neighbours": (
+        {},
+        {},
+        lambda *x: of_powers(*x, shared=4, step=1),
+        "",
+    ),
+    "one added": ({}, {}, lambda *x: of_powers(*x, plus=1.0), "softmax.one-added"),
+    "less than one added": ({}, {}, lambda *x: of_powers(*x, plus=0.7), ""),
+    "divided twice": ({}, {}, lambda *x: of_powers(*x, power=2.0), "softmax.divided-twice"),
+    "divided one and a half times": ({}, {}, lambda *x: of_powers(*x, power=1.5), ""),
+    "merged by group": (
+        {"heads": 6, "kv_heads": 2},
+        {},
+        lambda *x: attention(*x)[:, [0, 3, 1, 4, 2, 5]],
+        "heads.by-group-merged",
+    ),
+    "split by group": (
+        {"heads": 6, "kv_heads": 2},
+        {},
+        lambda q, k, v: attention(q[:, [0, 2, 4, 1, 3, 5]], k, v),
+        "heads.by-group-split",
+    ),
+    "split and merged by group": (
+        {"heads": 6, "kv_heads": 2},
+        {},
+        lambda q, k, v: attention(q[:, [0, 2, 4, 1, 3, 5]], k, v)[:, [0, 3, 1, 4, 2, 5]],
+        "heads.tiled",
     ),
     "splits merged by base 2": (
         {},

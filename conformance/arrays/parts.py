@@ -178,8 +178,9 @@ class Seen(NamedTuple):
 
 def every_hypothesis(maker: Maker) -> Iterator[Hypothesis]:
     """Yield all hypotheses about arrays, the simplest first."""
-    # Those of `ports` that begin with "untold." are the same masks: nobody asks for anything here.
-    yield from (it for it in hypotheses(maker) if it.cause.id != "causal.unasked")
+    # Those of `ports` that begin with "untold." are the same: nobody asks for anything here.
+    told = ("causal.unasked", "softmax.sink-of-0")
+    yield from (it for it in hypotheses(maker) if it.cause.id not in told)
     yield from ports.hypotheses(maker)
 
 

@@ -16,9 +16,25 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.patterns import alibi_slopes, power_within
-from conformance.causes.hypothesis import CHUNKS, NO_MORE, TILES, About, Hypothesis, Maker
+from conformance.causes.hypothesis import (
+    CHUNKS,
+    NO_MORE,
+    TILES,
+    About,
+    Hypothesis,
+    Maker,
+    orders_of_groups,
+)
 from conformance.causes.stages import Change, Stages, cosine_and_sine
-from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, BoolArray, IntArray
+from conformance.definition.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    Array,
+    BoolArray,
+    DType,
+    IntArray,
+)
 from conformance.definition.features import (
     LIMITING,
     ancestors,
@@ -593,6 +609,9 @@ def _sinks(maker: Maker, sinks: Array) -> Iterator[Hypothesis]:
     yield _asked(maker, "sinks.heads-reversed", sinks=sinks[::-1])
     for step in (1, -1):
         yield _asked(maker, "sinks.of-next-head", sinks=np.roll(sinks, step))
+    for order in orders_of_groups(maker.problem.shape) if 1 < group < len(sinks) else ():
+        listed: About = {"order": [int(head) for head in order]}
+        yield _asked(maker, "sinks.of-other-heads", listed, sinks=sinks[order])
     if group > 1:
         yield _asked(maker, "sinks.of-key-head", sinks=sinks[np.arange(len(sinks)) // group])
     for times in range(2, MOST_SPLITS + 1):
@@ -612,6 +631,8 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
 
     yield maker.asked("alibi.not-applied", slopes=None)
     yield _asked(maker, "alibi.added", slopes=-slopes)
+    # For a single head, other numbers of heads give many slopes, among them this one.
+    yield _asked(maker, "alibi.scaled", slopes=slopes * problem.logit_scale)
     yield maker.staged("alibi.by-key-position", far=lambda a: -a.positions("key")[:, None, None])
     yield maker.staged("alibi.only-before", far=lambda a: np.maximum(-a.distances(), 0))
     yield maker.staged("alibi.squared-distance", far=lambda a: a.distances() ** 2.0)
@@ -650,7 +671,6 @@ def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
     yield _asked(maker, "alibi.of-first-head", slopes=0 * slopes + slopes[0])
     if shape.group > 1:
         yield _asked(maker, "alibi.of-key-head", slopes=slopes[heads // shape.group])
-    yield _asked(maker, "alibi.scaled", slopes=slopes * problem.logit_scale)
     yield _asked(maker, "alibi.log2-for-natural", slopes=slopes * np.log(2))
     yield _asked(maker, "alibi.twice", slopes=2 * slopes)
     for narrow in (FLOAT16, BFLOAT16):
@@ -750,6 +770,17 @@ def _by_table(a: Stages, side: str, heads: Array, *, pairs: Pairs) -> Array:
     return turned
 
 
+def _by_rounded_table(a: Stages, side: str, heads: Array, *, narrow: DType) -> Array:
+    """Return heads rotated by cosines and sines that are rounded to a narrow dtype."""
+    assert a.problem.rotary is not None
+    table = cosine_and_sine(a.angles(a.places(side)))
+    cos, sin = (narrow.round(a.attention_factor() * it) for it in table)
+    turned, (first, second) = heads.copy(), a.problem.rotary.places()
+    turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
+    return turned
+
+
 def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     problem, shape, rotary = maker.problem, maker.problem.shape, maker.problem.rotary
     assert rotary is not None
@@ -805,7 +836,6 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     yield at("rotary.query-positions-from-1", lambda p: p + 1, "query")
     yield at("rotary.queries-at-first-position", lambda p: 0 * p + p[:, :1], "query")
     yield at("rotary.positions-reversed", lambda p: p[:, ::-1], "query")
-    yield at("rotary.positions-from-the-end", lambda p: p[:, ::-1])
     mask = problem.mask
     if mask is not None and mask.shape[1:3] == (1, 1) and not more and not mask.all():
         # As transformers do with `position_ids`.
@@ -871,6 +901,8 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             return a.turned(x, sign * a.angles(a.places(side)))
 
         yield maker.staged(cause, rotated=back)
+    # Where only distances matter, this is the same as turning both back.
+    yield at("rotary.positions-from-the-end", lambda p: p[:, ::-1])
     if rotary.size > 2 and problem.axes is None:
         for of_pairs, of_table in ((rotary.pairs, other), (other, rotary.pairs)):
             yield maker.staged(
@@ -922,6 +954,24 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
             {"format": Phrase(f"significand.{bits}")},
             angles=lambda a, p, narrow=narrow: narrow.round(Stages.angles(a, p)),
         )
+        about: About = {"format": Phrase(f"significand.{bits}")}
+        by_narrow = partial(_by_rounded_table, narrow=narrow)
+        yield maker.staged("rotary.table-rounded", about, rotated=by_narrow)
+        yield maker.staged(
+            "rotary.frequencies-rounded",
+            about,
+            frequencies=lambda a, narrow=narrow: narrow.round(Stages.frequencies(a)),
+        )
+        if problem.axes is None:
+            yield maker.staged(
+                "rotary.table-made-in",
+                about,
+                rotated=by_narrow,
+                frequencies=lambda a, narrow=narrow: narrow.round(Stages.frequencies(a)),
+                angles=lambda a, p, narrow=narrow: narrow.round(
+                    a.frequencies() * narrow.round(1.0 * p)[:, None, :, None]
+                ),
+            )
     if problem.dtype == "float64":
         yield maker.staged(
             "rotary.angles-rounded",

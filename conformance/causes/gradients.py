@@ -466,6 +466,22 @@ def _of_parts(maker: Maker) -> Iterator[Hypothesis]:
 
         return d_score
 
+    def of_queries(first: int, end: int, of: tuple[str, ...]) -> Change:
+        def gather(a: Stages, g: Array, side: str) -> Array:
+            if side not in of:
+                return Stages.gather(a, g, side)
+            kept = (queries >= first) & (queries < end)
+            weights = a.weights_again()
+            if side == "value":
+                found = np.einsum("bhqk,bhqd->bhkd", weights * kept, a.d_context)
+            else:
+                above = np.einsum("bhqd,bhkd->bhqk", a.d_context, a.values)
+                logits = a.d_softmax(weights, above) * kept
+                found = a.d_score(a.d_scaled(a.d_capped(logits)), {})[1]
+            return Stages.gather(a, found, side)
+
+        return gather
+
     yield maker.staged("backward.key-without-last-query", d_score=without_last)
     for size in TILES:
         for cause, at in (
@@ -478,6 +494,13 @@ def _of_parts(maker: Maker) -> Iterator[Hypothesis]:
             for first, end in ((0, size), ((keys.size - 1) // size * size, keys.size)):
                 span: About = {"keys": indices("key", range(first, end), keys.size)}
                 yield maker.staged("backward.query-of-keys", span, d_score=of_keys(first, end))
+        if size < queries.size:
+            for first, end in ((0, size), ((queries.size - 1) // size * size, queries.size)):
+                rows: About = {"queries": indices("query", range(first, end), queries.size)}
+                for of in PARTS:
+                    gather = of_queries(first, end, of)
+                    cause = "backward.of-queries"
+                    yield maker.staged(cause, {**names_of(of), **rows}, gather=gather)
     peak = logits.max(axis=-1, keepdims=True)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     total = np.exp(logits - peak).sum(axis=-1, keepdims=True)
@@ -506,6 +529,11 @@ def _of_cap(maker: Maker) -> Iterator[Hypothesis]:
     for cause, of in slopes.items():
         yield maker.staged(cause, slope_of_cap=lambda a, c, of=of: of(a.scaled(a.scores), c))
     yield maker.staged("backward.cap-of-unscaled", slope_of_cap=lambda a, c: slope(a.scores / c))
+    if maker.problem.attn_bias is not None or maker.problem.slopes is not None:
+        yield maker.staged(
+            "backward.cap-of-sum",
+            slope_of_cap=lambda a, c: 1 - (a.added(a.scaled(a.scores)) / c) ** 2,
+        )
     if maker.problem.attn_bias is not None:
         yield maker.staged(
             "backward.cap-of-biased",
@@ -539,6 +567,14 @@ def _of_sinks(maker: Maker) -> Iterator[Hypothesis]:
     yield maker.staged(
         "backward.sinks-in-row-term", row=lambda a, w, d: Stages.row(a, w, d) / (1 - share)
     )
+    right = maker.right
+    if (share < 1).all():
+        yield maker.staged(
+            "backward.log-sum-exp-without-sinks",
+            weights_again=lambda a: right.weights / (1 - share),
+            row=lambda a, w, d: (a.d_context * a.context).sum(axis=-1, keepdims=True),
+            d_sinks=lambda a, row: summed(share / (1 - share) * row),
+        )
 
 
 def _of_rotary(maker: Maker) -> Iterator[Hypothesis]:

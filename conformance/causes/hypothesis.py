@@ -21,7 +21,7 @@ from conformance.causes.stages import Change, Stages, Turn
 from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.expectation import Expectation
 from conformance.definition.features import FEATURES, NO_RULES, OF_LOGITS
-from conformance.definition.problem import Positions, Problem
+from conformance.definition.problem import Positions, Problem, Shape
 from conformance.records.findings import NOTHING, Argument, Phrase
 from conformance.records.numbers import LIMIT, ratios
 
@@ -93,6 +93,16 @@ _BACKWARD = frozenset(
 
 _AFTER_CONTEXT = _BACKWARD | {"merge", "finish"}
 """Stages that can be replaced without affecting the context."""
+
+
+def orders_of_groups(shape: Shape) -> tuple[IntArray, IntArray]:
+    """Return the orders of query heads that come of (group kv_heads) for (kv_heads group).
+
+    The first is that of heads which are split so, the second that of heads which are merged so.
+    """
+    heads = np.arange(shape.heads)
+    split = heads.reshape(shape.group, shape.kv_heads).T.ravel()
+    return split, heads.reshape(shape.kv_heads, shape.group).T.ravel()
 
 
 def significant(value: float, digits: int = 4) -> float:

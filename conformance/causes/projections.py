@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import About, Hypothesis, Maker
+from conformance.causes.hypothesis import About, Hypothesis, Maker, orders_of_groups
 from conformance.causes.location import indices
 from conformance.causes.stages import Change, Stages
-from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, DType
+from conformance.definition.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, DType, IntArray
 from conformance.definition.problem import Shape
 from conformance.records.findings import Phrase
 
@@ -338,6 +338,14 @@ def _groups(maker: Maker) -> Iterator[Hypothesis]:
     if shape.kv_heads > 1:
         if shape.group > 1:
             yield maker.staged("heads.tiled", repeat=tiled("key", "value"))
+            of_split, of_merged = orders_of_groups(shape)
+
+            def by(order: IntArray) -> Change:
+                return lambda a, context: Stages.merge(a, context[:, order])
+
+            yield maker.staged("heads.by-group-merged", merge=by(of_merged))
+            both = tiled("key", "value")
+            yield maker.staged("heads.by-group-split", repeat=both, merge=by(of_split))
             yield maker.staged("heads.values-tiled", repeat=tiled("value"))
             yield maker.staged("heads.keys-tiled", repeat=tiled("key"))
         yield maker.staged("heads.first-key-value-for-all", repeat=first)

@@ -212,6 +212,12 @@ def _powers(change: Callable[..., Array], plus: float = 0.0) -> Change:
     return softmax
 
 
+def _divided_twice(a: Stages, logits: Array) -> Array:
+    powers, of_sinks = a.powers(logits)
+    total = powers.sum(axis=-1, keepdims=True) + of_sinks
+    return powers / np.where(total > 0, total, 1.0) ** 2
+
+
 def _exponential(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses with a function other than exp, another normaliser, or limited values."""
     yield maker.staged("softmax.base-2", softmax=_powers(np.exp2))
@@ -222,6 +228,11 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
     for digits in (3, 5, 6, 8, 9, 10, 12):
         plus = _powers(np.exp, 10.0**-digits)
         yield maker.staged("softmax.normaliser-plus", {"digits": digits}, softmax=plus)
+    if maker.problem.sinks is None:
+        none = np.zeros(maker.problem.shape.heads)
+        yield maker.asked("softmax.sink-of-0", in_parts=False, sinks=none)
+    yield maker.staged("softmax.one-added", softmax=_powers(np.exp, 1.0))
+    yield maker.staged("softmax.divided-twice", softmax=_divided_twice)
     for digits in (2, 3, 4, 5, 6):
 
         def large(a: Stages, logits: Array, least: float = 10.0**-digits) -> Array:
@@ -357,6 +368,8 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
             ("tiles.averaged", 0.0),
         ):
             yield maker.staged(cause, {"size": size}, softmax=_merged_by_power(size, power))
+        cause = "tiles.merged-without-maxima"
+        yield maker.staged(cause, {"size": size}, softmax=_merged_without_maxima(size))
     for first, end in _single_tiles(keys):
         for cause, softmax in _rescaled_but_for(first, end).items():
             span = indices("key", range(first, end), keys)
@@ -376,6 +389,19 @@ def _merged_by_power(size: int, power: float) -> Change:
         shares = np.where(sums > 0, sums, 1.0) ** (power - 1.0)
         changed = powers * np.repeat(shares, size, axis=-1)[..., : logits.shape[-1]]
         return changed / np.maximum(changed.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
+
+    return softmax
+
+
+def _merged_without_maxima(size: int) -> Change:
+    """Return a softmax stage that adds splits of `size` keys, each relative to its own maximum."""
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        starts = np.arange(0, logits.shape[-1], size)
+        highest = np.maximum.reduceat(logits, starts, axis=-1)
+        highest = np.where(np.isfinite(highest), highest, 0.0)
+        own = np.repeat(highest, size, axis=-1)[..., : logits.shape[-1]]
+        return Stages.softmax(a, logits - own + _peak(logits))
 
     return softmax
 
@@ -406,11 +432,16 @@ def _rescaled(size: int) -> dict[str, Change]:
     def stale(logits: Array) -> Array:
         return np.exp(logits - running(logits))
 
+    def inverse(logits: Array) -> Array:
+        return np.exp(logits - 2.0 * running(logits) + _peak(logits))
+
     return {
         "tiles.sums-not-rescaled": both(1.0),
         "tiles.sums-rescaled-inversely": both(2.0),
         "tiles.normaliser-not-rescaled": lambda a, x: _quotient(_exponentials(x), stale(x)),
         "tiles.values-not-rescaled": lambda a, x: _quotient(stale(x), _exponentials(x)),
+        "tiles.normaliser-rescaled-inversely": lambda a, x: _quotient(_exponentials(x), inverse(x)),
+        "tiles.values-rescaled-inversely": lambda a, x: _quotient(inverse(x), _exponentials(x)),
     }
 
 

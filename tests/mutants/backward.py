@@ -330,6 +330,12 @@ _add(
     d_scaled=lambda a, d: Attention.d_scaled(a, d * (np.arange(a.keys) < a.tile)),
     case=LONG,
 )
+
+
+def _in_last_tile(a: Attention) -> Array:
+    return np.arange(a.queries)[:, None] >= (a.queries - 1) // 8 * 8
+
+
 _add(
     "query-gradient-of-last-tile",
     "overwrites the gradient of the query with what each tile of 8 keys adds",
@@ -337,6 +343,25 @@ _add(
     d_score=lambda a, d, found: (
         Attention.d_score(a, d * (np.arange(a.keys) >= (a.keys - 1) // 8 * 8), {})[0],
         Attention.d_score(a, d, found)[1],
+    ),
+    case=LONG,
+)
+_add(
+    "value-gradient-of-last-tile",
+    "overwrites the gradient of the values with what each tile of 8 queries adds",
+    INPUTS,
+    gather_values=lambda a, gradient: Attention.gather_values(
+        a, a.product("bhqk,bhqd->bhkd", a.weights_again() * a.kept * _in_last_tile(a), a.d_context)
+    ),
+    case=LONG,
+)
+_add(
+    "key-gradient-of-last-tile",
+    "overwrites the gradient of the keys with what each tile of 8 queries adds",
+    INPUTS,
+    d_score=lambda a, d, found: (
+        Attention.d_score(a, d, found)[0],
+        Attention.d_score(a, d * _in_last_tile(a), {})[1],
     ),
     case=LONG,
 )

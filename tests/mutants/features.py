@@ -1156,6 +1156,13 @@ _add(
     slope_of_cap=lambda a, cap: 1 - np.tanh(_limited(cap, a.uncapped) / cap) ** 2,
 )
 _add(
+    "cap-derivative-of-sum",
+    "takes the capped logit with the bias added for the derivative of the cap",
+    *BACKWARD,
+    case="soft-cap-with-bias/self",
+    slope_of_cap=lambda a, cap: 1 - (np.where(np.isfinite(a.logits), a.logits, 0) / cap) ** 2,
+)
+_add(
     "cap-derivative-not-divided",
     "squares the capped logit without dividing it by the cap",
     *BACKWARD,
@@ -1297,6 +1304,12 @@ _add(
     sinks=_sinks(lambda a, s: s[:, np.arange(a.shape.heads) // a.group]),
 )
 _add(
+    "sink-of-other-groups",
+    "takes the sinks as (group heads), the heads being those of keys",
+    case="sinks-causal/gqa",
+    sinks=_sinks(lambda a, s: s[:, np.arange(a.shape.heads).reshape(a.group, -1).T.ravel()]),
+)
+_add(
     "sink-in-powers-of-two",
     "takes 2^sink for exp(sink)",
     sinks=_sinks(lambda a, s: s * a.wide(np.log(2))),
@@ -1430,6 +1443,24 @@ _add(
     "divides the row term by what the keys attend without the sink",
     *BACKWARD,
     row=lambda a, w, d: Featured.row(a, w, d) / (1 - getattr(a, "sink_share", 0)),
+)
+
+
+def _without_saved_sinks(a: Featured, of_weights: Array, found: dict[str, Array]) -> Any:
+    """As flash attention does, with weights and a share of the sinks made from one saved number."""
+    peak = a.logits.max(axis=-1, keepdims=True, initial=-np.inf)
+    a.largest = np.where(np.isfinite(peak), peak, a.wide(0))
+    total = a.powers(a.logits - a.largest).sum(axis=-1, keepdims=True)
+    a.log_total, a.weights = np.log(np.where(total > 0, total, a.wide(1))), None
+    a.sink_share = a.sink_power(a.largest + a.log_total)
+    return Featured.d_attention(a, of_weights, found)
+
+
+_add(
+    "sink-missing-in-log-sum-exp",
+    "keeps a log-sum-exp without the sinks for the backward pass",
+    *BACKWARD,
+    d_attention=_without_saved_sinks,
 )
 
 # ALiBi.
@@ -1853,6 +1884,38 @@ _add(
     dtype="float64",
     angles=lambda a, p: Featured.angles(a, p).astype(np.float32).astype(a.wide),
     turning=lambda a: np.float32(Featured.turning(a)).astype(a.wide),
+)
+
+
+def _by_narrow_table(a: Featured, heads: Array, angles: Array) -> Array:
+    first, second = a.pairs()
+    cos, sin = (BFLOAT16.round(a.attention_factor() * f(angles)) for f in (np.cos, np.sin))
+    turned = heads.copy()
+    turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
+    return turned
+
+
+def _narrow_throughout(a: Featured, side: str, heads: Array, positions: Array) -> Array:
+    at = BFLOAT16.round(positions.astype(float))[:, None, :, None]
+    angles = BFLOAT16.round(at * BFLOAT16.round(a.turning()))
+    return a.hold(_by_narrow_table(a, heads, angles)) if a.turns() else heads
+
+
+_add(
+    "rotary-table-in-bfloat16",
+    "keeps cosines and sines in bfloat16",
+    turn=_by_narrow_table,
+)
+_add(
+    "rotary-frequencies-rounded",
+    "keeps frequencies in bfloat16, as a layer does whose buffers are converted",
+    turning=lambda a: BFLOAT16.round(Featured.turning(a)),
+)
+_add(
+    "rotary-made-in-bfloat16",
+    "computes the table of cosines and sines in bfloat16 throughout",
+    rotated=_narrow_throughout,
 )
 _add(
     "rotary-positions-in-bfloat16",

@@ -363,6 +363,25 @@ _add(
     case="plain/no-mask/gqa",
 )
 _add(
+    "grouped-merged-by-group",
+    "merges query heads as (group heads), the heads being those of keys",
+    OUTPUT,
+    merge=lambda a, context: Attention.merge(
+        a, context[:, np.arange(a.shape.heads).reshape(-1, a.group).T.ravel()]
+    ),
+    case="plain/no-mask/gqa",
+)
+_add(
+    "grouped-split-by-group",
+    "splits query heads as (group heads), the heads being those of keys, and merges them otherwise",
+    OUTPUT,
+    repeat=lambda a, heads: np.tile(heads, (1, a.group, 1, 1)),
+    merge=lambda a, context: Attention.merge(
+        a, context[:, np.arange(a.shape.heads).reshape(a.group, -1).T.ravel()]
+    ),
+    case="plain/no-mask/gqa",
+)
+_add(
     "grouped-values-tiled",
     "repeats the key heads and tiles the value heads",
     OUTPUT,

@@ -164,6 +164,50 @@ _add(
     OUTPUT,
     softmax=_of_splits(1 / np.log(2)),
 )
+
+
+def _without_maxima(a: Attention, logits: Array) -> Array:
+    """Splits of 4 keys, each relative to its own maximum, which are added as they are."""
+    highest = np.maximum.reduceat(logits, np.arange(0, a.keys, 4), axis=-1)
+    own = np.repeat(highest, 4, axis=-1)[..., : a.keys]
+    powers = a.powers(logits - np.where(np.isfinite(own), own, a.wide(0)))
+    return a.normalised(powers, a.total(powers))
+
+
+_add(
+    "softmax-of-splits-without-maxima",
+    "adds splits of the keys as they are, each relative to its own maximum",
+    OUTPUT,
+    softmax=_without_maxima,
+)
+_add(
+    "softmax-plus-one",
+    "adds 1 to the normaliser after the maximum is subtracted",
+    OUTPUT,
+    total=lambda a, powers: Attention.total(a, powers) + a.wide(1),
+)
+
+
+def _off_by_one(a: Attention, logits: Array) -> Array:
+    peak = a.peak(logits)
+    powers = a.powers(logits - peak)
+    return a.normalised(powers, a.total(powers) + a.powers(-peak))
+
+
+_add(
+    "softmax-with-a-sink-of-0",
+    "adds 1 to the sum of exponentials, as a quiet softmax does",
+    OUTPUT,
+    softmax=_off_by_one,
+)
+_add(
+    "weights-divided-twice",
+    "divides the weights by the normaliser twice",
+    OUTPUT,
+    normalised=lambda a, powers, total: Attention.normalised(
+        a, Attention.normalised(a, powers, total), total
+    ),
+)
 _add(
     "zeros-of-last-tile-counted",
     "counts the keys of zeros that fill the last tile of 16",
@@ -419,6 +463,40 @@ _add(
     shrink=lambda a, before, now: np.where(before == -np.inf, 0, np.exp(now - before)),
     case=LONG,
 )
+
+
+def _inversely(of: str) -> Any:
+    """Tiles of 4 keys, where one of two sums is divided by what it has to be multiplied with."""
+
+    def fused(a: Attention, logits: Array, v: Array) -> tuple[Array, Array]:
+        highest = np.full((*logits.shape[:-1], 1), -np.inf, a.wide)
+        total = np.zeros_like(highest)
+        context = np.zeros((*logits.shape[:-1], v.shape[-1]), a.wide)
+        for start in range(0, a.keys, 4):
+            part = logits[..., start : start + 4]
+            before, highest = highest, np.maximum(highest, a.highest(part))
+            peak = np.where(np.isfinite(highest), highest, a.wide(0))
+            powers, shrink = a.powers(part - peak), a.shrink(before, peak)
+            wrong = np.where(shrink > 0, 1 / shrink, a.wide(0))
+            added = a.product("bhqk,bhkd->bhqd", powers, v[:, :, start : start + 4])
+            context = context * (wrong if of == "values" else shrink) + added
+            own = wrong if of == "normaliser" else shrink
+            total = total * own + powers.sum(axis=-1, keepdims=True)
+        a.largest = peak
+        safe = np.where(total > 0, total, a.wide(1))
+        return a.rescaled(context, safe), a.log_normaliser(peak, safe)
+
+    return fused
+
+
+for _of, _sum in (("values", "sum of values"), ("normaliser", "normaliser")):
+    _add(
+        f"{_of}-rescaled-the-wrong-way",
+        f"multiplies the {_sum} alone with exp(new − old), for each tile of 4 keys",
+        OUTPUT,
+        MODES,
+        fused=_inversely(_of),
+    )
 
 
 def _first_maximum(a: Attention, part: Array) -> Array:
