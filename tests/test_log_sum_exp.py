@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 from looped import for_each
-from mutants.log_sum_exp import Returning
+from mutants.log_sum_exp import MUTANTS, Returning
 
-from conformance import merge
+from conformance import examine, merge
 from conformance.cases.catalogue import find_cases
 from conformance.definition.expectation import expect, solve
 from conformance.definition.statistics import LOG_SUM_EXP
 from conformance.errors import WrongShape
+from conformance.records.findings import Phrase
 from conformance.requirements.examination import Examination
 
 REQUIREMENTS = (
@@ -164,3 +165,42 @@ def test_rows_that_no_part_sees_are_zero():
 def test_parts_that_do_not_fit_are_refused(parts):
     with pytest.raises(WrongShape):
         merge(*parts)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "name", "cause"),
+    [
+        ("lse-detached", "plain/no-mask/gqa", Phrase("lse.gradient-dropped")),
+        ("lse-gradient-negated", "plain/no-mask/gqa", Phrase("lse.gradient-negated")),
+        (
+            "lse-gradient-halved",
+            "plain/no-mask/gqa",
+            Phrase("lse.gradient-factor", {"factor": 0.5}),
+        ),
+        (
+            "lse-gradient-of-sink-lost",
+            "feature/sinks/mqa",
+            Phrase("lse.gradient-dropped-in", {"arrays": [Phrase("array.sinks")]}),
+        ),
+    ],
+)
+def test_what_becomes_of_the_gradient_of_a_log_sum_exp_is_named(mutant, name, cause):
+    adapter = next(it for it in MUTANTS if it.name == mutant).adapter()
+    outcome = examine(adapter, cases=name, dtypes="float32")
+    found = [one for result in outcome.results for one in result.findings]
+    through = [one for one in found if one.requirement == "gradient.through-log-sum-exp"]
+    assert {one.cause for one in through if one.verdict == "deviates"} == {cause}
+
+
+def test_a_gradient_of_a_log_sum_exp_that_one_head_lacks_is_not_named():
+    def partly(self, peak, total):
+        found = Returning.returned(self, peak, total).clone()
+        found[:, 0] = found[:, 0].detach()
+        return found
+
+    adapter = type("Partly", (Returning,), {"returned": partly})()
+    outcome = examine(adapter, cases="plain/no-mask/gqa", dtypes="float32")
+    found = [one for result in outcome.results for one in result.findings]
+    (through,) = [one for one in found if one.requirement == "gradient.through-log-sum-exp"]
+    assert through.verdict == "deviates"
+    assert not through.cause

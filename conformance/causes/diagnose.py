@@ -31,7 +31,15 @@ from conformance.causes import (
     softmax,
 )
 from conformance.causes.handing import HandedTokens
-from conformance.causes.hypothesis import MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker, alike
+from conformance.causes.hypothesis import (
+    MOST_ELEMENTS,
+    Best,
+    Evidence,
+    Hypothesis,
+    Maker,
+    alike,
+    significant,
+)
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
@@ -125,6 +133,8 @@ def _with_cause(finding: Finding, ex: Examination) -> Finding:
         with np.errstate(all="ignore"):
             cause = _cause(finding.requirement, ex)
     cause = cause or _of_statistic(finding.requirement, ex)
+    if finding.requirement == THROUGH_LOG_SUM_EXP:
+        cause = cause or _through_log_sum_exp(ex)
     cause = cause or _gradients_missing(finding, ex) or _of_observation(finding, ex)
     if finding.requirement.startswith(LOCATED):
         where = _where(finding, ex)
@@ -187,6 +197,44 @@ def _of_statistic(requirement: str, ex: Examination) -> Phrase:
     shown = np.where(seen, got, expected.arrays[name])
     evidence = Evidence.of(name, shown, expected)
     return next(softmax.causes_of_statistic(name, problem, evidence, ex.problem.sinks), NOTHING)
+
+
+THROUGH_LOG_SUM_EXP = "gradient.through-log-sum-exp"
+
+
+def _through_log_sum_exp(ex: Examination) -> Phrase:
+    """Return what becomes of the gradient of a loss on the log-sum-exp, or an empty phrase.
+
+    The gradients of a loss on the output alone are right.
+    """
+    declared = ex.adapter.log_sum_exp_in(ex.mode)
+    if declared is None:
+        return NOTHING
+    problem, expected = ex.with_statistics(declared)
+    try:
+        got = ex.ask(problem).arrays()
+    except NO_ANSWER:
+        return NOTHING
+    alone = {n: a for n, a in ex.expectation.arrays.items() if n.startswith("gradient.")}
+    evidence = {n: Evidence.of(n, got[n], expected) for n in alone.keys() & got.keys()}
+    wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
+    if not wrong:
+        return NOTHING
+    own = {n: (wrong[n].got - alone[n], wrong[n].want - alone[n]) for n in sorted(wrong)}
+    off, more = (np.concatenate([it[side].ravel() for it in own.values()]) for side in (0, 1))
+    factor = float(off @ more / (more @ more))
+    for known, cause in ((0.0, "lse.gradient-dropped"), (-1.0, "lse.gradient-negated")):
+        found = {n: alone[n] + known * (one.want - alone[n]) for n, one in evidence.items()}
+        if all(one.near(found[n]).all() for n, one in evidence.items()):
+            return Phrase(cause)
+        if not known and all(one.near(found[n]).all() for n, one in wrong.items()):
+            arrays = [Phrase(f"array.{n.removeprefix('gradient.')}") for n in sorted(wrong)]
+            return Phrase("lse.gradient-dropped-in", {"arrays": [*arrays]})
+    if all(
+        one.near(alone[n] + factor * (one.want - alone[n])).all() for n, one in evidence.items()
+    ):
+        return Phrase("lse.gradient-factor", {"factor": significant(factor)})
+    return NOTHING
 
 
 def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
