@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import re
+import tracemalloc
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,7 +37,7 @@ from conformance.arrays.given import (
 )
 from conformance.arrays.layers import diagnose_layer
 from conformance.arrays.noise import of_statistic
-from conformance.arrays.parts import every_hypothesis, numbered
+from conformance.arrays.parts import every_hypothesis, joining_queries, numbered
 from conformance.cases.casefile import Tensor, write
 from conformance.causes.hypothesis import Maker
 from conformance.cli import main
@@ -3426,6 +3427,23 @@ def test_a_part_shows_every_mistake_that_does_not_join_heads_or_entries():
         assert compared > 60
 
 
+@pytest.mark.usefixtures("one_mistake")
+def test_what_is_unknown_of_a_long_output_takes_less_memory_than_its_weights(monkeypatch):
+    """Attention weights of a dump of 32 heads and 4,096 tokens take 4 GiB in float64."""
+    for module in (search, tiles):
+        monkeypatch.setattr(module, "MOST_LOGITS", 2**14)
+    q, k, v = map(in_bfloat16, drawn(batch=1, heads=16, queries=2048, size=8))
+    output = attention(q, k, v, causal=0)
+    output[0, 5, 100:300] += 0.1 * np.random.default_rng(5).standard_normal((200, 8))
+    output = in_bfloat16(output)
+    tracemalloc.start()
+    found = diagnose(q, k, v, output, causal=True, layout="batch heads length head")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (found.verdict, found.causes) == ("deviates", []), str(found)
+    assert most < 16 * 2048**2 * 8, f"{most / 2**20:.0f} MiB"
+
+
 @np.errstate(all="ignore")
 def test_few_rows_show_every_mistake_that_does_not_join_queries():
     q, k, v = drawn(batch=2, heads=4, kv_heads=2, queries=9, keys=9)
@@ -3444,6 +3462,9 @@ def test_few_rows_show_every_mistake_that_does_not_join_queries():
         problem, rows = reading.problem, np.array([0, 2, 7, 8])
         maker = Maker(ports.rows_of(problem, rows), chosen=(rows, 9))
         few = {(one.cause, number): one for number, one in numbered(every_hypothesis(maker))}
+        every = [it.cause for it in every_hypothesis(Maker(problem))]
+        joined = [it.cause for it in joining_queries(Maker(problem))]
+        assert joined == [it for it in every if ports.joins_queries(it)]
         for number, one in numbered(every_hypothesis(Maker(problem))):
             other = few.get((one.cause, number))
             if other is None or one.breaks:

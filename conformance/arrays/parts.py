@@ -5,6 +5,7 @@ A mistake that does not explain the first part that shows it is not tried on the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 
 from conformance.arrays import ports, tiles
 from conformance.arrays.given import merged, separate
+from conformance.causes import features, projections, softmax
 from conformance.causes.diagnose import hypotheses
 from conformance.causes.hypothesis import BETTER, Chosen, Evidence, Hypothesis, Maker, rms
 from conformance.causes.stages import Stages
@@ -182,6 +184,16 @@ def every_hypothesis(maker: Maker) -> Iterator[Hypothesis]:
     told = ("causal.unasked", "softmax.sink-of-0")
     yield from (it for it in hypotheses(maker) if it.cause.id not in told)
     yield from ports.hypotheses(maker)
+
+
+def joining_queries(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield those of all hypotheses that join queries.
+
+    The others are not made on the way: of a long output, some hold arrays as large as its weights.
+    """
+    of_modules = (features.hypotheses, projections.hypotheses, softmax.over_axes, ports.hypotheses)
+    every = itertools.chain.from_iterable(it(maker) for it in of_modules)
+    return (it for it in every if ports.joins_queries(it.cause))
 
 
 def numbered(listed: Any) -> Iterator[tuple[int, Hypothesis]]:

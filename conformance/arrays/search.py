@@ -25,6 +25,7 @@ from conformance.arrays.parts import (
     elements_explained,
     every_hypothesis,
     explained,
+    joining_queries,
     numbered,
     of_part,
     rows_explained,
@@ -363,8 +364,8 @@ class Search:
             return []
         rows, part = self.chosen[0], self._part(self._worst_part)
         known: list[tuple[float, Phrase]] = []
-        # Once, since all masks of the longer problem are made on the way.
-        of_whole = [*numbered(self._joining(Maker(self._longer)))]
+        is_too_long = math.prod(self._longer.shape.logits) > MOST_LOGITS
+        of_whole = [*numbered(self._joining(Maker(self._longer, shares=not is_too_long)))]
         for _, hypothesis in of_whole:
             if not _joins_later(hypothesis):
 
@@ -375,7 +376,7 @@ class Search:
                 predicted = self._predicted(few)
                 if self._explains(self.output, predicted, few):
                     known.append((self.output.misfit(predicted), few.cause))
-        if known or math.prod(self._longer.shape.logits) > MOST_LOGITS:
+        if known or is_too_long:
             return known
         possible: set[tuple[Phrase, int]] = set()
         of_part = Maker(ports.part(self._longer, *self._worst_part))
@@ -395,7 +396,7 @@ class Search:
         return known
 
     def _joining(self, maker: Maker) -> Iterator[Hypothesis]:
-        return (it for it in self.every(maker) if ports.joins_queries(it.cause))
+        return self._of_these(joining_queries(maker))
 
     def _part(self, place: tuple[int, ...] | None = None) -> Part:
         return Part(self.problem, self.output, self.chosen, place)
@@ -405,7 +406,10 @@ class Search:
 
     def every(self, maker: Maker) -> Iterator[Hypothesis]:
         """Yield the hypotheses that are tried."""
-        return (it for it in every_hypothesis(maker) if not self._only or it.cause in self._only)
+        return self._of_these(every_hypothesis(maker))
+
+    def _of_these(self, hypotheses: Iterator[Hypothesis]) -> Iterator[Hypothesis]:
+        return (it for it in hypotheses if not self._only or it.cause in self._only)
 
     def _explains(self, evidence: Evidence, predicted: Array, hypothesis: Hypothesis) -> bool:
         if not explained(evidence, predicted, hypothesis):

@@ -142,14 +142,21 @@ class Maker:
         rows: the indices of the queries: those of the problem, or of a longer one that it is from.
         queries: the number of queries of that problem.
         chosen: whether the queries are some of a longer problem, or all of one that is too long.
+        shares: whether results are computed to be reused, which are as large as the weights.
     """
 
     def __init__(
-        self, problem: Problem, handed: HandedTokens | None = None, chosen: Chosen | None = None
+        self,
+        problem: Problem,
+        handed: HandedTokens | None = None,
+        chosen: Chosen | None = None,
+        *,
+        shares: bool = True,
     ) -> None:
         self.problem = problem
         self.handed = handed
         self.right = Stages(problem)
+        self.shares = shares
         count = problem.shape.query_length
         self.chosen = chosen is not None
         self.rows, self.queries = (np.arange(count), count) if chosen is None else chosen
@@ -237,7 +244,7 @@ class Maker:
         These are the projections, the scores, the repeated values, and the attributes of `Stages`
         that are named in `more`.
         """
-        for name in ("plain", "projected", "scores", "values", *more):
+        for name in ("plain", "projected", "scores", "values", *more) if self.shares else ():
             found.__dict__[name] = getattr(self.right, name)
 
     def _share_before(self, found: Stages, changed: Collection[str]) -> None:

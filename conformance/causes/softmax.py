@@ -31,15 +31,7 @@ MOST_TILES = 12
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses about the softmax, the simplest first."""
-    for cause, axis in (
-        ("softmax.over-queries", -2),
-        ("softmax.over-heads", -3),
-        ("softmax.over-batch", 0),
-        ("softmax.over-matrix", (-2, -1)),
-    ):
-        # If everything is blocked, most libraries return NaN, and careful ones return 0.
-        for empty in (np.nan, 0.0) if maker.problem.allowed is not None else (np.nan,):
-            yield maker.staged(cause, softmax=over(axis, empty))
+    yield from over_axes(maker)
     yield maker.staged("softmax.sigmoid", softmax=lambda a, x: _sigmoid(x))
     yield maker.staged("softmax.sigmoid-normalised", softmax=_normalised(_sigmoid))
     yield maker.staged("softmax.relu", softmax=lambda a, x: _relu(x))
@@ -55,6 +47,19 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     yield from _exponential(maker)
     yield from _maximum(maker)
     yield from _tiles(maker)
+
+
+def over_axes(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which the softmax is over another axis than that of the keys."""
+    for cause, axis in (
+        ("softmax.over-queries", -2),
+        ("softmax.over-heads", -3),
+        ("softmax.over-batch", 0),
+        ("softmax.over-matrix", (-2, -1)),
+    ):
+        # If everything is blocked, most libraries return NaN, and careful ones return 0.
+        for empty in (np.nan, 0.0) if maker.problem.allowed is not None else (np.nan,):
+            yield maker.staged(cause, softmax=over(axis, empty))
 
 
 def _sigmoid(logits: Array) -> Array:
