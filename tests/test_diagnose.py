@@ -3427,6 +3427,15 @@ def test_a_part_shows_every_mistake_that_does_not_join_heads_or_entries():
         assert compared > 60
 
 
+def test_gradients_make_no_output_short(monkeypatch):
+    """Trying every mistake on 16 heads of 512 tokens with gradients took minutes."""
+    monkeypatch.setattr(tiles, "MOST_WHOLE", 2**8)
+    arrays = {"query": Q, "key": K, "value": V, "output": Q, "layout": "batch heads length head"}
+    (whole,) = readings(Given(**arrays, weights=np.zeros((2, 4, 12, 12), np.float32)))
+    (long,) = readings(Given(**arrays, gradients={"output": Q, "key": K}))
+    assert [tiles.is_long(it) for it in (whole, long)] == [False, True]
+
+
 @pytest.mark.usefixtures("one_mistake")
 def test_what_is_unknown_of_a_long_output_takes_less_memory_than_its_weights(monkeypatch):
     """Attention weights of a dump of 32 heads and 4,096 tokens take 4 GiB in float64."""

@@ -480,10 +480,10 @@ def thinned(reading: Reading, rows: IntArray) -> Reading:
 def is_long(reading: Reading) -> bool:
     """Return whether a problem is too large to be examined as a whole.
 
-    Weights and gradients are examined as a whole as far as that is possible, and so are projections
-    and positions on several axes.
+    Weights are examined as a whole as far as that is possible, and so are projections and positions
+    on several axes.
     """
-    problem, answer = reading.problem, reading.answer
-    alone = answer.weights is None and not answer.gradients and problem.axes is None
+    problem = reading.problem
+    alone = reading.answer.weights is None and problem.axes is None
     most = min(MOST_WHOLE, MOST_LOGITS) if alone and problem.heads_alone else MOST_LOGITS
     return math.prod(problem.shape.logits) > most
