@@ -650,18 +650,17 @@ class Judged:
     @cached_property
     def _search(self) -> PairSearch:
         where = None if self.whole is None else self._where
-        search = PairSearch(
+        expected_otherwise = (it.expectation.arrays["output"] for it in self.read_otherwise)
+        shape = self.answer.output.shape
+        return PairSearch(
             self.problem,
             self.expectation,
             self.answer,
             where=where,
             chosen=self.chosen,
             longer=self._longer,
+            read_otherwise=[it for it in expected_otherwise if it.shape == shape],
         )
-        expected_otherwise = (it.expectation.arrays["output"] for it in self.read_otherwise)
-        shape = self.answer.output.shape
-        search.read_otherwise = [it for it in expected_otherwise if it.shape == shape]
-        return search
 
     @cached_property
     def exact(self) -> list[Phrase]:

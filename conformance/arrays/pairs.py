@@ -206,10 +206,9 @@ class PairSearch(Search):
             again = of_whole.get((first.cause, number))
             if first.cause not in causes or again is None or type(again.make()) is not Stages:
                 continue
-            alone = self.output.misfit(self._predicted(again))
             for second, factor in logits.fitted_factors(maker.beside(first.make()), evidence):
                 for misfit, named in self._factor(whole.beside(again.make()), second, factor):
-                    if misfit > BETTER * alone:
+                    if misfit > BETTER * self.output.misfit(self._predicted(again)):
                         continue
                     both: dict[str, Argument] = {"causes": [first.cause, named]}
                     known.append((misfit, Phrase(TWO, both)))

@@ -127,8 +127,6 @@ class Search:
         close: mistakes without which at least half of the error would not be there.
         along: mistakes that change the output as the error does, but by more or less.
         chosen: which queries of a longer problem these are, and how many that has, or None.
-        read_otherwise: the outputs that are expected of what was given as it was read otherwise. A
-            mistake may leave more than noise, so that it has to explain more than these do.
     """
 
     def __init__(
@@ -141,6 +139,7 @@ class Search:
         where: Callable[[BoolArray], Phrase] | None = None,
         chosen: Chosen | None = None,
         longer: Problem | None = None,
+        read_otherwise: Sequence[Array] = (),
     ) -> None:
         """Prepare the search.
 
@@ -154,6 +153,9 @@ class Search:
             where: how to say where rows are wrong; None for `where_wrong`.
             chosen: which queries of a longer problem these are, and how many that has.
             longer: this problem, if mistakes that join its queries are to be tried on it.
+            read_otherwise: the outputs that are expected of what was given as it was read
+                otherwise. A mistake may leave more than noise, so that it has to explain more than
+                these do.
         """
         self.problem = problem
         self.expectation = expectation
@@ -169,7 +171,7 @@ class Search:
         self._only, self._where = only, where or where_wrong
         self._coarser, self._bits = coarser
         self.chosen = chosen
-        self.read_otherwise: Sequence[Array] = ()
+        self._read_otherwise = read_otherwise
         self._longer = longer
         # What a query gets that sees no key is open, so nothing is predicted of it.
         unseen = ports.unseen(problem)
@@ -225,9 +227,8 @@ class Search:
         expectation = Expectation(self.expectation.arrays, {"": noise}, narrow.underflow)
         problem = self.problem.replace(dtype=narrow.name)
         others = (self.close, (coarser, bits), self._where, self.chosen)
-        found = Search(problem, expectation, self.answer, *others)
-        found.read_otherwise = self.read_otherwise
-        return found
+        also_read = self._read_otherwise
+        return Search(problem, expectation, self.answer, *others, read_otherwise=also_read)
 
     def causes(self) -> list[Phrase]:
         """Return the causes, the simplest first; [] if none is known or nothing is wrong."""
@@ -444,9 +445,9 @@ class Search:
         return size <= precision.LIKE[1]
 
     def _is_better(self, predicted: Array) -> bool:
-        """Return whether a mistake leaves at most half of what no other reading explains."""
+        """Return whether a mistake leaves at most half of what each other reading leaves."""
         got = self.output.got
-        for other in self.read_otherwise:
+        for other in self._read_otherwise:
             known = np.isfinite(predicted) & np.isfinite(other) & np.isfinite(got)
             if self.open is not None:
                 known &= ~self.open
